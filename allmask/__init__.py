@@ -1,0 +1,51 @@
+"""allmask: one Transformer, every mask. The attention mask is the program.
+
+    import allmask
+    from allmask import Mask
+
+    model = allmask.load("minilm")
+    out = model(ids, mask=Mask.prefix(is_target))
+
+Names are resolved on first use, so that `import allmask` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "config",
+    "Mask": "masks",
+    "Tokenizer": "text",
+    "attend": "attention",
+    "draw": "drawing",
+    "load": "model",
+    "Model": "model",
+    "prove": "prover",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'allmask' has no attribute {name!r}")
+    return getattr(import_module(f"allmask.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from allmask.attention import attend as attend
+    from allmask.config import Config as Config
+    from allmask.drawing import draw as draw
+    from allmask.masks import Mask as Mask
+    from allmask.model import Model as Model
+    from allmask.model import load as load
+    from allmask.prover import prove as prove
+    from allmask.text import Tokenizer as Tokenizer

@@ -1,0 +1,166 @@
+"""What a model is made of, as plain numbers and words; presets are functions of one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from allmask.errors import CheckpointError
+
+# A size beyond these is a broken file, not a model: said before anything is allocated.
+_LIMITS = {
+    "vocabulary": 10_000_000,
+    "width": 65_536,
+    "layers": 1_000,
+    "heads": 1_024,
+    "inner": 1_048_576,
+    "max_positions": 16_777_216,
+}
+_MAX_PARAMETERS = 200_000_000_000
+_CHOICES = {
+    "family": ("bert", "gpt2", "transformer"),
+    "position_kind": ("learned", "sinusoidal", "none"),
+    "norm": ("layer", "rms", "batch", "instance"),
+    "norm_place": ("post", "pre"),
+    "activation": ("gelu", "gelu_tanh", "relu"),
+    "own_mask": ("bidirectional", "causal"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one Transformer stack and the variants chosen when it is built."""
+
+    family: str = "bert"
+    vocabulary: int = 30522
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    inner: int = 3072  # width of the feed-forward layer
+    max_positions: int = 512
+    position_kind: str = "learned"
+    segments: int = 2  # 0: no segment embedding
+    norm: str = "layer"
+    norm_place: str = "post"
+    epsilon: float = 1e-12
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    embedding_norm: bool = True
+    embedding_scaled: bool = False  # multiply token embeddings by sqrt(width)
+    own_mask: str = "bidirectional"  # what mask=None means
+    tied: bool = True  # the output layer shares the token embedding
+    pad_token: int | None = 0
+    init_std: float = 0.02
+    decoder_layers: int = 0  # more than 0: an encoder–decoder
+
+    def __post_init__(self):
+        for name, limit in _LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+                raise CheckpointError(f"config: {name} is {value!r}; expected a whole number from 1 to {limit:,}")
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected one of {', '.join(words)}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected 0 <= p < 1")
+        if not 0.0 < self.epsilon < 1.0:
+            raise CheckpointError(f"config: epsilon is {self.epsilon!r}; expected a small positive number")
+        if self.width % self.heads:
+            raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
+        if not 0 <= self.segments <= 1024 or not 0 <= self.decoder_layers <= _LIMITS["layers"]:
+            raise CheckpointError(f"config: segments {self.segments!r} or decoder_layers {self.decoder_layers!r} is out of range")
+        if self.parameters() > _MAX_PARAMETERS:
+            raise CheckpointError(f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake")
+
+    def parameters(self) -> int:
+        """About how many parameters (matrices only): enough to refuse an absurd file before allocating."""
+        per_layer = 4 * self.width**2 + 2 * self.width * self.inner
+        cross = self.decoder_layers * (8 * self.width**2 + 2 * self.width * self.inner)
+        return (self.vocabulary + self.max_positions) * self.width + self.layers * per_layer + cross
+
+
+def bert_base() -> Config:
+    return Config()
+
+
+def bert_large() -> Config:
+    return replace(bert_base(), width=1024, layers=24, heads=16, inner=4096)
+
+
+def bert_base_chinese() -> Config:
+    return replace(bert_base(), vocabulary=21128)
+
+
+def bert_small() -> Config:
+    return replace(bert_base(), width=512, layers=4, heads=8, inner=2048)
+
+
+def bert_tiny() -> Config:
+    return replace(bert_base(), width=128, layers=2, heads=2, inner=512)
+
+
+def gpt2() -> Config:
+    return Config(
+        family="gpt2",
+        vocabulary=50257,
+        max_positions=1024,
+        segments=0,
+        norm_place="pre",
+        epsilon=1e-5,
+        activation="gelu_tanh",
+        embedding_norm=False,
+        own_mask="causal",
+        pad_token=None,
+    )
+
+
+def gpt2_medium() -> Config:
+    return replace(gpt2(), width=1024, layers=24, heads=16, inner=4096)
+
+
+def gpt2_large() -> Config:
+    return replace(gpt2(), width=1280, layers=36, heads=20, inner=5120)
+
+
+def gpt2_xl() -> Config:
+    return replace(gpt2(), width=1600, layers=48, heads=25, inner=6400)
+
+
+def transformer_base() -> Config:
+    """The encoder–decoder of 2017 (arXiv 1706.03762), with its shared vocabulary of 37,000 pieces."""
+    return Config(
+        family="transformer",
+        vocabulary=37000,
+        width=512,
+        layers=6,
+        decoder_layers=6,
+        heads=8,
+        inner=2048,
+        max_positions=1024,
+        position_kind="sinusoidal",
+        segments=0,
+        epsilon=1e-5,
+        activation="relu",
+        attention_dropout=0.0,
+        embedding_norm=False,
+        embedding_scaled=True,
+    )
+
+
+def transformer_big() -> Config:
+    return replace(transformer_base(), width=1024, heads=16, inner=4096, dropout=0.3)
+
+
+def transformer_small() -> Config:
+    return replace(transformer_base(), width=256, layers=3, decoder_layers=3, heads=4, inner=1024, vocabulary=8000)
+
+
+PRESETS = {
+    make.__name__.replace("_", "-"): make
+    for make in (
+        bert_tiny, bert_small, bert_base, bert_large, bert_base_chinese,
+        gpt2, gpt2_medium, gpt2_large, gpt2_xl,
+        transformer_small, transformer_base, transformer_big,
+    )
+}  # fmt: skip
