@@ -20,14 +20,15 @@ from allmask.errors import UsageError
 class Mask:
     """Query q may read key k iff they share a group and order[k] <= order[q].
 
-    `place` is where a token stands in its text. Only `window` and `matrix` ask for it: they narrow the order to
-    keys nearer than `window` places, or to the cells of an arbitrary matrix. It travels with a token when rows
-    are cut, joined or sorted, so a slice of a mask means what it meant before.
+    Order is *when*, `place` is *where*: the how-manieth token of its document this is, padding not counted. It is
+    the position a model embeds unless told otherwise, and what `window` and `matrix` measure: they narrow the
+    order to keys fewer than `window` places away, or to the cells of an arbitrary matrix. It travels with a token
+    when rows are cut, joined or sorted, so a slice of a mask means what it meant before.
     """
 
     order: Tensor  # (B, T) when a token becomes known
     group: Tensor  # (B, T) which document it belongs to; -1 is padding
-    place: Tensor = None  # type: ignore[assignment]  # (B, T) where it stands; 0, 1, 2, … if not given
+    place: Tensor = None  # type: ignore[assignment]  # (B, T) where it stands; counted if not given
     window: int | None = None  # read only keys fewer than this many places away
     matrix: Tensor | None = None  # (B, P, P) further restriction, indexed by place
 
@@ -35,8 +36,7 @@ class Mask:
         _check(self.order.ndim == 2 and self.order.shape == self.group.shape, "order and group must both be (B, T)")
         _check(self.window is None or self.window > 0, f"window is {self.window}; it must be positive")
         if self.place is None:
-            places = torch.arange(self.order.shape[1], device=self.order.device)
-            object.__setattr__(self, "place", places.expand_as(self.order))
+            object.__setattr__(self, "place", _count_within(self.group))
 
     # ---- the cast ------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Mask:
             京  ■  ■  ·
             欢  ■  ■  ■
         """
-        return cls(_places(_boolean(valid, "valid")), _groups(valid), window=window)
+        return cls(_indices(_boolean(valid, "valid")), _groups(valid), window=window)
 
     @classmethod
     def reverse(cls, valid: Tensor, window: int | None = None) -> Mask:
@@ -72,7 +72,7 @@ class Mask:
             欢  ·  ·  ■
         """
         last = _boolean(valid, "valid").shape[1] - 1
-        return cls(last - _places(valid), _groups(valid), window=window)
+        return cls(last - _indices(valid), _groups(valid), window=window)
 
     @classmethod
     def prefix(cls, is_target: Tensor, valid: Tensor | None = None, window: int | None = None) -> Mask:
@@ -111,7 +111,7 @@ class Mask:
             好  ·  ·  ■  ■
         """
         _check(document.shape == mask.order.shape, f"document is {tuple(document.shape)}, the mask {mask.shape}")
-        return replace(mask, group=torch.where(mask.group < 0, -1, document.long()))
+        return replace(mask, group=torch.where(mask.group < 0, -1, document.long()), place=None)
 
     @classmethod
     def from_matrix(cls, visible: Tensor) -> Mask:
@@ -251,8 +251,18 @@ def _boolean(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _places(like: Tensor) -> Tensor:
+def _indices(like: Tensor) -> Tensor:
     return torch.arange(like.shape[1], device=like.device).expand_as(like)
+
+
+def _count_within(group: Tensor) -> Tensor:
+    """How many tokens of the same group stand before each token of its row: 0 0 1 1 1 -> 0 1 0 1 2."""
+    by_group = group.argsort(dim=1, stable=True)
+    runs, index = group.gather(1, by_group), _indices(group)
+    begins = torch.ones_like(group, dtype=torch.bool)
+    begins[:, 1:] = runs[:, 1:] != runs[:, :-1]
+    start = torch.where(begins, index, 0).cummax(dim=1).values
+    return torch.empty_like(group).scatter_(1, by_group, index - start)
 
 
 def _groups(valid: Tensor | None, like: Tensor | None = None) -> Tensor:
