@@ -1,0 +1,37 @@
+"""What all tests share: one thread, no network, no deadlines, and the command line run in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors lose time to threads
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.pop("ALLMASK_DEBUG", None)
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("allmask", deadline=None, print_blob=True)  # a busy machine is not a bug
+settings.load_profile("allmask")
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """`cli("mask", "prefix", …)` runs the command line here and returns its exit code, stdout and stderr."""
+    from allmask.cli.main import main
+
+    def run(*words: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Ran(code, *capsys.readouterr())
+
+    return run
