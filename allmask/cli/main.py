@@ -136,10 +136,12 @@ def _in_our_words(error: BaseException) -> AllmaskError:
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:
-    close = getattr(error, "possibilities", None)
-    message = f"{error.message}. Did you mean {' or '.join(close)}?" if close else error.format_message()
+    close = getattr(error, "possibilities", None)  # of a mistyped option, best first
+    message = f"{error.message}. Did you mean {close[0]}?" if close else error.format_message()
     context = getattr(error, "ctx", None)
-    return UsageError(message, f"see {context.command_path if context else 'allmask'} --help")
+    return UsageError(
+        message, f"see {context.command_path} --help" if context else "add --help to see what is expected"
+    )
 
 
 def _interrupted(error: BaseException) -> int:

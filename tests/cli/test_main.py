@@ -29,6 +29,7 @@ RAISES: dict[str, BaseException] = {
     "interrupt": KeyboardInterrupt(),
     "exit": typer.Exit(7),
 }
+REPORT_IT = "  run with --debug for the traceback; please report\n"
 
 
 def fail(
@@ -83,16 +84,8 @@ def test_json_refuses_what_json_cannot_say():
         ("memory", 5, "error[resources]: out of memory\n  close other programs, or ask for less at a time\n"),
         ("missing", 3, "error[data]: corpus.txt: no such file or folder\n"),
         ("denied", 5, "error[resources]: /root/x: Permission denied\n"),
-        (
-            "bug",
-            1,
-            "error[internal]: ZeroDivisionError: division by zero\n  run with --debug for the traceback; please report\n",
-        ),
-        (
-            "panic",
-            1,
-            "error[internal]: BaseException: a panic in Rust\n  run with --debug for the traceback; please report\n",
-        ),
+        ("bug", 1, "error[internal]: ZeroDivisionError: division by zero\n" + REPORT_IT),
+        ("panic", 1, "error[internal]: BaseException: a panic in Rust\n" + REPORT_IT),
         ("interrupt", 130, ""),
         ("exit", 7, ""),
     ],
@@ -130,7 +123,7 @@ def test_after_two_dashes_a_word_is_a_word(cli):
         (["--versoin"], "Did you mean --version?", "see allmask --help"),
         (["group", "fial"], "Did you mean 'fail'?", "see allmask group --help"),
         (["fail", "--layers", "two"], "'--layers'", "see allmask fail --help"),
-        (["fail", "--layers"], "--layers", "see allmask fail --help"),
+        (["fail", "--layers"], "'--layers' requires an argument", "add --help to see what is expected"),
         (["fail", "data", "more"], "more", "see allmask fail --help"),
         (["group"], "Missing command", "see allmask group --help"),
     ],
