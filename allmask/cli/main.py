@@ -6,6 +6,7 @@ subcommands) and `EXAMPLES`, the lines that end its `--help`. Only a module name
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -155,5 +156,5 @@ def _interrupted(error: BaseException) -> int:
 def _never_fail_to_print() -> None:
     """In a terminal that knows no Chinese, an escaped character is better than a crash."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
