@@ -140,9 +140,8 @@ def _usage_error(error: typer.TyperException) -> UsageError:
     close = getattr(error, "possibilities", None)  # of a mistyped option, best first
     message = f"{error.message}. Did you mean {close[0]}?" if close else error.format_message()
     context = getattr(error, "ctx", None)
-    return UsageError(
-        message, f"see {context.command_path} --help" if context else "add --help to see what is expected"
-    )
+    hint = f"see {context.command_path} --help" if context else "add --help to see what is expected"
+    return UsageError(message, hint)
 
 
 def _interrupted(error: BaseException) -> int:
