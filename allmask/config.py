@@ -26,6 +26,14 @@ _CHOICES = {
 }
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
 @dataclass(frozen=True)
 class Config:
     """The shape of one Transformer stack and the variants chosen when it is built."""
@@ -56,20 +64,27 @@ class Config:
     def __post_init__(self):
         for name, limit in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            if not _is_whole(value) or not 0 < value <= limit:
                 raise CheckpointError(f"config: {name} is {value!r}; expected a whole number from 1 to {limit:,}")
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected one of {', '.join(words)}")
         for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
+            if not _is_number(getattr(self, name)) or not 0.0 <= getattr(self, name) < 1.0:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected 0 <= p < 1")
-        if not 0.0 < self.epsilon < 1.0:
-            raise CheckpointError(f"config: epsilon is {self.epsilon!r}; expected a small positive number")
+        for name in ("epsilon", "init_std"):
+            if not _is_number(getattr(self, name)) or not 0.0 < getattr(self, name) < 1.0:
+                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a small positive number")
+        for name in ("embedding_norm", "embedding_scaled", "tied"):
+            if not isinstance(getattr(self, name), bool):
+                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected true or false")
+        for name, limit in (("segments", 1024), ("decoder_layers", _LIMITS["layers"])):
+            if not _is_whole(getattr(self, name)) or not 0 <= getattr(self, name) <= limit:
+                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a whole number from 0 to {limit:,}")
+        if self.pad_token is not None and (not _is_whole(self.pad_token) or not 0 <= self.pad_token < self.vocabulary):
+            raise CheckpointError(f"config: pad_token is {self.pad_token!r}; expected null or the number of a token")
         if self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
-        if not 0 <= self.segments <= 1024 or not 0 <= self.decoder_layers <= _LIMITS["layers"]:
-            raise CheckpointError(f"config: segments {self.segments!r} or decoder_layers {self.decoder_layers!r} is out of range")
         if self.parameters() > _MAX_PARAMETERS:
             raise CheckpointError(f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake")
 
