@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+import typer
 
+from allmask import cli
 from allmask.cli.main import COMMANDS
 
 HEAVY = ("torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingface_hub", "transformers", "rich")
@@ -29,14 +33,31 @@ def test_names_resolve_on_first_use():
     assert ran.stdout.split() == ["Mask", "True"], ran.stderr
 
 
-@pytest.mark.parametrize("words", [(), *[(name,) for name in COMMANDS]], ids=" ".join)
-def test_help_is_light_and_ends_with_examples(words: tuple[str, ...]):
+def check_help(*words: str) -> None:
+    """`allmask WORDS --help` succeeds, imports nothing heavy and closes with examples."""
     ran = python(HELP, *words, "--help")
     assert ran.returncode == 0, ran.stderr
     *text, last = ran.stdout.strip().splitlines()
     assert last == "HEAVY", f"{last} was imported for --help"
     assert "Examples:" in ran.stdout
     assert text[-1].strip().startswith("allmask ")
+
+
+def test_help():
+    check_help()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command(name: str):
+    check_help(name)
+    command = import_module(COMMANDS[name][0]).command
+    for subcommand in command.registered_commands if isinstance(command, typer.Typer) else []:
+        check_help(name, subcommand.name or subcommand.callback.__name__)
+
+
+def test_every_command_file_is_in_the_table():
+    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__", "main"}
+    assert files == set(COMMANDS)
 
 
 def test_help_answers_soon():
