@@ -72,8 +72,8 @@ class Config:
         for name in ("dropout", "attention_dropout"):
             if not _is_number(getattr(self, name)) or not 0.0 <= getattr(self, name) < 1.0:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected 0 <= p < 1")
-        for name in ("epsilon", "init_std"):
-            if not _is_number(getattr(self, name)) or not 0.0 < getattr(self, name) < 1.0:
+        for name, limit in (("epsilon", 1.0), ("init_std", 1e3)):
+            if not _is_number(getattr(self, name)) or not 0.0 < getattr(self, name) < limit:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a small positive number")
         for name in ("embedding_norm", "embedding_scaled", "tied"):
             if not isinstance(getattr(self, name), bool):
