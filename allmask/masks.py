@@ -44,10 +44,10 @@ class Mask:
     def bidirectional(cls, valid: Tensor, window: int | None = None) -> Mask:
         """Everything is known at once (BERT, encoders). `valid` is (B, T), False at padding.
 
-               北 京 欢
-            北  ■  ■  ■
-            京  ■  ■  ■
-            欢  ■  ■  ■
+           北 京 欢
+        北  ■  ■  ■
+        京  ■  ■  ■
+        欢  ■  ■  ■
         """
         return cls(torch.zeros_like(_boolean(valid, "valid"), dtype=torch.long), _groups(valid), window=window)
 
@@ -55,10 +55,10 @@ class Mask:
     def causal(cls, valid: Tensor, window: int | None = None) -> Mask:
         """Each token sees itself and what stands before it (GPT-2, decoders; the naive mask for seq2seq).
 
-               北 京 欢
-            北  ■  ·  ·
-            京  ■  ■  ·
-            欢  ■  ■  ■
+           北 京 欢
+        北  ■  ·  ·
+        京  ■  ■  ·
+        欢  ■  ■  ■
         """
         return cls(_indices(_boolean(valid, "valid")), _groups(valid), window=window)
 
@@ -66,10 +66,10 @@ class Mask:
     def reverse(cls, valid: Tensor, window: int | None = None) -> Mask:
         """Each token sees itself and what stands after it: a language model from right to left.
 
-               北 京 欢
-            北  ■  ■  ■
-            京  ·  ■  ■
-            欢  ·  ·  ■
+           北 京 欢
+        北  ■  ■  ■
+        京  ·  ■  ■
+        欢  ·  ·  ■
         """
         last = _boolean(valid, "valid").shape[1] - 1
         return cls(last - _indices(valid), _groups(valid), window=window)
@@ -78,11 +78,11 @@ class Mask:
     def prefix(cls, is_target: Tensor, valid: Tensor | None = None, window: int | None = None) -> Mask:
         """Source tokens see the source; each target token sees the source and the target so far (UniLM).
 
-               你 吃 白 鸡
-            你  ■  ■  ·  ·
-            吃  ■  ■  ·  ·
-            白  ■  ■  ■  ·
-            鸡  ■  ■  ■  ■
+           你 吃 白 鸡
+        你  ■  ■  ·  ·
+        吃  ■  ■  ·  ·
+        白  ■  ■  ■  ·
+        鸡  ■  ■  ■  ■
         """
         return cls(_boolean(is_target, "is_target").cumsum(-1), _groups(valid, is_target), window=window)
 
@@ -104,11 +104,11 @@ class Mask:
     def packed(cls, mask: Mask, document: Tensor) -> Mask:
         """Several documents in one row that do not see each other. `document` is (B, T); documents 0 0 1 1:
 
-               北 京 你 好
-            北  ■  ■  ·  ·
-            京  ■  ■  ·  ·
-            你  ·  ·  ■  ■
-            好  ·  ·  ■  ■
+           北 京 你 好
+        北  ■  ■  ·  ·
+        京  ■  ■  ·  ·
+        你  ·  ·  ■  ■
+        好  ·  ·  ■  ■
         """
         _check(document.shape == mask.order.shape, f"document is {tuple(document.shape)}, the mask {mask.shape}")
         return replace(mask, group=torch.where(mask.group < 0, -1, document.long()), place=None)
@@ -247,7 +247,9 @@ def _check(holds: bool, message: str) -> None:
 
 def _boolean(tensor: Tensor, name: str) -> Tensor:
     if tensor.dtype != torch.bool:
-        raise UsageError(f"mask: {name} is {tensor.dtype}; expected booleans", "True = may read, or a real token; pass x.bool()")
+        raise UsageError(
+            f"mask: {name} is {tensor.dtype}; expected booleans", "True = may read, or a real token; pass x.bool()"
+        )
     return tensor
 
 

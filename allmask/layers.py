@@ -1,0 +1,175 @@
+"""The parts of a Transformer layer: embeddings, norms, feed-forward, the residual layer. They take plain numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from allmask.attention import Attention, KeyValue, Route
+
+ACTIVATIONS = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+}
+
+
+class BatchNorm(nn.Module):
+    """Each feature normalised over all tokens of the batch: in training a token depends on all the others."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.inner = nn.BatchNorm1d(width, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.flatten(0, 1)).view_as(x)
+
+
+class InstanceNorm(nn.Module):
+    """Each feature normalised over its row, padding and the future included: no causal model can use it."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=1, keepdim=True, correction=0)
+        return (x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+
+
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "batch": BatchNorm, "instance": InstanceNorm}
+TOKENWISE = ("layer", "rms")  # the norms that look at one token alone, as a mask promises
+
+
+class Nothing(nn.Module):
+    """An absent embedding: adds nothing."""
+
+    def forward(self, ids: Tensor) -> float:
+        return 0.0
+
+
+class Sinusoidal(nn.Module):
+    """Fixed waves as positions: sin and cos of pos / 10000^(2i/width), interleaved (arXiv 1706.03762)."""
+
+    def __init__(self, length: int, width: int):
+        super().__init__()
+        self.register_buffer("weight", sinusoids(length, width), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.weight[positions]
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """(length, width) waves; position p + k is a rotation of position p, the same for every p."""
+    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (length, width rounded up to even)
+    return waves[:, :width].float()
+
+
+class Embedding(nn.Module):
+    """Token + position + segment, normalised and dropped out."""
+
+    def __init__(
+        self, vocabulary: int, width: int, positions: nn.Module, segments: nn.Module, norm: nn.Module,
+        dropout: float, scale: float = 1.0,
+    ):  # fmt: skip
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = positions
+        self.segments = segments
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.scale = scale
+
+    def forward(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        x = self.tokens(ids) * self.scale + self.positions(positions) + self.segments(segments)
+        return self.dropout(self.norm(x))
+
+
+class FeedForward(nn.Module):
+    """Expand, bend, contract: each token alone."""
+
+    def __init__(self, width: int, inner: int, activation: nn.Module, dropout: float = 0.0, bias: bool = True):
+        super().__init__()
+        self.expand = nn.Linear(width, inner, bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.contract = nn.Linear(inner, width, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.contract(self.dropout(self.activation(self.expand(x))))
+
+
+def _apply(norm: nn.Module, x: Tensor) -> Tensor:
+    return norm(x)
+
+
+def _skip(norm: nn.Module, x: Tensor) -> Tensor:
+    return x
+
+
+NORM_PLACES = {"pre": (_apply, _skip), "post": (_skip, _apply)}  # what happens on entering and on leaving a step
+
+
+class Layer(nn.Module):
+    """Attention, then feed-forward; each a residual step normalised on entering (GPT-2) or on leaving (BERT)."""
+
+    def __init__(
+        self, attention: Attention, feed_forward: FeedForward, norms: tuple[nn.Module, nn.Module], norm_place: str,
+        dropout: float,
+    ):  # fmt: skip
+        super().__init__()
+        self.attention = attention
+        self.attention_norm, self.feed_forward_norm = norms
+        self.feed_forward = feed_forward
+        self.dropout = nn.Dropout(dropout)
+        self.enter, self.leave = NORM_PLACES[norm_place]
+
+    def forward(
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Tensor | None = None
+    ) -> tuple[Tensor, KeyValue]:
+        """Hidden states (B, T, W) one layer on, and the keys and values read, those of the past first."""
+        x, read = self.attend(x, route, past, bias)
+        return self.feed(x), read
+
+    def attend(self, x: Tensor, route: Route, past: KeyValue | None, bias: Tensor | None) -> tuple[Tensor, KeyValue]:
+        h = self.enter(self.attention_norm, x)
+        new = self.attention.remember(h)
+        read = new if past is None else past.append(new)
+        step = self.attention(h, read, route, bias)
+        return self.leave(self.attention_norm, x + self.dropout(step)), read
+
+    def feed(self, x: Tensor) -> Tensor:
+        h = self.enter(self.feed_forward_norm, x)
+        return self.leave(self.feed_forward_norm, x + self.dropout(self.feed_forward(h)))
+
+    def weigh(self, x: Tensor, route: Route) -> Tensor:
+        """The attention weights (B, H, T, T) this layer gives to x, for pictures."""
+        h = self.enter(self.attention_norm, x)
+        return self.attention.weigh(h, self.attention.remember(h), route)
+
+
+class CrossLayer(nn.Module):
+    """A decoder's layer: between its two steps it reads another text, whose keys and values are given."""
+
+    def __init__(self, layer: Layer, cross: Attention, norm: nn.Module):
+        super().__init__()
+        self.layer = layer
+        self.cross = cross
+        self.cross_norm = norm
+
+    def forward(
+        self, x: Tensor, route: Route, past: KeyValue | None, memory: KeyValue, memory_route: Route,
+        bias: Tensor | None = None, memory_bias: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValue]:  # fmt: skip
+        x, read = self.layer.attend(x, route, past, bias)
+        h = self.layer.enter(self.cross_norm, x)
+        step = self.cross(h, memory, memory_route, memory_bias)
+        x = self.layer.leave(self.cross_norm, x + self.layer.dropout(step))
+        return self.layer.feed(x), read

@@ -1,0 +1,169 @@
+"""The one stack. BERT, GPT-2 and the encoder–decoder of 2017 differ in what is built, not in how it runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from allmask.attention import Attention, KeyValue, Route
+from allmask.config import Config
+from allmask.errors import UsageError
+from allmask.layers import (
+    ACTIVATIONS,
+    NORMS,
+    TOKENWISE,
+    CrossLayer,
+    Embedding,
+    FeedForward,
+    Layer,
+    Nothing,
+    Sinusoidal,
+)
+from allmask.masks import Mask
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a stack remembers of the tokens it has read. `Cache()` is the beginning; each call returns the next."""
+
+    mask: Mask | None = None
+    layers: tuple[KeyValue, ...] = ()
+
+    def extend(self, new: Mask) -> Mask:
+        """The mask of all keys, old and new. Tokens that an earlier row should have seen cannot come later."""
+        if self.mask is None:
+            return new
+        if not new.may_follow(self.mask):
+            raise UsageError(
+                "cache: a new token is visible to one already read, so what was remembered is no longer true",
+                "append tokens of a higher order than all before, or start again with Cache()",
+            )
+        return self.mask.append(new)
+
+
+class Transformer(nn.Module):
+    """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
+
+    def __init__(self, config: Config, cross: bool = False):
+        super().__init__()
+        self.config = config
+        self.tokenwise = config.norm in TOKENWISE
+        self.embedding = _embedding(config)
+        depth = config.decoder_layers if cross else config.layers
+        self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
+        self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
+
+    def forward(
+        self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
+        route = Route.find(mask)
+        if route.is_regular or mask.matrix is not None or not self.tokenwise:
+            return self.run(self.embed(ids, mask, positions, segments), route)
+        flat, index = mask.flatten()
+        gathered = (None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments))
+        hidden = self.run(self.embed(ids.flatten()[index][None], flat, *gathered), Route.find(flat))
+        padded = hidden.new_zeros(ids.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
+        return padded.unflatten(0, ids.shape)
+
+    def run(self, x: Tensor, route: Route) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x, route)
+        return self.norm(x)
+
+    def step(
+        self, ids: Tensor, mask: Mask, cache: Cache, memory: Memory | None = None,
+        positions: Tensor | None = None, segments: Tensor | None = None,
+    ) -> tuple[Tensor, Cache]:  # fmt: skip
+        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
+        keys = cache.extend(mask)
+        route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
+        pasts = cache.layers or (None,) * len(self.layers)
+        seen = [()] * len(self.layers) if memory is None else memory.seen_by(mask)
+        x, reads = self.embed(ids, mask, positions, segments), []
+        for layer, past, other in zip(self.layers, pasts, seen, strict=True):
+            x, read = layer(x, route, past, *other)
+            reads.append(read)
+        return self.norm(x), Cache(keys, tuple(reads))
+
+    def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
+        """The attention weights of every layer, (B, H, T, T) each, for pictures."""
+        x, route, weights = self.embed(ids, mask, positions, segments), Route.find(mask), []
+        for layer in self.layers:
+            weights.append(layer.weigh(x, route))
+            x, _ = layer(x, route)
+        return weights
+
+    def embed(self, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None) -> Tensor:
+        positions = mask.place if positions is None else positions
+        segments = torch.zeros_like(ids) if segments is None else segments
+        return self.embedding(ids, positions, segments)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A text as a decoder sees it: keys and values for each of its layers, made once, and the mask of its tokens."""
+
+    mask: Mask
+    layers: tuple[KeyValue, ...]
+
+    def seen_by(self, decoder: Mask) -> list[tuple[KeyValue, Route]]:
+        """Cross-attention is `decoder.visible(encoder)`; a window or matrix speaks of the decoder's own text only."""
+        route = Route.find(replace(decoder, window=None, matrix=None), self.mask)
+        return [(layer, route) for layer in self.layers]
+
+
+class EncoderDecoder(nn.Module):
+    """Two stacks, one vocabulary (arXiv 1706.03762): the prefix order with two sets of weights."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.encoder = Transformer(config)
+        self.decoder = Transformer(config, cross=True)
+        self.decoder.embedding.tokens = self.encoder.embedding.tokens
+
+    def forward(self, source: Tensor, target: Tensor, source_mask: Mask, target_mask: Mask) -> Tensor:
+        """Logits (B, T, V) of the token after each target token."""
+        hidden, _ = self.step(target, target_mask, self.encode(source, source_mask), Cache())
+        return self.logits(hidden)
+
+    def encode(self, source: Tensor, mask: Mask) -> Memory:
+        hidden = self.encoder(source, mask)
+        return Memory(mask, tuple(layer.cross.remember(hidden) for layer in self.decoder.layers))
+
+    def step(self, ids: Tensor, mask: Mask, memory: Memory, cache: Cache) -> tuple[Tensor, Cache]:
+        return self.decoder.step(ids, mask, cache, memory)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.encoder.embedding.tokens.weight.T
+
+
+def _norm(config: Config) -> nn.Module:
+    return NORMS[config.norm](config.width, eps=config.epsilon)
+
+
+def _embedding(config: Config) -> Embedding:
+    positions = {
+        "learned": lambda: nn.Embedding(config.max_positions, config.width),
+        "sinusoidal": lambda: Sinusoidal(config.max_positions, config.width),
+        "none": Nothing,
+    }[config.position_kind]()
+    segments = nn.Embedding(config.segments, config.width) if config.segments else Nothing()
+    norm = _norm(config) if config.embedding_norm else nn.Identity()
+    scale = math.sqrt(config.width) if config.embedding_scaled else 1.0
+    return Embedding(config.vocabulary, config.width, positions, segments, norm, config.dropout, scale)
+
+
+def _layer(config: Config) -> Layer:
+    attention = Attention(config.width, config.heads, config.attention_dropout)
+    feed_forward = FeedForward(config.width, config.inner, ACTIVATIONS[config.activation]())
+    return Layer(attention, feed_forward, (_norm(config), _norm(config)), config.norm_place, config.dropout)
+
+
+def _cross_layer(config: Config) -> CrossLayer:
+    cross = Attention(config.width, config.heads, config.attention_dropout)
+    return CrossLayer(_layer(config), cross, _norm(config))

@@ -1,0 +1,262 @@
+"""The body keeps the mask's promises: dependence, order, packing, padding, caching, counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allmask import config as configs
+from allmask.attention import Route
+from allmask.errors import UsageError
+from allmask.layers import sinusoids
+from allmask.masks import Mask
+from allmask.transformer import Cache, EncoderDecoder, Transformer
+
+SMALL = {"vocabulary": 50, "width": 16, "heads": 2, "inner": 32, "layers": 3, "max_positions": 32}
+CONFIGS = {
+    "bert": replace(configs.bert_base(), **SMALL),
+    "gpt2": replace(configs.gpt2(), **SMALL),
+    "rms": replace(configs.gpt2(), **SMALL, norm="rms", activation="relu"),
+    "sinusoidal": replace(configs.transformer_base(), **SMALL, decoder_layers=0),
+}
+
+
+def body(name="bert", seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    model = Transformer(CONFIGS[name]).to(dtype).eval()
+    for parameter in model.parameters():  # large weights: dependence must show above rounding
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def draw_ids(rows, tokens, seed=0):
+    return torch.randint(1, 50, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def lengths_to_valid(lengths, total=None):
+    return torch.arange(total or max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+VALID = lengths_to_valid([6, 4])
+TARGET = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]).bool()
+RANK = torch.tensor([[3, 1, 5, 0, 2, 4], [2, 0, 3, 1, 4, 5]])
+CONSTRUCTORS = {
+    "bidirectional": Mask.bidirectional(VALID),
+    "causal": Mask.causal(VALID),
+    "reverse": Mask.reverse(VALID),
+    "prefix": Mask.prefix(TARGET, VALID),
+    "permutation": Mask.permutation(RANK, VALID),
+    "packed": Mask.packed(
+        Mask.prefix(torch.tensor([[0, 1, 1, 0, 0, 1]] * 2).bool(), VALID), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    ),
+    "windowed": Mask.causal(VALID, window=2),
+    "matrix": Mask.from_matrix(torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(1)) < 0.3),
+}
+
+
+def measured_dependence(model, mask, tokens=6):
+    """(B, Q, K): True where the gradient of output q with respect to input k is not zero."""
+    x = torch.randn(len(mask), tokens, model.config.width, dtype=torch.float64, requires_grad=True)
+    model.embedding.tokens = torch.nn.Identity()  # hand it embeddings, whose gradients can be asked for
+    out = model.run(x, Route.find(mask))
+    direction = torch.randn(model.config.width, dtype=torch.float64)
+    rows = [torch.autograd.grad((out[:, q] @ direction).sum(), x, retain_graph=True)[0] for q in range(tokens)]
+    return torch.stack(rows, dim=1).abs().amax(-1) > 1e-12
+
+
+def reach(visible, layers):
+    """What can flow to each position through `layers` of reading and residual connections."""
+    step = (visible | torch.eye(visible.shape[1], dtype=torch.bool)).float()
+    return torch.linalg.matrix_power(step, layers) > 0
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_dependence_after_three_layers_is_what_the_mask_says(name, family):
+    mask = CONSTRUCTORS[name]
+    dependence = measured_dependence(body(family), mask)
+    assert torch.equal(dependence, reach(mask.visible(), 3))
+    if name not in ("windowed", "matrix"):  # an order is transitive: depth adds nothing but the residual's own token
+        assert torch.equal(dependence, mask.visible() | torch.eye(6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_permuted_mask_is_a_shuffled_input_under_the_causal_mask(family):
+    model, ids, rank = body(family), draw_ids(1, 6), torch.tensor([[3, 1, 5, 0, 2, 4]])
+    by_mask = model(ids, Mask.permutation(rank))
+    shuffle = rank[0].argsort()
+    by_input = model(ids[:, shuffle], Mask.causal(torch.ones(1, 6).bool()), positions=shuffle[None])
+    torch.testing.assert_close(by_mask[:, shuffle], by_input, atol=1e-12, rtol=0)
+    mask = Mask.permutation(rank)
+    in_place = model.run(model.embed(ids, mask, None, None), Route.find(mask))
+    torch.testing.assert_close(by_mask, in_place, atol=1e-12, rtol=0)  # the model's own sorting, against the plain mask
+
+
+def make_mask(kind, lengths, total=None):
+    valid = lengths_to_valid(lengths, total)
+    if kind == "prefix":
+        starts = torch.tensor([max(1, n // 2) for n in lengths])[:, None]
+        return Mask.prefix((torch.arange(valid.shape[1]) >= starts) & valid, valid)
+    if kind == "permutation":
+        return Mask.permutation(torch.arange(valid.shape[1]).flip(0).expand_as(valid) * 7 % 11, valid)
+    return getattr(Mask, kind)(valid)
+
+
+KINDS = ["bidirectional", "causal", "reverse", "prefix", "permutation"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(CONFIGS)),
+    st.sampled_from(KINDS),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
+def test_packed_equals_padded_equals_one_by_one(family, kind, lengths, extra):
+    model = body(family)
+    total = max(lengths) + extra
+    ids, mask = draw_ids(len(lengths), total), make_mask(kind, lengths, total)
+    segments = draw_ids(len(lengths), total, seed=1) % 2
+    padded = model(ids, mask, segments=segments)
+    alone = [
+        model(ids[i : i + 1, :n], mask[i : i + 1, :n], segments=segments[i : i + 1, :n])[0]
+        for i, n in enumerate(lengths)
+    ]
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(padded[i, :n], alone[i], atol=1e-10, rtol=0)
+        assert padded[i, n:].abs().sum() == 0
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    joined = Mask.packed(Mask.cat([mask[i : i + 1, :n] for i, n in enumerate(lengths)]), document)
+    row = lambda x: torch.cat([x[i, :n] for i, n in enumerate(lengths)])[None]  # noqa: E731
+    torch.testing.assert_close(model(row(ids), joined, segments=row(segments))[0], torch.cat(alone), atol=1e-10, rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(list(CONFIGS)), st.data())
+def test_cached_equals_full(family, data):
+    model, lengths = body(family), data.draw(st.lists(st.integers(2, 8), min_size=1, max_size=3))
+    kind, window = data.draw(st.sampled_from(["causal", "prefix"])), data.draw(st.sampled_from([None, 3]))
+    mask = replace(make_mask(kind, lengths), window=window)
+    ids = draw_ids(len(lengths), mask.shape[1])
+    full = model(ids, mask)
+    first = max(1, max(lengths) // 2) if kind == "prefix" else data.draw(st.integers(1, max(lengths)))
+    cuts = sorted({0, first, *data.draw(st.lists(st.integers(first, max(lengths)), max_size=4)), max(lengths)})
+    cache, parts = Cache(), []
+    for start, stop in pairwise(cuts):
+        hidden, cache = model.step(ids[:, start:stop], mask[:, start:stop], cache)
+        parts.append(hidden)
+    out = torch.cat(parts, dim=1)
+    torch.testing.assert_close(out[mask.valid], full[mask.valid], atol=1e-10, rtol=0)
+
+
+def test_any_order_generation_can_be_cached():
+    model, ids, rank = body("gpt2"), draw_ids(1, 5), torch.tensor([[3, 1, 4, 0, 2]])
+    mask, cache = Mask.permutation(rank), Cache()
+    full = model(ids, mask)
+    for place in rank[0].argsort().tolist():
+        hidden, cache = model.step(ids[:, place : place + 1], mask[:, place : place + 1], cache)
+        torch.testing.assert_close(hidden[:, 0], full[:, place], atol=1e-10, rtol=0)
+
+
+def test_a_cache_refuses_tokens_that_earlier_ones_should_have_seen():
+    model, ids, mask = body(), draw_ids(1, 4), Mask.bidirectional(torch.ones(1, 4).bool())
+    _, cache = model.step(ids[:, :2], mask[:, :2], Cache())
+    with pytest.raises(UsageError, match="no longer true"):
+        model.step(ids[:, 2:], mask[:, 2:], cache)
+
+
+def test_a_batch_of_nothing_but_padding_is_zeros():
+    hidden = body()(draw_ids(2, 3), Mask.causal(torch.zeros(2, 3).bool()))
+    assert hidden.shape == (2, 3, 16) and hidden.abs().sum() == 0
+
+
+def test_attention_weights_of_every_layer():
+    model, mask = body("gpt2"), Mask.causal(VALID)
+    weights = model.weights(draw_ids(2, 6), mask)
+    assert len(weights) == 3 and weights[0].shape == (2, 2, 6, 6)
+    for layer in weights:
+        assert torch.equal(layer.sum(1) > 0, mask.visible())
+        sums = layer.sum(-1)[:, 0]
+        torch.testing.assert_close(sums, mask.valid.double(), atol=1e-12, rtol=0)
+
+
+def test_batch_and_instance_norm_are_built_and_break_the_promise():
+    """They normalise over other tokens: outputs then depend on what the mask hides, which the mask cannot prevent."""
+    for norm in ("batch", "instance"):
+        torch.manual_seed(0)
+        model = Transformer(replace(CONFIGS["bert"], norm=norm)).double().train()
+        for module in model.modules():
+            module.p = 0.0 if isinstance(module, torch.nn.Dropout) else getattr(module, "p", None)
+            module.dropout = (
+                0.0 if isinstance(getattr(module, "dropout", None), float) else getattr(module, "dropout", None)
+            )
+        ids, mask = draw_ids(1, 6), Mask.causal(torch.ones(1, 6).bool())
+        changed = ids.clone()
+        changed[0, 5] = (ids[0, 5] + 1) % 50
+        assert (model(ids, mask) - model(changed, mask))[0, 0].abs().max() > 1e-6
+
+
+# ---- encoder–decoder ---------------------------------------------------------------------------------------
+
+
+def seq2seq():
+    torch.manual_seed(0)
+    model = EncoderDecoder(replace(configs.transformer_base(), **SMALL, decoder_layers=3)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def test_encoder_decoder_sees_all_of_the_source_and_the_target_so_far():
+    model, source, target = seq2seq(), draw_ids(2, 5), draw_ids(2, 4, seed=1)
+    masks = Mask.bidirectional(lengths_to_valid([5, 3])), Mask.causal(torch.ones(2, 4).bool())
+    logits = model(source, target, *masks)
+    for place in range(5):
+        changed = source.clone()
+        changed[:, place] = (source[:, place] + 1) % 50
+        moved = (model(changed, target, *masks) - logits).abs().amax(-1) > 1e-9
+        assert moved[0].all() and bool(moved[1].all()) == (place < 3)
+    for place in range(4):
+        changed = target.clone()
+        changed[:, place] = (target[:, place] + 1) % 50
+        moved = (model(source, changed, *masks) - logits).abs().amax(-1) > 1e-9
+        assert torch.equal(moved, (torch.arange(4) >= place).expand(2, -1))
+
+
+def test_encoder_decoder_step_by_step_equals_teacher_forcing():
+    model, source, target = seq2seq(), draw_ids(2, 5), draw_ids(2, 4, seed=1)
+    source_mask, target_mask = Mask.bidirectional(lengths_to_valid([5, 3])), Mask.causal(torch.ones(2, 4).bool())
+    full, memory, cache = model(source, target, source_mask, target_mask), model.encode(source, source_mask), Cache()
+    for t in range(4):
+        hidden, cache = model.step(target[:, t : t + 1], target_mask[:, t : t + 1], memory, cache)
+        torch.testing.assert_close(model.logits(hidden)[:, 0], full[:, t], atol=1e-10, rtol=0)
+
+
+def test_shared_embedding_is_one_matrix_scaled_by_the_root_of_the_width():
+    model = EncoderDecoder(replace(configs.transformer_base(), **SMALL, decoder_layers=2))
+    assert model.decoder.embedding.tokens is model.encoder.embedding.tokens
+    assert model.encoder.embedding.scale == 4.0
+    names = [name for name, _ in model.named_parameters() if "tokens" in name]
+    assert names == ["encoder.embedding.tokens.weight"]
+
+
+def test_sinusoids_by_the_formula():
+    waves = sinusoids(20, 6)
+    for position in (0, 1, 7, 19):
+        for i in range(3):
+            angle = torch.tensor(position / 10000 ** (2 * i / 6), dtype=torch.float64)
+            assert abs(waves[position, 2 * i].item() - angle.sin().item()) < 1e-6
+            assert abs(waves[position, 2 * i + 1].item() - angle.cos().item()) < 1e-6
+
+
+@pytest.mark.parametrize("make, millions", [(configs.transformer_base, 65), (configs.transformer_big, 213)])
+def test_encoder_decoder_sizes(make, millions):
+    """The paper's sizes, as near as its vocabulary of "about 37000" tells."""
+    with torch.device("meta"):
+        model = EncoderDecoder(make())
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.03)
