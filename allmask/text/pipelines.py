@@ -1,0 +1,76 @@
+"""The three tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2 has it, plain BPE.
+
+Each function takes a vocabulary and gives the whole pipeline of the `tokenizers` library: how text is cleaned, cut into
+words, cut into pieces, framed by special tokens and put together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+BERT_SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one token for all, as the reference has it
+PLAIN_SPECIALS = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+
+Merges = list[tuple[str, str]]
+
+
+def wordpiece(
+    vocabulary: dict[str, int],
+    specials: dict[str, str],
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,  # None: when lowercase
+    chinese_characters: bool = True,  # each a word of its own
+) -> Backend:
+    """BERT: clean, split at spaces, punctuation and Chinese characters, then the longest piece that fits, and so on."""
+    backend = Backend(models.WordPiece(vocabulary, unk_token=specials["unk"]))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese_characters, strip_accents=strip_accents, lowercase=lowercase
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    _frame(backend, before=specials["cls"], after=specials["sep"])
+    return backend
+
+
+def byte_bpe(
+    vocabulary: dict[str, int], merges: Merges, *, prefix_space: bool = False, before: str | None = None
+) -> Backend:
+    """GPT-2: bytes written as printable characters, merged pair by pair; every text has ids and comes back exactly."""
+    backend = Backend(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    _frame(backend, before=before, again=True)
+    return backend
+
+
+def plain_bpe(vocabulary: dict[str, int], merges: Merges, specials: dict[str, str]) -> Backend:
+    """Characters merged pair by pair; a space is a part (▁) of the word after it, punctuation stands alone."""
+    backend = Backend(models.BPE(vocabulary, merges, unk_token=specials["unk"]))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Punctuation("isolated")]
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    _frame(backend, before=specials["bos"], after=specials["eos"])
+    return backend
+
+
+def _frame(backend: Backend, before: str | None = None, after: str | None = None, again: bool = False) -> None:
+    """Put special tokens around a text (segment 0) and a second one (segment 1); `again`: `before` precedes both."""
+    single = [f"{before}:0"] * bool(before) + ["$A:0"] + [f"{after}:0"] * bool(after)
+    second = [f"{before}:1"] * bool(before and again) + ["$B:1"] + [f"{after}:1"] * bool(after)
+    ids = {token: backend.token_to_id(token) for token in (before, after) if token}
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, *second], special_tokens=list(ids.items())
+    )
+
+
+def byte_alphabet() -> Sequence[str]:
+    """The 256 characters that stand for bytes, in the order of GPT-2's ids."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet())

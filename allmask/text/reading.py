@@ -1,0 +1,243 @@
+"""From a folder or a file to a running tokenizer, with the settings that lie beside it honoured.
+
+What is read: tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2); and beside them, when present,
+tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from allmask.errors import CheckpointError
+from allmask.text import pipelines
+from allmask.text.files import check_ids, read_json, read_merges, read_vocab_json, read_vocab_txt
+from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES
+
+Specials = dict[str, str]  # role -> piece, for the roles that exist
+Settings = dict[str, Any]
+T = TypeVar("T")
+
+# Other classes use the same file names for other rules; reading those as BERT or GPT-2 would give wrong ids.
+_BERT_LIKE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "PreTrainedTokenizer")
+_GPT2_LIKE = ("GPT2Tokenizer", "PreTrainedTokenizer")
+_DAMAGED = "the file may be damaged: copy it again"
+_PROBE = "A probe, 试一试: é ñ 1 \U0001f600"
+
+
+def read(source: str | Path, lowercase: bool | None = None) -> tuple[Backend, Specials]:
+    """The tokenizer in a folder or file; `lowercase` overrides what the files say (old BERT folders say nothing)."""
+    path = _find(Path(source))
+    settings = _settings(path.parent)
+    if lowercase is not None:
+        settings["do_lower_case"] = lowercase
+    reader = {"vocab.txt": _read_wordpiece, "vocab.json": _read_byte_bpe}.get(path.name, _read_tokenizer_json)
+    if path.suffix == ".txt":
+        reader = _read_wordpiece
+    backend, specials = reader(path, settings)
+    _register(backend, specials, path, settings)
+    _try_out(backend, path)
+    return backend, specials
+
+
+def guard(where: Path | str, action: Callable[[], T]) -> T:
+    """Run what may fail on the Rust side; its panics are no Exception, so they are caught by what they are not."""
+    try:
+        return action()
+    except (KeyboardInterrupt, SystemExit, CheckpointError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{where}: not a usable tokenizer: {error}", _DAMAGED) from error
+
+
+def _find(source: Path) -> Path:
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise CheckpointError(
+            f"{source}: no such file or folder", "give a model folder, a tokenizer.json or a vocab.txt"
+        )
+    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+        if (source / name).is_file():
+            return source / name
+    raise CheckpointError(f"{source}: no tokenizer.json, vocab.txt or vocab.json in this folder")
+
+
+def _settings(folder: Path) -> Settings:
+    """tokenizer_config.json, completed by the older files for special and added tokens."""
+    config, special, added = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    )
+    settings = {**special, **config}
+    decoder = settings.setdefault("added_tokens_decoder", {})
+    listed = {entry.get("content") for entry in decoder.values() if isinstance(entry, dict)}
+    decoder.update({str(id): {"content": piece} for piece, id in added.items() if piece not in listed})
+    return settings
+
+
+def _flag(settings: Settings, name: str, default: bool | None) -> bool | None:
+    value = settings.get(name, default)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"tokenizer_config.json: {name} is {value!r}; expected true or false")
+    return default if value is None else value
+
+
+def _content(value: Any) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _declared(settings: Settings) -> Specials:
+    found = {role: _content(settings.get(f"{role}_token")) for role in ROLES}
+    for role, piece in found.items():
+        if piece is not None and (not isinstance(piece, str) or not piece):
+            raise CheckpointError(f"tokenizer_config.json: {role}_token is {piece!r}; expected a piece of text")
+    return {role: piece for role, piece in found.items() if piece}
+
+
+def _expect_class(path: Path, settings: Settings, known: tuple[str, ...]) -> None:
+    name = settings.get("tokenizer_class")
+    if name is not None and str(name).removesuffix("Fast") not in known:
+        raise CheckpointError(
+            f"{path}: tokenizer_config.json says {name}, whose rules are not in this file",
+            "save it as tokenizer.json first (transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…))",
+        )
+
+
+def _read_wordpiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
+    _expect_class(path, settings, _BERT_LIKE)
+    vocabulary = read_vocab_txt(path)
+    declared = _declared(settings)
+    specials = {role: piece for role, piece in BERT_SPECIALS.items() if piece in vocabulary} | declared
+    for role in ("unk", "cls", "sep"):
+        piece = declared.get(role, BERT_SPECIALS[role])
+        if piece not in vocabulary:
+            raise CheckpointError(
+                f"{path}: no line is {piece} (the {role} token)",
+                "is it a BERT vocabulary, and complete? Other names for special tokens go into tokenizer_config.json",
+            )
+    backend = pipelines.wordpiece(
+        vocabulary,
+        specials,
+        lowercase=bool(_flag(settings, "do_lower_case", True)),
+        strip_accents=_flag(settings, "strip_accents", None),
+        chinese_characters=bool(_flag(settings, "tokenize_chinese_chars", True)),
+    )
+    return backend, specials
+
+
+def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
+    _expect_class(path, settings, _GPT2_LIKE)
+    vocabulary = read_vocab_json(path)
+    merges_path = path.with_name("merges.txt")
+    if not merges_path.is_file():
+        raise CheckpointError(f"{merges_path}: no such file", "a byte-level BPE needs vocab.json and merges.txt")
+    merges = read_merges(merges_path, vocabulary)
+    specials = {role: piece for role, piece in GPT2_SPECIALS.items() if piece in vocabulary} | _declared(settings)
+    before = specials.get("bos") if _flag(settings, "add_bos_token", False) else None
+    prefix_space = bool(_flag(settings, "add_prefix_space", False))
+    make = lambda: pipelines.byte_bpe(vocabulary, merges, prefix_space=prefix_space, before=before)  # noqa: E731
+    backend = guard(path, make)
+    _expect_bytes(backend, path)
+    return backend, specials
+
+
+def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Specials]:
+    data = read_json(path)
+    if not isinstance(data.get("model"), dict):
+        raise CheckpointError(
+            f'{path}: no tokenizer in it ("model" is missing)', "give a tokenizer.json or a model folder"
+        )
+    if isinstance(data["model"].get("vocab"), dict):
+        check_ids(path, data["model"]["vocab"])
+    # Padding and truncation belong to a batch, not to a vocabulary: files that carry them would cut text silently.
+    backend = guard(path, lambda: Backend.from_str(json.dumps({**data, "padding": None, "truncation": None})))
+    _expect_same_ids(backend, data, path)
+    _expect_bytes(backend, path)
+    _follow_bert_settings(backend, settings)
+    named = {role: piece for role, piece in _usual_names(backend).items() if backend.token_to_id(piece) is not None}
+    return backend, named | _declared(settings)
+
+
+def _expect_same_ids(backend: Backend, data: dict[str, Any], path: Path) -> None:
+    """The library numbers added tokens itself and says nothing when the file says otherwise."""
+    for entry in data.get("added_tokens") or []:
+        actual = backend.token_to_id(entry["content"])
+        if entry["content"] and actual != entry["id"]:
+            raise CheckpointError(
+                f"{path}: the added token {entry['content']!r} has id {entry['id']} but would get {actual}"
+            )
+
+
+def _expect_bytes(backend: Backend, path: Path) -> None:
+    """A byte without a piece would vanish from the text. (Thirteen bytes never occur in UTF-8 and may be missing.)"""
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) or not isinstance(backend.model, models.BPE):
+        return
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    order = printable + [byte for byte in range(256) if byte not in printable]
+    alphabet = zip(order, pipelines.byte_alphabet(), strict=True)
+    missing = [byte for byte, piece in alphabet if byte not in never and backend.token_to_id(piece) is None]
+    if missing:
+        shown = ", ".join(f"0x{byte:02x}" for byte in missing[:5])
+        raise CheckpointError(
+            f"{path}: {len(missing)} of 256 bytes have no piece ({shown} …)", "text would lose characters"
+        )
+
+
+def _follow_bert_settings(backend: Backend, settings: Settings) -> None:
+    """tokenizer_config.json wins over tokenizer.json, as in the reference implementation."""
+    old = backend.normalizer
+    if not isinstance(old, normalizers.BertNormalizer):
+        return
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=old.clean_text,
+        handle_chinese_chars=bool(_flag(settings, "tokenize_chinese_chars", old.handle_chinese_chars)),
+        strip_accents=_flag(settings, "strip_accents", old.strip_accents),
+        lowercase=bool(_flag(settings, "do_lower_case", old.lowercase)),
+    )
+
+
+def _usual_names(backend: Backend) -> Specials:
+    """The names special tokens usually have, for a tokenizer.json that comes alone."""
+    has = lambda piece: backend.token_to_id(piece) is not None  # noqa: E731
+    families = (BERT_SPECIALS, PLAIN_SPECIALS, GPT2_SPECIALS)
+    return next((family for family in families if all(has(piece) for piece in family.values())), {})
+
+
+def _register(backend: Backend, specials: Specials, path: Path, settings: Settings) -> None:
+    """Make special and added tokens known, so that text may hold them; ids must come out as the files state them."""
+    for id, entry in sorted(settings["added_tokens_decoder"].items(), key=lambda item: _id(item[0])):
+        token = _added_token(entry)
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+        if backend.token_to_id(token.content) != _id(id):
+            actual = backend.token_to_id(token.content)
+            raise CheckpointError(f"{path}: the added token {token.content!r} has id {id} but would get {actual}")
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    extra = [_content(piece) for piece in (extra.values() if isinstance(extra, dict) else extra)]
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens([piece for piece in [*specials.values(), *extra] if piece not in known])
+
+
+def _id(text: str) -> int:
+    if not text.isdecimal():
+        raise CheckpointError(f"tokenizer_config.json: an added token has the id {text!r}; expected a whole number")
+    return int(text)
+
+
+def _added_token(entry: Any) -> AddedToken:
+    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str) or not entry["content"]:
+        raise CheckpointError(f"tokenizer_config.json: not an added token: {entry!r}")
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(entry["content"], **{name: entry[name] for name in names if isinstance(entry.get(name), bool)})
+
+
+def _try_out(backend: Backend, path: Path) -> None:
+    """Some faults show only in use; better here, where the file can be named."""
+    guard(path, lambda: (backend.encode(_PROBE), backend.encode(_PROBE, _PROBE), backend.to_str()))

@@ -1,0 +1,154 @@
+"""New tokenizers from a corpus: WordPiece in BERT's form, byte-level BPE in GPT-2's, plain BPE for translation.
+
+The same files give the same tokenizer, every time and on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, trainers
+
+from allmask.errors import UsageError
+from allmask.text import pipelines
+from allmask.text.corpus import Progress, check_files, texts
+from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, Merges
+from allmask.text.tokenizer import Tokenizer
+
+KINDS = ("wordpiece", "bpe", "byte-bpe")
+_BATCH = 1000
+
+
+def train(
+    files: Sequence[str | Path],
+    kind: str = "wordpiece",
+    size: int = 8000,
+    *,
+    lowercase: bool | None = None,
+    minimum: int = 2,
+    alphabet: int | None = None,
+    progress: Progress | None = None,
+) -> Tokenizer:
+    """A tokenizer of at most `size` tokens for text like that in `files` (.txt, or .jsonl with a "text" field).
+
+    `lowercase` is for wordpiece only, where it is the default; `minimum` is how often a pair must occur to become a
+    piece; `alphabet` keeps only that many characters, the most frequent ones, and leaves the others unknown.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"tokenizer kind is {kind!r}; expected one of {', '.join(KINDS)}")
+    if lowercase is not None and kind != "wordpiece":
+        raise UsageError(f"lowercase is a setting of wordpiece; a {kind} tokenizer keeps text as it is")
+    if alphabet is not None and (kind == "byte-bpe" or alphabet < 1):
+        raise UsageError(f"alphabet is {alphabet} for {kind}; expected at least 1 (byte-bpe always has its 256 bytes)")
+    if size < 1 or minimum < 1:
+        raise UsageError(f"size is {size} and the minimum count {minimum}; both must be at least 1")
+    corpus = _Corpus([Path(file) for file in files], progress)
+    if kind == "wordpiece":
+        return _train_wordpiece(corpus, size, minimum, alphabet, lowercase is not False)
+    if kind == "bpe":
+        return _train_plain_bpe(corpus, size, minimum, alphabet)
+    return _train_byte_bpe(corpus, size, minimum)
+
+
+class _Corpus:
+    """The files, to be read as often as needed."""
+
+    def __init__(self, files: list[Path], progress: Progress | None):
+        check_files(files)
+        self.files, self.progress = files, progress
+
+    def batches(self) -> Iterator[list[str]]:
+        lines = texts(self.files, self.progress)
+        while batch := list(islice(lines, _BATCH)):
+            yield batch
+
+    def frequent(self, backend: Backend, count: int | None) -> list[str] | None:
+        """The `count` most frequent characters after cleaning; among equals the smaller code, to be repeatable."""
+        if count is None:
+            return None
+        counts: Counter[str] = Counter()
+        for batch in self.batches():
+            for text in batch:
+                for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
+                    counts.update(word)
+        return sorted(counts, key=lambda character: (-counts[character], character))[:count]
+
+
+def _train_wordpiece(corpus: _Corpus, size: int, minimum: int, alphabet: int | None, lowercase: bool) -> Tokenizer:
+    specials = dict(BERT_SPECIALS)
+    start = {piece: id for id, piece in enumerate(specials.values())}
+    backend = pipelines.wordpiece(start, specials, lowercase=lowercase)
+    characters = corpus.frequent(backend, alphabet)
+    # The library numbers ##-characters in the order of a random hash, which then decides ties between pairs. So the
+    # first pass only collects the characters; the second is given them in an order of ours.
+    found = _fit(backend, trainers.WordPieceTrainer(**_options(0, minimum, [], characters)), corpus)["vocab"].keys()
+    marked = {piece for piece in found if len(piece) == 3 and piece.startswith("##")}
+    first = [*start, *sorted(found - marked - start.keys()), *sorted(marked)]
+    _expect_room(size, len(first))
+    vocabulary = _fit(backend, trainers.WordPieceTrainer(**_options(size, minimum, first, characters)), corpus)["vocab"]
+    backend = pipelines.wordpiece(vocabulary, specials, lowercase=lowercase)
+    return _finished(backend, specials)
+
+
+def _train_plain_bpe(corpus: _Corpus, size: int, minimum: int, alphabet: int | None) -> Tokenizer:
+    specials = dict(PLAIN_SPECIALS)
+    start = {piece: id for id, piece in enumerate(specials.values())}
+    backend = pipelines.plain_bpe(start, [], specials)
+    characters = corpus.frequent(backend, alphabet)
+    model = _fit(backend, trainers.BpeTrainer(**_options(size, minimum, list(start), characters)), corpus)
+    _expect_room(size, len(model["vocab"]))
+    return _finished(pipelines.plain_bpe(model["vocab"], _merges(model), specials), specials)
+
+
+def _train_byte_bpe(corpus: _Corpus, size: int, minimum: int) -> Tokenizer:
+    characters, specials = list(pipelines.byte_alphabet()), dict(GPT2_SPECIALS)
+    _expect_room(size, len(characters) + 1)
+    backend = pipelines.byte_bpe({}, [])
+    model = _fit(backend, trainers.BpeTrainer(**_options(size - 1, minimum, [], characters)), corpus)
+    vocabulary = {**model["vocab"], specials["eos"]: len(model["vocab"])}  # the last id, as in GPT-2
+    return _finished(pipelines.byte_bpe(vocabulary, _merges(model)), specials)
+
+
+def _options(size: int, minimum: int, first: list[str], characters: list[str] | None) -> dict[str, Any]:
+    """`first` come first, in this order; `characters` are the whole alphabet when given."""
+    return {
+        "vocab_size": size,
+        "min_frequency": minimum,
+        "special_tokens": first,
+        "show_progress": False,
+    } | ({} if characters is None else {"initial_alphabet": characters, "limit_alphabet": len(characters)})
+
+
+def _fit(pipeline: Backend, trainer: Any, corpus: _Corpus) -> dict[str, Any]:
+    """Train a fresh model behind this pipeline's way of cleaning and cutting; gives the model as plain data."""
+    fresh = Backend(
+        models.WordPiece(unk_token="[UNK]") if isinstance(trainer, trainers.WordPieceTrainer) else models.BPE()
+    )
+    if pipeline.normalizer is not None:
+        fresh.normalizer = pipeline.normalizer
+    fresh.pre_tokenizer = pipeline.pre_tokenizer
+    fresh.train_from_iterator(corpus.batches(), trainer)
+    return json.loads(fresh.to_str())["model"]
+
+
+def _merges(model: dict[str, Any]) -> Merges:
+    return [(a, b) for a, b in model["merges"]]
+
+
+def _expect_room(size: int, needed: int) -> None:
+    if needed > size:
+        raise UsageError(
+            f"size is {size:,}, but the special tokens and the characters of the text alone need {needed:,}",
+            f"ask for at least {needed:,}, or leave rare characters out (alphabet; not for byte-bpe)",
+        )
+
+
+def _finished(backend: Backend, specials: dict[str, str]) -> Tokenizer:
+    backend.add_special_tokens(list(dict.fromkeys(specials.values())))
+    return Tokenizer(backend, specials)
