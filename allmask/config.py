@@ -80,13 +80,17 @@ class Config:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected true or false")
         for name, limit in (("segments", 1024), ("decoder_layers", _LIMITS["layers"])):
             if not _is_whole(getattr(self, name)) or not 0 <= getattr(self, name) <= limit:
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a whole number from 0 to {limit:,}")
+                raise CheckpointError(
+                    f"config: {name} is {getattr(self, name)!r}; expected a whole number from 0 to {limit:,}"
+                )
         if self.pad_token is not None and (not _is_whole(self.pad_token) or not 0 <= self.pad_token < self.vocabulary):
             raise CheckpointError(f"config: pad_token is {self.pad_token!r}; expected null or the number of a token")
         if self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
         if self.parameters() > _MAX_PARAMETERS:
-            raise CheckpointError(f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake")
+            raise CheckpointError(
+                f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake"
+            )
 
     def parameters(self) -> int:
         """About how many parameters (matrices only): enough to refuse an absurd file before allocating."""

@@ -1,7 +1,7 @@
 """Errors that speak to the user: what is wrong, where, and what to do; each kind has its exit code.
 
-    error[data]: dev.jsonl:214: "label" is "neutrl"; expected one of neg, neutral, pos
-      did you mean "neutral"? fix the line, or pass --on-bad-record skip
+error[data]: dev.jsonl:214: "label" is "neutrl"; expected one of neg, neutral, pos
+  did you mean "neutral"? fix the line, or pass --on-bad-record skip
 """
 
 from __future__ import annotations
