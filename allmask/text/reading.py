@@ -23,6 +23,8 @@ Specials = dict[str, str]  # role -> piece, for the roles that exist
 Settings = dict[str, Any]
 T = TypeVar("T")
 
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # the first that is there is read
+
 # Other classes use the same file names for other rules; reading those as BERT or GPT-2 would give wrong ids.
 _BERT_LIKE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "PreTrainedTokenizer")
 _GPT2_LIKE = ("GPT2Tokenizer", "PreTrainedTokenizer")
@@ -62,10 +64,10 @@ def _find(source: Path) -> Path:
         raise CheckpointError(
             f"{source}: no such file or folder", "give a model folder, a tokenizer.json or a vocab.txt"
         )
-    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+    for name in VOCABULARIES:
         if (source / name).is_file():
             return source / name
-    raise CheckpointError(f"{source}: no tokenizer.json, vocab.txt or vocab.json in this folder")
+    raise CheckpointError(f"{source}: none of {', '.join(VOCABULARIES)} is in this folder")
 
 
 def _settings(folder: Path) -> Settings:

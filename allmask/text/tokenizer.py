@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from allmask.errors import DataError, UsageError
 from allmask.text.pruning import prune
-from allmask.text.reading import guard, read
+from allmask.text.reading import VOCABULARIES, guard, read
 from allmask.text.writing import write
 
 T = TypeVar("T")
@@ -61,6 +61,11 @@ class Tokenizer:
         `lowercase` overrides the files: Google's BERT folders do not say whether they are cased, and `True` is assumed.
         """
         return cls(*read(source, lowercase))
+
+    @classmethod
+    def find(cls, folder: str | Path) -> Tokenizer | None:
+        """The tokenizer of a model folder, None if no file of one is in it."""
+        return cls.load(folder) if any((Path(folder) / name).is_file() for name in VOCABULARIES) else None
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a folder, as transformers' AutoTokenizer reads them."""
