@@ -82,9 +82,8 @@ def fan(weight: Tensor, which: str = "in") -> float:
     if weight.ndim < 2:
         raise UsageError(f"a tensor of shape {tuple(weight.shape)} has no fan", "only matrices and kernels have one")
     per_channel = weight[0, 0].numel()
-    sizes = {"in": weight.shape[1] * per_channel, "out": weight.shape[0] * per_channel}
-    sizes["mean"] = (sizes["in"] + sizes["out"]) / 2
-    return _choose(sizes, which, "fan")
+    inputs, outputs = weight.shape[1] * per_channel, weight.shape[0] * per_channel
+    return _choose({"in": inputs, "out": outputs, "mean": (inputs + outputs) / 2}, which, "fan")
 
 
 def scaled(weight: Tensor, rng: Generator | None = None, *, gain: float = 1.0, by: str = "in", kind: str = "normal"):
@@ -188,13 +187,17 @@ class NTKLinear(nn.Module):
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
         """A plain layer with the scale folded in: what one saves and serves."""
-        linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], bias=False, device="meta")
+        linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], self.bias is not None, device="meta")
         linear.weight = nn.Parameter(self.weight * self.scale)
-        linear.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.clone())
         return linear
 
 
 # ---- a whole model --------------------------------------------------------------------------------------------
+
+
+RESIDUAL = ("attention.output", "cross.output", "feed_forward.contract")  # what writes into the residual stream
 
 
 def initialise(
@@ -203,12 +206,13 @@ def initialise(
     rng: Generator | None = None,
     kind: str = "truncated_normal",
     residual_scale: float = 1.0,
-    residual: tuple[str, ...] = (),
+    residual: tuple[str, ...] = RESIDUAL,
 ) -> nn.Module:
     """Fresh weights everywhere: matrices drawn with `std`, biases 0, the gains of norms 1, the padding row 0.
 
-    BERT: `initialise(model, 0.02, rng)`. GPT-2: `initialise(model, 0.02, rng, "normal", (2 * layers) ** -0.5, names)`,
-    where `names` end the modules that write into the residual stream: each adds variance, and there are two a layer.
+    BERT: `initialise(model, 0.02, rng)`. GPT-2: `initialise(model, 0.02, rng, "normal", (2 * layers) ** -0.5)`: the
+    matrices whose module's name ends as in `residual` write into the residual stream, twice a layer, and each adds
+    variance to it; scaled so, all of them together add as much as one would.
     """
     fill = _choose(DISTRIBUTIONS, kind, "kind")
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
