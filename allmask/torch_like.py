@@ -1,8 +1,9 @@
 """An encoder–decoder shaped like `torch.nn.Transformer`, built from the layers of this package.
 
-Same arguments, layouts and masks, same numbers; checkpoints pass both ways. Two things differ, on purpose: a row whose
-keys are all blocked yields zeros from attention and finite gradients, never NaN; and padding tokens of the source are
-computed in inference as in training (torch's fast path sets them to zero, and a decoder not told of them reads that).
+Same arguments, layouts and masks, same numbers; checkpoints pass both ways. A row whose keys are all blocked yields
+zeros from attention and finite gradients. One thing differs, on purpose: padding tokens of the source are computed in
+inference as in training. torch's fast path sets them to zero instead, so that its decoder, unless it is given
+`memory_key_padding_mask` too, reads one memory in training and another in inference.
 
 torch's polarity (True = blocked, or numbers added to the scores) ends in `_sight`, which turns it once.
 """
