@@ -1,0 +1,11 @@
+"""Models on disk: read BERT and GPT-2 in the Hugging Face layout and Google's TensorFlow BERT, write the former.
+
+checkpoint = read(resolve("minilm"))        # config, tensors under our names, heads, left_out
+write("copy", checkpoint.config, checkpoint.tensors)
+"""
+
+from allmask.checkpoints.reading import Checkpoint, check, read
+from allmask.checkpoints.sources import resolve
+from allmask.checkpoints.writing import write
+
+__all__ = ["Checkpoint", "check", "read", "resolve", "write"]

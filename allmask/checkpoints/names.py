@@ -1,0 +1,84 @@
+"""Our names for parameters, and the shape each must have: what every family's table is written against.
+
+A `*` stands for the number of a layer. A head is a part that a file may lack as a whole, never by half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from allmask.config import Config
+
+Shape = tuple[int, ...]
+
+HEADS = {"pooler": "pooler.", "lm": "lm_head.", "nsp": "nsp_head."}
+
+_EMBEDDING = (
+    ("body.embedding.tokens.weight",             "vocabulary width"),
+    ("body.embedding.positions.weight",          "max_positions width"),
+    ("body.embedding.segments.weight",           "segments width"),
+    ("body.embedding.norm.weight",               "width"),
+    ("body.embedding.norm.bias",                 "width"),
+)  # fmt: skip
+_LAYER = (
+    ("body.layers.*.attention.query.weight",     "width width"),
+    ("body.layers.*.attention.query.bias",       "width"),
+    ("body.layers.*.attention.key.weight",       "width width"),
+    ("body.layers.*.attention.key.bias",         "width"),
+    ("body.layers.*.attention.value.weight",     "width width"),
+    ("body.layers.*.attention.value.bias",       "width"),
+    ("body.layers.*.attention.output.weight",    "width width"),
+    ("body.layers.*.attention.output.bias",      "width"),
+    ("body.layers.*.attention_norm.weight",      "width"),
+    ("body.layers.*.attention_norm.bias",        "width"),
+    ("body.layers.*.feed_forward.expand.weight",   "inner width"),
+    ("body.layers.*.feed_forward.expand.bias",     "inner"),
+    ("body.layers.*.feed_forward.contract.weight", "width inner"),
+    ("body.layers.*.feed_forward.contract.bias",   "width"),
+    ("body.layers.*.feed_forward_norm.weight",   "width"),
+    ("body.layers.*.feed_forward_norm.bias",     "width"),
+)  # fmt: skip
+_FINAL_NORM = (
+    ("body.norm.weight",                         "width"),
+    ("body.norm.bias",                           "width"),
+)  # fmt: skip
+_POOLER = (
+    ("pooler.weight",                            "width width"),
+    ("pooler.bias",                              "width"),
+)  # fmt: skip
+_BERT_LM_HEAD = (
+    ("lm_head.transform.weight",                 "width width"),
+    ("lm_head.transform.bias",                   "width"),
+    ("lm_head.norm.weight",                      "width"),
+    ("lm_head.norm.bias",                        "width"),
+    ("lm_head.bias",                             "vocabulary"),
+)  # fmt: skip
+_OWN_OUTPUT = (
+    ("lm_head.output.weight",                    "vocabulary width"),
+)  # fmt: skip
+_NSP_HEAD = (
+    ("nsp_head.weight",                          "2 width"),
+    ("nsp_head.bias",                            "2"),
+)  # fmt: skip
+
+
+def expected_shapes(config: Config, heads: Collection[str]) -> dict[str, Shape]:
+    """Every parameter a BERT or GPT-2 of this shape has, with these heads."""
+    rows = list(_EMBEDDING if config.family == "bert" else _EMBEDDING[:2])
+    rows += [(name.replace("*", str(n)), shape) for n in range(config.layers) for name, shape in _LAYER]
+    rows += _FINAL_NORM if config.norm_place == "pre" else ()
+    rows += _POOLER if {"pooler", "nsp"} & set(heads) else ()  # BERT reads the next sentence off the pooler
+    rows += _BERT_LM_HEAD if "lm" in heads and config.family == "bert" else ()
+    rows += _OWN_OUTPUT if "lm" in heads and not config.tied else ()
+    rows += _NSP_HEAD if "nsp" in heads else ()
+    return {name: _numbers(shape, config) for name, shape in rows}
+
+
+def _numbers(words: str, config: Config) -> Shape:
+    return tuple(int(word) if word.isdigit() else getattr(config, word) for word in words.split())
+
+
+def heads_in(names: Collection[str], config: Config) -> frozenset[str]:
+    """Which heads these parameters hold. Outside BERT a tied output layer has no parameter of its own."""
+    found = {head for head, start in HEADS.items() if any(name.startswith(start) for name in names)}
+    return frozenset(found | ({"lm"} if config.tied and config.family != "bert" else set()))

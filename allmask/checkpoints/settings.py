@@ -1,0 +1,84 @@
+"""Reading JSON that may be broken, and turning the settings of a `config.json` into a Config and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from allmask.errors import CheckpointError
+
+_MAX_JSON = 64 * 1024 * 1024  # bytes; the largest index files of real models are below 1 MB
+
+# Their word for an activation, and ours. gelu_fast and gelu_new are the same formula, written twice.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; anything else is an error that names the file and the line."""
+    try:
+        size = path.stat().st_size
+        if size > _MAX_JSON:
+            raise CheckpointError(f"{path}: {size:,} bytes; a settings file of that size is surely a mistake")
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno})",
+            "the file is damaged or was edited by hand; fetch it again, or mend the line",
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: not valid JSON: {error}", "fetch the file again") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise CheckpointError(f"{path}: holds a {kind}; expected an object {{…}} of settings")
+    return content
+
+
+def required(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a Config these settings must name, by a table of (theirs, ours); all that lack are listed."""
+    missing = [theirs for theirs in names if settings.get(theirs) is None]
+    if missing:
+        raise CheckpointError(f"no {', '.join(missing)}", "these settings give the model its shape; add them")
+    return {ours: settings[theirs] for theirs, ours in names.items()}
+
+
+def refuse(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Settings that would change the numbers and that we do not compute: better no model than a wrong one."""
+    for name, values in allowed.items():
+        if name in settings and settings[name] not in values:
+            known = " or ".join(json.dumps(value) for value in values)
+            raise CheckpointError(f"{name} is {settings[name]!r}; only {known} is supported")
+
+
+def activation(settings: Mapping[str, Any], name: str, default: str) -> str:
+    word = settings.get(name, default)
+    if not isinstance(word, str) or word not in ACTIVATIONS:
+        raise CheckpointError(f"{name} is {word!r}; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[word]
+
+
+def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = settings.get(name, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{name} is {value!r}; expected true or false")
+    return value
+
+
+def placed(error: CheckpointError, path: Path, names: Mapping[str, str]) -> CheckpointError:
+    """The same error with the file in front and, for a Config field, the word the file uses for it."""
+    message = error.message.removeprefix("config: ")
+    theirs = [f"{ours} is written {word}" for word, ours in names.items() if ours in message.split()]
+    hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint
+    return CheckpointError(f"{path}: {message}", hint)

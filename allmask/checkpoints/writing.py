@@ -1,0 +1,184 @@
+"""Writing a model folder in the Hugging Face layout: complete and on disk under another name first, then renamed.
+
+A model that BERT's or GPT-2's `config.json` can say is written so, and transformers loads it; any other (a BERT with
+norms in front, an encoder–decoder) is written in our own layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from allmask.checkpoints import own
+from allmask.checkpoints.names import expected_shapes, heads_in
+from allmask.checkpoints.reading import FAMILIES, WEIGHTS, check
+from allmask.checkpoints.renaming import Family
+from allmask.config import Config
+from allmask.errors import CheckpointError, ResourceError
+
+_TOKENIZER_FILES = frozenset(
+    ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
+     "added_tokens.json")
+)  # fmt: skip
+
+
+class SavesItself(Protocol):
+    def save(self, folder: Path, /) -> None: ...
+
+
+def write(
+    folder: str | Path, config: Config, tensors: Mapping[str, Tensor], tokenizer: SavesItself | None = None
+) -> None:
+    """Write a model folder, whole or not at all; one already there is replaced only when the new one is complete."""
+    folder = Path(folder).expanduser().resolve()
+    _refuse_foreign(folder)
+    settings, stored = _in_layout(folder, config, tensors)
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
+    try:
+        aside.mkdir(parents=True)
+        _fill(aside, settings, stored, tokenizer)
+        if folder.is_dir():
+            _carry_over(folder, aside, tokenizer is not None)
+        _swap(aside, folder)
+    except OSError as error:
+        raise ResourceError(
+            f"{folder}: cannot be written: {error.strerror or error}", "what was there is untouched"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file", "name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_model_folder(folder):
+        raise CheckpointError(f"{folder}: not empty, and not a model folder", "name a new folder, or empty this one")
+
+
+def _is_model_folder(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in WEIGHTS)
+
+
+# ---- what to write -------------------------------------------------------------------------------------------------
+
+
+def _in_layout(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and tensors as the file shall have them."""
+    heads = heads_in(tensors, config)
+    family = FAMILIES.get(config.family)
+    if family is None or not _can_say(family, config):
+        settings, stored = own.config_to(config, heads), dict(tensors)
+    else:
+        check(folder, expected_shapes(config, heads), tensors)
+        settings, stored = family.config_to(config, heads), _their_tensors(family, config, heads, tensors)
+    dtype = str(tensors["body.embedding.tokens.weight"].dtype).removeprefix("torch.")
+    return settings | {"dtype": dtype}, stored
+
+
+def _can_say(family: Family, config: Config) -> bool:
+    """Whether the family's settings, read back, give the same model."""
+    try:
+        return family.config_from(family.config_to(config, frozenset())) == config
+    except CheckpointError:
+        return False
+
+
+def _their_tensors(
+    family: Family, config: Config, heads: frozenset[str], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Names as transformers expects them: with the prefix where a head stands beside the body."""
+    renamed = family.to_theirs(dict(tensors), config.layers)
+    if family.second_bias and family.second_bias[1] in renamed and not config.tied:
+        renamed[family.second_bias[0]] = renamed[family.second_bias[1]].clone()
+    inside = {theirs for theirs, ours in family.table if ours.startswith(("body.", "pooler."))}
+    prefix = family.prefix if heads - {"pooler"} else ""
+    return {prefix + name if _starred(name) in inside else name: tensor for name, tensor in renamed.items()}
+
+
+def _starred(name: str) -> str:
+    """A name with its layer's number as the table writes it."""
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))
+
+
+# ---- how to write it -----------------------------------------------------------------------------------------------
+
+
+def _fill(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: SavesItself | None) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(_unshared(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # the library makes it private
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Safetensors refuses tensors that share memory, as slices of one matrix do: those after the first are copied."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return result
+
+
+def _carry_over(old: Path, new: Path, has_tokenizer: bool) -> None:
+    """Keep what else lies in a model folder (a README, labels): only weights, settings and tokenizer are replaced."""
+    for item in old.iterdir():
+        stale = (
+            item.name == "config.json" or _is_weights(item.name) or (has_tokenizer and item.name in _TOKENIZER_FILES)
+        )
+        if stale or (new / item.name).exists():
+            continue
+        if item.is_dir():
+            shutil.copytree(item, new / item.name, symlinks=True)
+        else:
+            shutil.copy2(item, new / item.name, follow_symlinks=False)
+
+
+def _is_weights(name: str) -> bool:
+    endings = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
+    return name.startswith(("model", "pytorch_model")) and name.endswith(endings)
+
+
+def _swap(new: Path, folder: Path) -> None:
+    """Put the new folder in place; the old one is moved aside and back if that fails, and removed only at the end."""
+    for item in [new, *new.rglob("*")]:
+        _sync(item)
+    old = new.with_suffix(".old")
+    replacing = folder.exists()
+    if replacing:
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if replacing:
+            old.rename(folder)
+        raise
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Make the system write a file or folder to disk, where it can."""
+    if path.is_symlink():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
