@@ -56,7 +56,7 @@ def read_vocab_txt(path: Path) -> dict[str, int]:
         lines.pop()
     ids: dict[str, int] = {}
     for id, piece in enumerate(lines):
-        if not piece.strip():
+        if not piece.strip(" \t"):  # other white space is a piece: the Chinese BERT has a line separator, U+2028
             raise CheckpointError(f"{path}:{id + 1}: the line is blank", _placeholder(id))
         if piece in ids:
             first = ids[piece] + 1
