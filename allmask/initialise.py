@@ -14,11 +14,14 @@ means the standard deviation that comes out, whatever the distribution: cutting 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from allmask.errors import UsageError
 
@@ -215,15 +218,37 @@ def initialise(
     variance to it; scaled so, all of them together add as much as one would.
     """
     fill = _choose(DISTRIBUTIONS, kind, "kind")
+
+    def draw(matrix: Tensor, _: nn.Module, name: str) -> None:
+        fill(matrix, std * residual_scale if name.endswith(residual) else std, rng)
+
+    return _start_all(module, draw)
+
+
+def initialise_xavier(module: nn.Module, rng: Generator | None = None) -> nn.Module:
+    """As the encoder–decoder of 2017 starts: matrices by Xavier, embeddings with 1/√width, the rest as above.
+
+    Embeddings multiplied by √width on the way in have size 1 there, and logits through them have size 1 on the way out.
+    """
+
+    def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
+        if isinstance(owner, nn.Embedding):
+            normal(matrix, matrix.shape[1] ** -0.5, rng)
+        else:
+            xavier_uniform(matrix, rng)
+
+    return _start_all(module, draw)
+
+
+def _start_all(module: nn.Module, draw: Callable[[Tensor, nn.Module, str], None]) -> nn.Module:
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
     for owner_name, owner in module.named_modules():
-        size = std * residual_scale if owner_name.endswith(residual) else std
         for name, parameter in owner.named_parameters(recurse=False):
             if id(parameter) in done:
                 continue
             done.add(id(parameter))
             if parameter.ndim >= 2:
-                fill(parameter, size, rng)
+                draw(parameter, owner, owner_name)
             else:
                 nn.init.constant_(parameter, 0.0 if "bias" in name else 1.0)
         _clear_padding(owner)
@@ -234,6 +259,81 @@ def initialise(
 def _clear_padding(owner: nn.Module) -> None:
     if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
         owner.weight[owner.padding_idx] = 0.0
+
+
+# ---- what becomes of a signal ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Root mean squares at one place of a stack."""
+
+    name: str
+    signal: float  # of the hidden states that leave it
+    gradient: float  # of what comes back to them from a cotangent of size 1 at the output
+    weights: float | None  # of its matrices; None for the input of a stack
+
+
+def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | None = None) -> list[Signal]:
+    """The size of signal and gradient on entering each stack `….layers` of a model and after each of its layers.
+
+    `run` is one forward pass that returns the output: `lambda: model(ids).hidden`. Dropout is off meanwhile, and the
+    gradients of parameters are left alone.
+    """
+    seen: dict[str, Tensor] = {}
+    modes = [(part, part.training) for part in model.modules()]
+    hooks = [hook for name, stack in _stacks(model) for hook in _watch(name, stack, seen)]
+    model.eval()
+    try:
+        with torch.enable_grad():
+            output = run()
+            cotangent = normal(torch.empty_like(output), 1.0, rng)
+            gradients = torch.autograd.grad(output, list(seen.values()), cotangent)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part, training in modes:
+            part.training = training
+    sizes = {
+        name: rms(p for p in part.parameters() if p.ndim >= 2) for name, part in model.named_modules() if name in seen
+    }
+    pairs = zip(seen.items(), gradients, strict=True)
+    return [Signal(name, rms([x]), rms([gradient]), sizes.get(name)) for (name, x), gradient in pairs]
+
+
+def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    named = [(name, part) for name, part in model.named_modules() if name.split(".")[-1] == "layers"]
+    stacks = [(name, part) for name, part in named if isinstance(part, nn.ModuleList) and len(part)]
+    if not stacks:
+        raise UsageError(f"{type(model).__name__} has no stack named `layers` to look into")
+    return stacks
+
+
+def _watch(name: str, stack: nn.ModuleList, seen: dict[str, Tensor]) -> list[RemovableHandle]:
+    """Hooks that note what enters the stack and what leaves each of its layers."""
+
+    def enter(_: nn.Module, given: tuple) -> tuple:
+        x = given[0] if given[0].requires_grad else given[0].detach().requires_grad_()  # of a frozen model too
+        seen[name.removesuffix("layers") + "input"] = x
+        return (x, *given[1:])
+
+    def leave(place: str, result: Any) -> None:
+        seen[place] = result[0] if isinstance(result, tuple) else result
+
+    after = [
+        layer.register_forward_hook(lambda _, __, result, place=f"{name}.{i}": leave(place, result))
+        for i, layer in enumerate(stack)
+    ]
+    return [stack[0].register_forward_pre_hook(enter), *after]
+
+
+@torch.no_grad()
+def rms(tensors: Iterable[Tensor]) -> float:
+    """The root of the mean square of all numbers in these tensors."""
+    total, count = 0.0, 0
+    for tensor in tensors:
+        total, count = total + float(tensor.double().square().sum()), count + tensor.numel()
+    return math.sqrt(total / count) if count else 0.0
 
 
 def _choose(table: dict, name: str, what: str):
