@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -137,6 +136,6 @@ def _replace(out: Path, write: Callable[[Path], None]) -> None:
         try:
             new.rename(out)
         except OSError:
-            old.rename(out)
+            if old.exists():
+                old.rename(out)
             raise
-        shutil.rmtree(old, ignore_errors=True)
