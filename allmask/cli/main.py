@@ -85,7 +85,8 @@ def _register(app: typer.Typer, name: str, module_name: str, short_help: str) ->
     module = import_module(module_name)
     epilog = examples(module.EXAMPLES)
     if isinstance(module.command, typer.Typer):
-        app.add_typer(module.command, name=name, help=module.__doc__, short_help=short_help, epilog=epilog)
+        texts = {"help": module.__doc__, "short_help": short_help, "epilog": epilog}
+        app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # no subcommand: said as any error
     else:
         app.command(name, short_help=short_help, epilog=epilog)(module.command)
 

@@ -48,7 +48,7 @@ def fail(
 @pytest.fixture(autouse=True)
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two made-up commands in the place of the real ones: `fail`, and `group` with its subcommand `fail`."""
-    group = typer.Typer()
+    group = typer.Typer(no_args_is_help=True)
     group.command("fail", epilog=examples("allmask group fail"))(fail)
     group.callback()(lambda: None)
     for name, command in {"fail": fail, "group": group}.items():
