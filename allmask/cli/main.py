@@ -140,6 +140,7 @@ def _in_our_words(error: BaseException) -> AllmaskError:
 def _usage_error(error: typer.TyperException) -> UsageError:
     close = getattr(error, "possibilities", None)  # of a mistyped option, best first
     message = f"{error.message}. Did you mean {close[0]}?" if close else error.format_message()
+    message = message.replace("Value error, ", "")  # what pydantic puts before a refused choice
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "add --help to see what is expected"
     return UsageError(message, hint)

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 import typer
@@ -36,6 +36,7 @@ def fail(
     how: Annotated[str, typer.Argument(help="What goes wrong.")] = "",
     source: Annotated[str, typer.Option(help="Some text.")] = "",
     layers: Annotated[int, typer.Option(help="How many.")] = 1,
+    tone: Annotated[Literal["soft", "sharp"], typer.Option(help="In which tone.")] = "soft",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Fail in the way asked for, or print what was given."""
@@ -123,6 +124,7 @@ def test_after_two_dashes_a_word_is_a_word(cli):
         (["--versoin"], "Did you mean --version?", "see allmask --help"),
         (["group", "fial"], "Did you mean 'fail'?", "see allmask group --help"),
         (["fail", "--layers", "two"], "'--layers'", "see allmask fail --help"),
+        (["fail", "--tone", "loud"], "'--tone': 'loud' is not one of 'soft'", "see allmask fail --help"),
         (["fail", "--layers"], "'--layers' requires an argument", "add --help to see what is expected"),
         (["fail", "data", "more"], "more", "see allmask fail --help"),
         (["group"], "Missing command", "see allmask group --help"),
