@@ -68,7 +68,11 @@ class Proof:
 
     def text(self, tokens: Sequence[str] | None = None) -> str:
         """Short lines of English; positions are named `3`, or `3:迎` when `tokens` are given."""
-        name = str if tokens is None else lambda i: f"{i}:{tokens[i]}"
+        named = {} if tokens is None else {i: f"{i}:{token}" for i, token in enumerate(tokens) if token != str(i)}
+
+        def name(position: int) -> str:
+            return named.get(position, str(position))
+
         lines = {
             "order": _order_text(self, name),
             "influence": _influence_text(self, name),
