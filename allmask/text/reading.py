@@ -78,6 +78,10 @@ def _settings(folder: Path) -> Settings:
     )
     settings = {**special, **config}
     decoder = settings.setdefault("added_tokens_decoder", {})
+    if not isinstance(decoder, dict):
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is no object of ids and tokens"
+        )
     listed = {entry.get("content") for entry in decoder.values() if isinstance(entry, dict)}
     decoder.update({str(id): {"content": piece} for piece, id in added.items() if piece not in listed})
     return settings
@@ -221,10 +225,18 @@ def _register(backend: Backend, specials: Specials, path: Path, settings: Settin
         if backend.token_to_id(token.content) != _id(id):
             actual = backend.token_to_id(token.content)
             raise CheckpointError(f"{path}: the added token {token.content!r} has id {id} but would get {actual}")
-    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    extra = [_content(piece) for piece in (extra.values() if isinstance(extra, dict) else extra)]
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    backend.add_special_tokens([piece for piece in [*specials.values(), *extra] if piece not in known])
+    backend.add_special_tokens([piece for piece in [*specials.values(), *_extra(settings)] if piece not in known])
+
+
+def _extra(settings: Settings) -> list[str]:
+    """Special tokens without a role, under the newer or the older name."""
+    name = "extra_special_tokens" if settings.get("extra_special_tokens") else "additional_special_tokens"
+    listed = settings.get(name) or []
+    pieces = [_content(piece) for piece in (listed.values() if isinstance(listed, dict) else listed)]
+    if not all(isinstance(piece, str) and piece for piece in pieces):
+        raise CheckpointError(f"tokenizer_config.json: {name} is {listed!r}; expected a list of pieces")
+    return pieces
 
 
 def _id(text: str) -> int:

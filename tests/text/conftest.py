@@ -20,12 +20,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uncased(corpus: Path) -> Tokenizer:
-    return train([corpus], "wordpiece", 300)
+    return train([corpus], "wordpiece", 200)
 
 
 @pytest.fixture(scope="session")
 def cased(corpus: Path) -> Tokenizer:
-    return train([corpus], "wordpiece", 320, lowercase=False)
+    return train([corpus], "wordpiece", 220, lowercase=False)
 
 
 @pytest.fixture(scope="session")

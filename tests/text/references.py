@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from itertools import pairwise
 
 import regex
 from hypothesis import strategies as st
@@ -41,7 +42,8 @@ TEXTS = [
 
 # Assigned characters of every kind the cleaning steps treat differently.
 _CHARACTERS = (
-    "abcdeghilmnorstuwxyzABRWÉéñüßåİıﬁ0129 .,;:!?'\"()[]#-_$+<>|~`^\t\n\r\u00a0\u2003\u3000\u2028\x00\x07\x7f\u200b\ufeff\ufffd\u00ad"
+    "abcdeghilmnorstuwxyzABRWÉéñüßåİıﬁ0129 .,;:!?'\"()[]#-_$+<>|~`^"
+    "\t\n\r\u00a0\u2003\u3000\u2028\x00\x07\x7f\u200b\ufeff\ufffd\u00ad"
     "\u0301\u0308北京欢迎你想吃啥白切鸡，。？：读写模型掩码龘𠀀㐀한글ไทยкириллицаελσςΣ—“”…😀👍🏽\u200d"
 )
 words = st.sampled_from([word for line in CORPUS for word in line.split()])
@@ -59,7 +61,7 @@ def wordpiece(text: str, vocabulary: dict[str, int], lowercase: bool) -> list[in
 
 
 def _cleaned(c: str) -> str:
-    if c in "\t\n\r" or c.isspace() and unicodedata.category(c) != "Cc":
+    if c in "\t\n\r" or (c.isspace() and unicodedata.category(c) != "Cc"):
         return " "
     if c == "\ufffd" or unicodedata.category(c).startswith("C"):
         return ""
@@ -100,7 +102,7 @@ def byte_bpe(text: str, vocabulary: dict[str, int], merges: list[tuple[str, str]
     ids: list[int] = []
     for word in _GPT2_WORDS.findall(text):
         parts = [letters[byte] for byte in word.encode()]
-        while pairs := [pair for pair in zip(parts, parts[1:], strict=False) if pair in rank]:
+        while pairs := [pair for pair in pairwise(parts) if pair in rank]:
             parts = _merge(parts, min(pairs, key=rank.__getitem__))
         ids += [vocabulary[part] for part in parts]
     return ids

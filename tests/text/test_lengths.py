@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +50,7 @@ def test_truncation_keeps_order_and_limit_and_loses_nothing_needlessly(length: i
         assert kept[0] == 0
     if length and rule != "head":
         assert kept[-1] == length - 1
-    jumps = sum(b - a > 1 for a, b in zip(kept, kept[1:], strict=False))
+    jumps = sum(b - a > 1 for a, b in pairwise(kept))
     assert jumps <= (rule == "head+tail")
 
 
@@ -58,7 +60,7 @@ def test_windows_cover_everything_and_overlap_as_said(length: int, size: int, da
     found = windows(length, size, stride)
     assert {place for start, end in found for place in range(start, end)} == set(range(length))
     assert all(end - start == min(size, length) for start, end in found)
-    steps = [b[0] - a[0] for a, b in zip(found, found[1:], strict=False)]
+    steps = [b[0] - a[0] for a, b in pairwise(found)]
     assert all(step == stride for step in steps[:-1])
     assert all(1 <= step <= stride for step in steps[-1:])
     assert found == windows(range(length), size, stride)
