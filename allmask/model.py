@@ -1,0 +1,182 @@
+"""A model: one body, the heads found with it, its tokenizer. `load()` brings it from disk, `save()` writes it back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from allmask import checkpoints
+from allmask.config import Config
+from allmask.errors import CheckpointError, UsageError
+from allmask.heads import Pooler, bert_head, plain_head
+from allmask.initialise import initialise
+from allmask.layers import ACTIVATIONS
+from allmask.masks import Mask
+from allmask.text import Tokenizer
+from allmask.transformer import Cache, Transformer
+
+log = logging.getLogger("allmask")
+
+OWN_MASKS = {"bidirectional": Mask.bidirectional, "causal": Mask.causal}
+PER_TOKEN = ("body.embedding.tokens.weight", "lm_head.bias", "lm_head.output.weight")  # tensors with a row a token
+
+
+@dataclass(frozen=True)
+class Output:
+    """Hidden states, and what the heads make of them, computed when asked for."""
+
+    hidden: Tensor  # (B, T, W)
+    model: Model
+    cache: Cache | None = None
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """(B, T, V), from the language model head. Where few positions matter: `model.logits(hidden[where])`."""
+        return self.model.logits(self.hidden)
+
+    @cached_property
+    def pooled(self) -> Tensor:
+        """(B, W), BERT's summary of the text."""
+        return self.model.head("pooler")(self.hidden)
+
+    @cached_property
+    def next_sentence(self) -> Tensor:
+        """(B, 2): the second segment follows the first, or is a random one."""
+        return self.model.head("nsp_head")(self.pooled)
+
+
+class Model(nn.Module):
+    """One Transformer body; `heads` are some of "pooler", "lm", "nsp"."""
+
+    def __init__(self, config: Config, heads: Iterable[str] = (), tokenizer: Tokenizer | None = None):
+        super().__init__()
+        heads = frozenset(heads)
+        self.config = config
+        self.tokenizer = tokenizer
+        self.body = Transformer(config)
+        self.pooler = Pooler(config.width) if heads & {"pooler", "nsp"} else None
+        self.lm_head = _lm_head(config) if "lm" in heads else None
+        self.nsp_head = nn.Linear(config.width, 2) if "nsp" in heads else None
+
+    @classmethod
+    def fresh(cls, config: Config, heads: Iterable[str] = (), rng: torch.Generator | None = None) -> Model:
+        """A new model, its weights drawn as its family draws them."""
+        model = cls(config, heads)
+        if config.family == "gpt2":
+            return initialise(model, config.init_std, rng, "normal", residual_scale=(2 * config.layers) ** -0.5)
+        return initialise(model, config.init_std, rng)
+
+    def forward(
+        self, ids: Tensor, mask: Mask | None = None, segments: Tensor | None = None, positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Output:  # fmt: skip
+        """Hidden states of `ids` (B, T) under a mask; None is the family's own, with no padding.
+
+        Positions are the mask's places unless given. With a cache (`Cache()` to begin) the ids are those that come
+        next, and the output carries the cache of all so far.
+        """
+        mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else mask
+        self._check(ids, mask, positions)
+        if cache is None:
+            return Output(self.body(ids, mask, positions, segments), self)
+        hidden, cache = self.body.step(ids, mask, cache, positions=positions, segments=segments)
+        return Output(hidden, self, cache)
+
+    def own_mask(self, valid: Tensor) -> Mask:
+        """The mask this family was pretrained with: bidirectional for BERT, causal for GPT-2."""
+        return OWN_MASKS[self.config.own_mask](valid)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (…, V) of any hidden states (…, W)."""
+        return self.head("lm_head")(hidden, self.body.embedding.tokens.weight)
+
+    def head(self, name: str) -> nn.Module:
+        head = getattr(self, name)
+        if head is None:
+            raise UsageError(f"this model has no {name}", f"it has: {', '.join(sorted(self.heads)) or 'a body only'}")
+        return head
+
+    @property
+    def heads(self) -> frozenset[str]:
+        named = {"pooler": self.pooler, "lm": self.lm_head, "nsp": self.nsp_head}
+        return frozenset(name for name, head in named.items() if head is not None)
+
+    def keep_tokens(self, ids: Sequence[int]) -> Model:
+        """The same model over part of its vocabulary: kept tokens keep their logits, special tokens always stay."""
+        tokenizer, kept = (None, sorted(set(ids))) if self.tokenizer is None else self.tokenizer.keep(ids)
+        _check_kept(kept, self.config.vocabulary)
+        pad = self.config.pad_token
+        config = replace(self.config, vocabulary=len(kept), pad_token=kept.index(pad) if pad in kept else None)
+        index = torch.tensor(kept)
+        rows = {name: tensor[index] if name in PER_TOKEN else tensor for name, tensor in self.state_dict().items()}
+        return _assemble(config, self.heads, tokenizer, rows)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder in the Hugging Face layout, whole or not at all."""
+        checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer)
+
+    def _check(self, ids: Tensor, mask: Mask, positions: Tensor | None) -> None:
+        if ids.ndim != 2 or tuple(ids.shape) != mask.shape:
+            raise UsageError(f"ids are {tuple(ids.shape)} and the mask is {mask.shape}; both must be (B, T)")
+        if ids.numel() == 0:
+            raise UsageError("no tokens: ids are empty")
+        last, limit = int((mask.place if positions is None else positions).max()), self.config.max_positions
+        if last >= limit:
+            raise UsageError(
+                f"position {last} is beyond the {limit} this model has", "truncate the text, see allmask.text"
+            )
+        if int(ids.max()) >= self.config.vocabulary or int(ids.min()) < 0:
+            raise UsageError(f"token id {int(ids.max())} is not in the vocabulary of {self.config.vocabulary}")
+
+
+def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Model:
+    """A model from a folder or file, the bundled name "minilm", or "org/name" on the hub; fp32 unless asked otherwise.
+
+    model = allmask.load("minilm")
+    model = allmask.load("chinese_L-12_H-768_A-12", keep_tokens=common)
+    """
+    found = checkpoints.read(checkpoints.resolve(source))
+    for name in found.left_out:
+        log.warning("%s: %s is a head allmask does not use here; it was left out", source, name)
+    dtype = torch.float32 if dtype is None else dtype
+    tensors = {name: tensor.to(dtype) for name, tensor in found.tensors.items()}
+    model = _assemble(found.config, found.heads, _tokenizer(found), tensors)
+    return model if keep_tokens is None else model.keep_tokens(keep_tokens)
+
+
+def _assemble(config: Config, heads: Iterable[str], tokenizer: Tokenizer | None, tensors: dict[str, Tensor]) -> Model:
+    """A model around given tensors: built without memory of its own, then handed them."""
+    with torch.device("meta"):
+        model = Model(config, heads, tokenizer)
+    model.load_state_dict(tensors, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model.eval()
+
+
+def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
+    """The tokenizer beside the weights, if there is one; one that does not fit them is an error."""
+    tokenizer = Tokenizer.find(found.folder)
+    if tokenizer is not None and tokenizer.size > found.config.vocabulary:
+        raise CheckpointError(
+            f"{found.folder}: the tokenizer has {tokenizer.size:,} tokens, the model {found.config.vocabulary:,}"
+        )
+    return tokenizer
+
+
+def _check_kept(kept: Sequence[int], vocabulary: int) -> None:
+    if not kept or kept[0] < 0 or kept[-1] >= vocabulary:
+        raise UsageError(f"keep_tokens must be ids from 0 to {vocabulary - 1}")
+
+
+def _lm_head(config: Config) -> nn.Module:
+    if config.family == "bert":
+        activation = ACTIVATIONS[config.activation]()
+        return bert_head(config.width, config.vocabulary, activation, config.epsilon, config.tied)
+    return plain_head(config.width, config.vocabulary, config.tied)

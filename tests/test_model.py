@@ -1,0 +1,145 @@
+"""The model as users hold it: heads, keep_tokens, fresh weights, dtypes, clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import allmask
+from allmask import config as configs
+from allmask.errors import CheckpointError, UsageError
+from allmask.heads import columnwise_linear
+from allmask.masks import Mask
+from allmask.model import Model
+from allmask.text import propose_keep_tokens
+
+SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 12}
+
+
+def fresh(preset=configs.bert_base, heads=("lm",), **changes):
+    return Model.fresh(replace(preset(), **{**SMALL, **changes}), heads, torch.Generator().manual_seed(0)).eval()
+
+
+IDS = torch.tensor([[2, 7, 11, 30, 3], [2, 39, 7, 3, 5]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sets(st.integers(0, 39), min_size=2),
+    st.sampled_from([True, False]),
+    st.sampled_from([configs.bert_base, configs.gpt2]),
+)
+def test_kept_logits_are_bit_identical(kept, tied, preset):
+    model = fresh(preset, tied=tied)
+    kept = sorted(kept)
+    pruned = model.keep_tokens(kept)
+    new = torch.tensor([kept.index(i) for i in kept])
+    ids = torch.tensor([kept[:10]])
+    out, small = model(ids), pruned(new[None, :10])
+    assert torch.equal(out.hidden, small.hidden)
+    assert pruned.config.vocabulary == len(kept) == small.logits.shape[-1]
+    assert torch.equal(out.logits[..., kept], small.logits)
+
+
+def test_real_vocabulary_pruned_with_its_tokenizer(tmp_path):
+    """MiniLM: text of the corpus gives the same pieces and the same hidden states."""
+    model = allmask.load("minilm")
+    corpus = ["The attention mask is the program.", "Beijing welcomes you, 北京欢迎你!"]
+    kept = propose_keep_tokens(model.tokenizer, corpus)
+    small = allmask.load("minilm", keep_tokens=kept)
+    assert small.config.vocabulary == len(kept) == small.tokenizer.size < 200
+    for text in corpus:
+        old, new = model.tokenizer.encode(text), small.tokenizer.encode(text)
+        assert old.tokens == new.tokens
+        with torch.no_grad():
+            hidden = model(torch.tensor([old.ids])).hidden
+            assert torch.equal(hidden, small(torch.tensor([new.ids])).hidden)
+    assert {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} <= {small.tokenizer.id_to_token(i) for i in range(len(kept))}
+    assert small.config.pad_token == small.tokenizer.pad_id
+    small.save(tmp_path / "small")
+    again = allmask.load(tmp_path / "small")
+    assert again.tokenizer == small.tokenizer and again.config == small.config
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), small.state_dict().values(), strict=True))
+
+
+def test_the_output_layer_differentiates_like_a_plain_linear_layer():
+    x, w, b = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 16), (40, 16), (40,)))
+    ours, theirs = columnwise_linear(x, w, b), torch.nn.functional.linear(x, w, b)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    cotangent = torch.randn_like(ours)
+    for a, e in zip(
+        torch.autograd.grad(ours, (x, w, b), cotangent), torch.autograd.grad(theirs, (x, w, b), cotangent), strict=True
+    ):
+        torch.testing.assert_close(a, e, atol=1e-4, rtol=0)
+
+
+def test_keep_tokens_outside_the_vocabulary():
+    with pytest.raises(UsageError, match="from 0 to 39"):
+        fresh().keep_tokens([3, 40])
+
+
+@pytest.mark.parametrize(
+    "preset, heads", [(configs.bert_base, ("lm", "nsp")), (configs.gpt2, ("lm",)), (configs.bert_base, ())]
+)
+def test_saved_equals_loaded(preset, heads, tmp_path):
+    model = fresh(preset, heads)
+    model.save(tmp_path / "m")
+    back = allmask.load(tmp_path / "m")
+    assert back.config == model.config and back.heads == model.heads
+    assert torch.equal(back(IDS).hidden, model(IDS).hidden)
+
+
+def test_dtype_of_loading(tmp_path):
+    fresh().save(tmp_path / "m")
+    assert {p.dtype for p in allmask.load(tmp_path / "m", dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    half = fresh().to(torch.float16)
+    half.save(tmp_path / "half")
+    loaded = allmask.load(tmp_path / "half")
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert torch.equal(loaded.body.embedding.tokens.weight, half.body.embedding.tokens.weight.float())
+
+
+def test_a_loaded_model_can_be_trained(tmp_path):
+    fresh().save(tmp_path / "m")
+    model = allmask.load(tmp_path / "m")
+    model(IDS).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_fresh_gpt2_scales_what_writes_into_the_residual_stream():
+    model = fresh(configs.gpt2, width=64, layers=8)
+    plain, residual = model.body.layers[0].attention.query.weight, model.body.layers[0].attention.output.weight
+    assert plain.std().item() == pytest.approx(0.02, rel=0.05)
+    assert residual.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+
+
+def test_logits_only_where_there_is_a_target():
+    model, where = fresh(), torch.tensor([[False, True, False, False, True]] * 2)
+    out = model(IDS)
+    torch.testing.assert_close(model.logits(out.hidden[where]), out.logits[where], atol=1e-6, rtol=0)
+
+
+def test_clear_refusals():
+    model = fresh(heads=())
+    with pytest.raises(UsageError, match="no lm_head"):
+        _ = model(IDS).logits
+    with pytest.raises(UsageError, match="position 12 is beyond the 12"):
+        model(torch.ones(1, 13, dtype=torch.long))
+    with pytest.raises(UsageError, match="not in the vocabulary of 40"):
+        model(torch.tensor([[40]]))
+    with pytest.raises(UsageError, match="both must be"):
+        model(IDS, Mask.causal(torch.ones(2, 4).bool()))
+    with pytest.raises(UsageError, match="no tokens"):
+        model(torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+    fresh().save(tmp_path / "m")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(60))]
+    (tmp_path / "m" / "vocab.txt").write_text("\n".join(words))
+    with pytest.raises(CheckpointError, match="65 tokens, the model 40"):
+        allmask.load(tmp_path / "m")
