@@ -197,15 +197,16 @@ def _unreadable(place: _Place) -> Tensor:
 
 def _load(place: _Place, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The bytes of a tensor, checked; no more memory is taken than the file has bytes."""
-    if not place.file.is_file():
-        raise _damaged(place.file, "is not there")
     end = place.offset + place.size
-    if end > place.file.stat().st_size:
-        raise _damaged(place.file, f"cut short: {place.name} should lie at bytes {place.offset:,} to {end:,}")
-    content = bytearray(place.size)
-    with place.file.open("rb") as file:
-        file.seek(place.offset)
-        file.readinto(content)
+    try:
+        if end > place.file.stat().st_size:
+            raise _damaged(place.file, f"cut short: {place.name} should lie at bytes {place.offset:,} to {end:,}")
+        content = bytearray(place.size)
+        with place.file.open("rb") as file:
+            file.seek(place.offset)
+            file.readinto(content)
+    except OSError as error:
+        raise _damaged(place.file, f"cannot be read: {error.strerror}") from error
     if _masked(crc32c(content)) != place.checksum:
         raise _damaged(place.file, f"the checksum of {place.name} is wrong")
     return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)

@@ -46,7 +46,7 @@ def open_weights(path: Path) -> Store:
     if path.suffix in (".bin", ".pt", ".pth"):
         return _open_pickle(path)
     with reading(path):
-        return {name: Stored(*entry) for name, entry in open_bundle(path).items()}
+        return {name: Stored(shape, dtype, load) for name, (shape, dtype, load) in open_bundle(path).items()}
 
 
 @contextmanager

@@ -111,10 +111,14 @@ def _starred(name: str) -> str:
 
 
 def _fill(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: SavesItself | None) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(_unshared(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(_unshared(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, in the words of the library
+        raise OSError(str(error)) from error
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # the library makes it private
@@ -136,10 +140,8 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _carry_over(old: Path, new: Path, has_tokenizer: bool) -> None:
     """Keep what else lies in a model folder (a README, labels): only weights, settings and tokenizer are replaced."""
     for item in old.iterdir():
-        stale = (
-            item.name == "config.json" or _is_weights(item.name) or (has_tokenizer and item.name in _TOKENIZER_FILES)
-        )
-        if stale or (new / item.name).exists():
+        old_tokenizer = has_tokenizer and item.name in _TOKENIZER_FILES
+        if old_tokenizer or _is_weights(item.name) or (new / item.name).exists():
             continue
         if item.is_dir():
             shutil.copytree(item, new / item.name, symlinks=True)
