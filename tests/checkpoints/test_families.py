@@ -20,7 +20,11 @@ from allmask.errors import CheckpointError
 
 BERTS = [
     ("BertModel", {}, {"pooler"}),
-    ("BertModel", {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_act": "relu", "type_vocab_size": 3}, {"pooler"}),
+    (
+        "BertModel",
+        {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_act": "relu", "type_vocab_size": 3},
+        {"pooler"},
+    ),
     ("BertForMaskedLM", {"hidden_act": "gelu_new"}, {"lm"}),
     ("BertForMaskedLM", {"tie_word_embeddings": False}, {"lm"}),
     ("BertForPreTraining", {"layer_norm_eps": 1e-6, "hidden_dropout_prob": 0.0}, {"pooler", "lm", "nsp"}),
@@ -168,7 +172,9 @@ def test_there_and_back_is_the_same(family, layers, heads, inner, tied, parts, s
 def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path):
     from dataclasses import replace
 
-    config = replace(bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm_place="pre", norm="rms")
+    config = replace(
+        bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm_place="pre", norm="rms"
+    )
     tensors = {"body.embedding.tokens.weight": torch.randn(11, 8), "pooler.weight": torch.randn(8, 8)}
     write(tmp_path / "own", config, tensors)
     found = read(tmp_path / "own")

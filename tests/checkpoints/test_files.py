@@ -99,7 +99,10 @@ def test_extras_that_carry_nothing_are_ignored(tools, bert_folder, tmp_path):
     tools.same(read(bert_folder).tensors, before)
     tools.randomised(transformers.GPT2LMHeadModel(tools.gpt2_config())).save_pretrained(tmp_path / "gpt2")
     before = read(tmp_path / "gpt2").tensors
-    buffers = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12), "transformer.h.1.attn.masked_bias": torch.tensor(-1e4)}
+    buffers = {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12),
+        "transformer.h.1.attn.masked_bias": torch.tensor(-1e4),
+    }
     rewrite(tmp_path / "gpt2", lambda state: state | buffers)
     tools.same(read(tmp_path / "gpt2").tensors, before)
 

@@ -99,7 +99,9 @@ def test_settings_are_needed_and_judged(copy):
         read(copy)
     settings = json.loads((copy / "kept.json").read_text())
     (copy / "bert_config.json").write_text(json.dumps(settings | {"num_hidden_layers": 3}))
-    with pytest.raises(CheckpointError, match=r"missing +bert/encoder/layer_2/output/dense/kernel +expected \[32, 16\]"):
+    with pytest.raises(
+        CheckpointError, match=r"missing +bert/encoder/layer_2/output/dense/kernel +expected \[32, 16\]"
+    ):
         read(copy)
     (copy / "bert_config.json").write_text(json.dumps(settings | {"vocab_size": 41}))
     with pytest.raises(CheckpointError, match=r"word_embeddings +expected \[41, 16\], found \[40, 16\]"):
