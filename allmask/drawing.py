@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ SEEN, UNSEEN = "■", "·"
 _TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # one a document, then again
 _EMPTY, _INK, _QUIET = "#EEF1F5", "#2A2F3A", "#8B93A1"
 _ROUNDED = 40  # more tokens than this are painted as one image, without names
+_LATIN = "DejaVu Sans"  # comes with matplotlib
 _CJK_FAMILIES = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Hiragino Sans GB",
     "Heiti SC", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Droid Sans Fallback",
@@ -264,12 +267,12 @@ class _Fonts:
     def find(cls, text: str, as_text: bool) -> _Fonts:
         """Add fonts until the text is covered. Letters nobody has are an error, unless the viewer may have them."""
         missing = {character for character in text if not character.isspace()}
-        families = []
+        families = [_LATIN]  # also for the □ of what is missing
         for family, path in _candidates():
             covered = missing & _characters(path)
-            if covered:
+            if covered and family not in families:
                 families.append(family)
-                missing -= covered
+            missing -= covered
             if not missing:
                 break
         letters = sorted(character for character in missing if unicodedata.category(character)[0] == "L")
@@ -290,18 +293,18 @@ class _Fonts:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Family and file of each font to try: matplotlib's own, installed Chinese ones, those in Python packages."""
+    """Family and file of each font to try: matplotlib's own, those in Python packages, installed Chinese ones."""
     from matplotlib.font_manager import fontManager
 
-    installed: dict[str, str] = {}
-    for entry in fontManager.ttflist:
-        installed.setdefault(entry.name, entry.fname)
-    for family in ("DejaVu Sans", *_CJK_FAMILIES):
+    yield _LATIN, str(fontManager.findfont(_LATIN))
+    for path in map(str, _packaged_fonts()):
+        if all(entry.fname != path for entry in fontManager.ttflist):
+            fontManager.addfont(path)
+        yield next(entry.name for entry in fontManager.ttflist if entry.fname == path), path
+    installed = {entry.name for entry in fontManager.ttflist}
+    for family in _CJK_FAMILIES:
         if family in installed:
-            yield family, installed[family]
-    for path in _packaged_fonts():
-        fontManager.addfont(path)
-        yield fontManager.ttflist[-1].name, str(path)
+            yield family, str(fontManager.findfont(family))
 
 
 def _packaged_fonts() -> Iterable[Path]:
@@ -319,14 +322,17 @@ def _characters(path: str) -> set[str]:
     return {chr(code) for code in FT2Font(path).get_charmap()}
 
 
-def _style(fonts: _Fonts):
+@contextmanager
+def _style(fonts: _Fonts) -> Iterator[None]:
     """Outlines instead of text where we have the font: the picture then looks the same everywhere."""
     from matplotlib import rc_context
 
-    return rc_context(
-        {
-            "font.family": [*fonts.families, "sans-serif"] if fonts.as_text else fonts.families,
-            "svg.fonttype": "none" if fonts.as_text else "path",
-            "svg.hashsalt": "allmask",
-        }
-    )
+    settings: Any = {
+        "font.family": [*fonts.families, "sans-serif"] if fonts.as_text else fonts.families,
+        "svg.fonttype": "none" if fonts.as_text else "path",
+        "svg.hashsalt": "allmask",
+    }
+    with rc_context(settings), warnings.catch_warnings():
+        if fonts.as_text:  # matplotlib misses glyphs that it need not draw
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
