@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from allmask.errors import UsageError
 
 Activation = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound=nn.Module)
 
 
 # ---- distributions: mean 0 and the standard deviation asked for ------------------------------------------------
@@ -204,13 +205,13 @@ RESIDUAL = ("attention.output", "cross.output", "feed_forward.contract")  # what
 
 
 def initialise(
-    module: nn.Module,
+    module: M,
     std: float = 0.02,
     rng: Generator | None = None,
     kind: str = "truncated_normal",
     residual_scale: float = 1.0,
     residual: tuple[str, ...] = RESIDUAL,
-) -> nn.Module:
+) -> M:
     """Fresh weights everywhere: matrices drawn with `std`, biases 0, the gains of norms 1, the padding row 0.
 
     BERT: `initialise(model, 0.02, rng)`. GPT-2: `initialise(model, 0.02, rng, "normal", (2 * layers) ** -0.5)`: the
@@ -225,7 +226,7 @@ def initialise(
     return _start_all(module, draw)
 
 
-def initialise_xavier(module: nn.Module, rng: Generator | None = None) -> nn.Module:
+def initialise_xavier(module: M, rng: Generator | None = None) -> M:
     """As the encoder–decoder of 2017 starts: matrices by Xavier, embeddings with 1/√width, the rest as above.
 
     Embeddings multiplied by √width on the way in have size 1 there, and logits through them have size 1 on the way out.
@@ -240,7 +241,7 @@ def initialise_xavier(module: nn.Module, rng: Generator | None = None) -> nn.Mod
     return _start_all(module, draw)
 
 
-def _start_all(module: nn.Module, draw: Callable[[Tensor, nn.Module, str], None]) -> nn.Module:
+def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
     for owner_name, owner in module.named_modules():
         for name, parameter in owner.named_parameters(recurse=False):

@@ -362,3 +362,135 @@ def test_a_tied_matrix_is_drawn_once_and_the_result_repeats():
 def test_what_cannot_be_is_said(call, words):
     with pytest.raises(UsageError, match=words):
         call()
+
+
+def test_the_encoder_decoder_of_2017_starts_with_xavier_and_unit_embeddings():
+    model = init.initialise_xavier(noisy(Tied()), seeded())
+    deviation = {name: float(p.detach().std()) for name, p in model.named_parameters() if p.ndim == 2}
+    assert deviation["embed.weight"] == pytest.approx(64**-0.5, rel=5 / math.sqrt(2 * 32_000))
+    for name in ("block.up.weight", "block.down.weight"):
+        assert deviation[name] == pytest.approx(math.sqrt(2 / 320), rel=5 * math.sqrt(0.2 / 16_384))
+    assert model.norm.weight.eq(1).all() and model.logits.bias.eq(0).all() and not model.embed.weight[0].any()
+
+
+# ---- the report of signal and gradient ---------------------------------------------------------------------------
+
+
+class Times(nn.Module):
+    """A layer that multiplies; like ours, it returns what it made and what it read."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 2), factor))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return x * self.weight[0, 0], None
+
+
+class Stack(nn.Module):
+    def __init__(self, *factors: float):
+        super().__init__()
+        self.layers = nn.ModuleList(Times(factor) for factor in factors)
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.dropout(x)
+
+
+def test_the_report_is_what_one_works_out_by_hand():
+    model, x = Stack(2.0, 3.0, 0.5), torch.full((4, 8), 10.0)
+    rows = init.signal_report(model, lambda: model(x), seeded(1))
+    assert [row.name for row in rows] == ["input", "layers.0", "layers.1", "layers.2"]
+    assert [row.signal for row in rows] == pytest.approx([10, 20, 60, 30])
+    cotangent = init.rms([init.normal(torch.empty(4, 8), 1.0, seeded(1))])
+    assert [row.gradient for row in rows] == pytest.approx([3 * cotangent, 1.5 * cotangent, 0.5 * cotangent, cotangent])
+    assert [row.weights for row in rows] == [None, 2.0, 3.0, 0.5]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_report_leaves_no_trace(frozen):
+    model, x = Stack(2.0, 3.0).requires_grad_(not frozen), torch.ones(2, 2)
+    model.dropout.train()
+    model.layers.eval()
+    with torch.no_grad():  # the caller's mode does not matter
+        assert init.signal_report(model, lambda: model(x))[-1].signal == pytest.approx(6)
+    assert model.training and model.dropout.training and not model.layers[0].training
+    assert all(p.grad is None for p in model.parameters())
+    with pytest.raises(ZeroDivisionError):
+        init.signal_report(model, lambda: 1 / 0)
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.layers)
+    assert model.training and not model.layers[0].training
+
+
+def test_the_report_looks_into_both_stacks_of_another_librarys_model():
+    model = nn.Transformer(16, 2, 2, 3, 32, batch_first=True)
+    x = init.normal(torch.empty(2, 5, 16), 1.0, seeded())
+    rows = init.signal_report(model, lambda: model(x, x), seeded())
+    assert [row.name for row in rows if "input" in row.name] == ["encoder.input", "decoder.input"]
+    assert len(rows) == 7 and all(row.gradient > 0 for row in rows)
+    after_norm = [row.signal for row in rows if "layers" in row.name]
+    assert after_norm == pytest.approx([1.0] * 5, rel=1e-3)  # post-norm: every layer's output has size 1
+
+
+def test_a_model_without_layers_is_said():
+    with pytest.raises(UsageError, match="Linear has no stack"):
+        init.signal_report(nn.Linear(2, 2), lambda: torch.zeros(1))
+
+
+def residual_stack(norm_place: str, depth: int, start) -> tuple[Stack, torch.Tensor]:
+    """Feed-forward steps only, x + W₂ relu(W₁ x), with the norm before or after."""
+    from allmask.layers import Attention, FeedForward, Layer
+
+    class Feed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            norms = (nn.Identity(), nn.LayerNorm(256))
+            feed_forward = FeedForward(256, 1024, nn.ReLU())
+            self.step = Layer(Attention(256, 4), feed_forward, norms, norm_place, 0.0)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return self.step.feed(x), None
+
+    stack = Stack()
+    stack.layers = nn.ModuleList(Feed() for _ in range(depth))
+    return start(stack), init.normal(torch.empty(64, 256), 1.0, seeded(1))
+
+
+def unit_steps(scale: float = 1.0):
+    """Matrices by which each residual step adds a signal of size `scale` to one of size 1."""
+
+    def start(stack: nn.Module) -> nn.Module:
+        init.initialise(stack)
+        rng = seeded(2)
+        for layer in stack.layers:
+            init.scaled(layer.step.feed_forward.expand.weight, rng)
+            init.he(layer.step.feed_forward.contract.weight, rng).data.mul_(scale)
+        return stack
+
+    return start
+
+
+def test_pre_norm_grows_as_the_root_of_depth_and_post_norm_keeps_signal_and_gradient():
+    """A step adds a unit signal, and sends a unit gradient back beside the direct one: variance 1 + 1, both ways.
+
+    The norm after it halves both again. The norm before it divides by the size so far instead, so that the signal's
+    variance is 1 + l after l layers, and the gradient's (1 + L)/(1 + l), a product in which all but the ends cancel.
+    """
+    depth = 12
+    stack, x = residual_stack("post", depth, unit_steps())
+    post = init.signal_report(stack, lambda: stack(x), seeded())
+    assert [row.signal for row in post] == pytest.approx([1.0] * (depth + 1), rel=0.02)
+    assert [row.gradient for row in post] == pytest.approx([1.0] * (depth + 1), rel=0.15)
+    stack, x = residual_stack("pre", depth, unit_steps())
+    pre = init.signal_report(stack, lambda: stack(x), seeded())
+    assert [row.signal**2 for row in pre] == pytest.approx([1 + i for i in range(depth + 1)], rel=0.1)
+    assert [row.gradient**2 for row in pre] == pytest.approx([(1 + depth) / (1 + i) for i in range(depth + 1)], rel=0.1)
+
+
+def test_the_residual_scale_makes_all_layers_add_what_one_would():
+    depth = 24
+    stack, x = residual_stack("pre", depth, unit_steps(depth**-0.5))
+    rows = init.signal_report(stack, lambda: stack(x), seeded())
+    assert rows[-1].signal ** 2 == pytest.approx(2.0, rel=0.1)

@@ -48,7 +48,10 @@ def command(
     text: Annotated[str | None, typer.Option(help="Send this text through the model, not random tokens.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many random tokens a row.")] = 64,
     seed: Annotated[
-        int, typer.Option(help="Seed of what is random: tokens, a fresh model, the gradient sent back.")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Seed of all that is random: tokens, a fresh model, the gradient sent back."
+        ),
     ] = 0,
     png: Annotated[Path | None, typer.Option(help="Plot signal and gradient per layer into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -71,7 +74,7 @@ def command(
         network, config = _loaded(str(model), heads)
     signals = [] if shapes_only else _signals(network, config, text, tokens, rng)
     if png is not None:
-        _plot(signals, preset or str(model), png)
+        _plot(signals, _title(config), png)
         note(f"{png}: signal and gradient per layer")
     tensors = _tensors(network)
     result = {
@@ -194,12 +197,16 @@ def _pass(network: Any, ids: Tensor) -> Callable[[], Tensor]:
 
 
 def _in_words(result: dict[str, Any], config: Config, signals: Sequence[Signal], every: bool) -> str:
-    depth = f"{config.layers} + {config.decoder_layers}" if config.decoder_layers else str(config.layers)
-    title = f"{result['source']}: {config.family}, {depth} layers, {config.width} wide, {config.heads} heads"
     heads = f", with {' and '.join(result['heads'])}" if result["heads"] else ""
     total = f"{result['parameters']:,} parameters, {result['bytes'] / 1e6:,.1f} MB"
-    parts = [f"{title}, vocabulary {config.vocabulary:,}{heads}", _shape_table(result["tensors"], every), total]
+    title = f"{result['source']}: {_title(config)}, vocabulary {config.vocabulary:,}{heads}"
+    parts = [title, _shape_table(result["tensors"], every), total]
     return "\n\n".join([*parts, _signal_table(signals)] if signals else parts)
+
+
+def _title(config: Config) -> str:
+    depth = f"{config.layers} + {config.decoder_layers}" if config.decoder_layers else str(config.layers)
+    return f"{config.family}, {depth} layers, {config.width} wide, {config.heads} heads"
 
 
 def _shape_table(tensors: Sequence[dict[str, Any]], every: bool) -> str:
