@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,8 +153,6 @@ def test_tables_pair_names_one_to_one(family):
     seed=st.integers(0, 2**32),
 )
 def test_there_and_back_is_the_same(family, layers, heads, inner, tied, parts, seed):
-    from dataclasses import replace
-
     base = gpt2() if family is GPT2 else bert_tiny()
     sizes = dict(vocabulary=11, width=6 * heads, heads=heads, inner=inner, layers=layers, max_positions=5)
     config = replace(base, **sizes, tied=tied or family is GOOGLE_BERT)
@@ -170,8 +169,6 @@ def test_there_and_back_is_the_same(family, layers, heads, inner, tied, parts, s
 
 
 def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path):
-    from dataclasses import replace
-
     config = replace(
         bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm_place="pre", norm="rms"
     )
@@ -184,8 +181,6 @@ def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path)
 
 
 def test_our_own_layout_judges_its_settings(tmp_path):
-    from dataclasses import replace
-
     config = replace(bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm="rms")
     write(tmp_path / "own", config, {"body.embedding.tokens.weight": torch.zeros(11, 8)})
     file = tmp_path / "own" / "config.json"

@@ -1,4 +1,4 @@
-"""Broken files and files made to harm: one kind of error, exit code 4, nothing allocated, nothing run, nothing half-loaded."""
+"""Broken files and files made to harm: one kind of error, exit code 4, nothing allocated, nothing run."""
 
 from __future__ import annotations
 
@@ -158,12 +158,21 @@ def test_settings_that_are_no_text(bert_folder):
     refused(bert_folder, "config.json: not valid JSON")
 
 
+def test_settings_too_long_to_be_any(bert_folder):
+    with (bert_folder / "config.json").open("wb") as file:
+        file.truncate(10**9)  # a sparse file: it says so, and holds nothing
+    refused(bert_folder, "config.json: 1,000,000,000 bytes")
+
+
 def test_the_line_of_a_slip_is_told(bert_folder):
     (bert_folder / "config.json").write_text('{\n  "hidden_size": 16,\n  "vocab_size" 40\n}')
     refused(bert_folder, "config.json:3: not valid JSON")
 
 
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings")  # fmt: skip
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SIZES)

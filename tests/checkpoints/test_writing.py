@@ -112,7 +112,7 @@ def test_a_failure_at_any_step_leaves_the_old_model(model, tmp_path, tools, monk
             return rename(self, target)
 
         monkeypatch.setattr(writing.Path, "rename", second_fails)
-    with pytest.raises(ResourceError, match="cannot be written: .*(No space|error|busy)") as caught:
+    with pytest.raises(ResourceError, match=r"cannot be written: .*(No space|error|busy)") as caught:
         write(tmp_path / "theirs", model.config, changed, Fails() if step == "tokenizer" else None)
     assert caught.value.exit_code == 5
     tools.same(read(tmp_path / "theirs").tensors, expected)
