@@ -494,3 +494,4 @@ def test_the_residual_scale_makes_all_layers_add_what_one_would():
     stack, x = residual_stack("pre", depth, unit_steps(depth**-0.5))
     rows = init.signal_report(stack, lambda: stack(x), seeded())
     assert rows[-1].signal ** 2 == pytest.approx(2.0, rel=0.1)
+    assert rows[0].gradient ** 2 == pytest.approx(2.0, rel=0.1)
