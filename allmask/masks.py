@@ -111,7 +111,8 @@ class Mask:
         好  ·  ·  ■  ■
         """
         _check(document.shape == mask.order.shape, f"document is {tuple(document.shape)}, the mask {mask.shape}")
-        return replace(mask, group=torch.where(mask.group < 0, -1, document.long()), place=None)
+        group = torch.where(mask.group < 0, -1, document.long())
+        return replace(mask, group=group, place=None if mask.matrix is None else mask.place)  # a matrix keeps its cells
 
     @classmethod
     def from_matrix(cls, visible: Tensor) -> Mask:
@@ -213,6 +214,8 @@ class Mask:
         first = masks[0]
         alike = all(m.window == first.window and (m.matrix is None) == (first.matrix is None) for m in masks)
         _check(alike, "masks with different windows, or with and without a matrix, cannot be joined")
+        same = dim == 0 or all(_same(m.matrix, first.matrix) for m in masks)
+        _check(same, "masks made from different matrices cannot be joined: no cell says who sees whom")
         names = ["order", "group", "place"] + (["matrix"] if first.matrix is not None and dim == 0 else [])
         return replace(first, **{name: torch.cat([getattr(m, name) for m in masks], dim) for name in names})
 
@@ -253,6 +256,10 @@ def _boolean(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
 def _indices(like: Tensor) -> Tensor:
     return torch.arange(like.shape[1], device=like.device).expand_as(like)
 
@@ -269,5 +276,6 @@ def _count_within(group: Tensor) -> Tensor:
 
 def _groups(valid: Tensor | None, like: Tensor | None = None) -> Tensor:
     if valid is None:
+        assert like is not None
         return torch.zeros_like(like, dtype=torch.long)
     return torch.where(_boolean(valid, "valid"), 0, -1)
