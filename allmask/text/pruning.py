@@ -33,7 +33,8 @@ def prune(backend: Backend, ids: Iterable[int], always: Iterable[int]) -> tuple[
     """The tokenizer with these ids, those `always` kept and those they need, renumbered in order; and that list."""
     parts = json.loads(backend.to_str())
     _expect_prunable(parts["model"])
-    kept = sorted(_closure(parts["model"], backend, {*ids, *always}))
+    framing = _framing_ids(parts["post_processor"])
+    kept = sorted(_closure(parts["model"], backend, {*ids, *always, *framing}))
     new = {old: index for index, old in enumerate(kept)}
     _prune_model(parts["model"], new)
     parts["added_tokens"] = [{**token, "id": new[token["id"]]} for token in parts["added_tokens"] if token["id"] in new]
@@ -57,17 +58,25 @@ def _prune_model(model: dict[str, Any], new: Mapping[int, int]) -> None:
 
 
 def _renumber(processor: dict[str, Any] | None, new: Mapping[int, int]) -> None:
-    """The framing tokens carry their ids; each kind of processor writes them in its own way."""
-    if processor is None:
-        return
-    for part in processor.get("processors", ()):
-        _renumber(part, new)
-    for token in processor.get("special_tokens", {}).values():
+    for token in _framing(processor):
         token["ids"] = [new[id] for id in token["ids"]]
-    for name in ("cls", "sep"):
-        if name in processor:
-            piece, id = processor[name]
-            processor[name] = [piece, new[id]]
+    for part in _parts(processor):
+        part |= {name: [part[name][0], new[part[name][1]]] for name in ("cls", "sep") if name in part}
+
+
+def _framing_ids(processor: dict[str, Any] | None) -> set[int]:
+    """The ids put around every text."""
+    named = {part[name][1] for part in _parts(processor) for name in ("cls", "sep") if name in part}
+    return named.union(*(token["ids"] for token in _framing(processor)))
+
+
+def _framing(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A template lists its tokens; the older processors have a [piece, id] under "cls" and "sep" instead."""
+    return [token for part in _parts(processor) for token in part.get("special_tokens", {}).values()]
+
+
+def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if processor is None else processor.get("processors", [processor])
 
 
 def _joiner(model: dict[str, Any]):

@@ -69,7 +69,7 @@ class _Corpus:
             yield batch
 
     def frequent(self, backend: Backend, count: int | None) -> list[str] | None:
-        """The `count` most frequent characters after cleaning; among equals the smaller code, to be repeatable."""
+        """The `count` most frequent characters after cleaning; among equals those seen first."""
         if count is None:
             return None
         counts: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class _Corpus:
             for text in batch:
                 for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
                     counts.update(word)
-        return sorted(counts, key=lambda character: (-counts[character], character))[:count]
+        return [character for character, _ in counts.most_common(count)]
 
 
 def _train_wordpiece(corpus: _Corpus, size: int, minimum: int, alphabet: int | None, lowercase: bool) -> Tokenizer:

@@ -123,7 +123,12 @@ def test_settings_mean_what_they_mean_in_transformers(uncased: Tokenizer, tmp_pa
     shutil.copy(tmp_path / "old" / part, tmp_path / "new")
     config = json.loads((tmp_path / "old/tokenizer_config.json").read_text())
     (tmp_path / "new/tokenizer_config.json").write_text(json.dumps(config | setting))
-    expect_same(Tokenizer.load(tmp_path / "new"), reference(tmp_path / "new"))
+    ours = Tokenizer.load(tmp_path / "new")
+    expect_same(ours, reference(tmp_path / "new"))
+    ours.save(tmp_path / "again")
+    expect_same(ours, reference(tmp_path / "again"))
+    (tmp_path / "again/tokenizer.json").unlink()
+    assert Tokenizer.load(tmp_path / "again") == ours
 
 
 @pytest.mark.parametrize("setting", [{"add_prefix_space": True}, {"add_bos_token": True}, {"pad_token": "<|pad|>"}])

@@ -169,7 +169,24 @@ def test_the_real_vocabulary_shrinks_and_cuts_the_same(minilm: Path):
     new, kept = old.keep(propose_keep_tokens(old, [*CORPUS, *TEXTS]))
     assert len(kept) < old.size // 50
     for text in [*CORPUS, *TEXTS]:
-        assert new.encode(text).tokens == old.encode(text).tokens
+        assert [kept[id] for id in new.encode(text, "and").ids] == old.encode(text, "and").ids
+
+
+@pytest.mark.parametrize("processor", ["BertProcessing", "RobertaProcessing", "Sequence"])
+def test_every_way_to_frame_a_text_is_renumbered(tmp_path: Path, processor: str):
+    from tokenizers import processors
+
+    tokenizer = wordpiece(tmp_path, "a", "b", "c", "<s>", "</s>")
+    sep, cls = ("</s>", 8), ("<s>", 7)
+    tokenizer.backend.post_processor = {
+        "BertProcessing": lambda: processors.BertProcessing(sep, cls),
+        "RobertaProcessing": lambda: processors.RobertaProcessing(sep, cls),
+        "Sequence": lambda: processors.Sequence([processors.ByteLevel(), processors.BertProcessing(sep, cls)]),
+    }[processor]()
+    new, kept = tokenizer.keep([6])
+    assert kept == [0, 1, 2, 3, 6, 7, 8]
+    assert [kept[id] for id in new.encode("c", "c").ids] == tokenizer.encode("c", "c").ids
+    assert new.encode("c").tokens == ["<s>", "c", "</s>"]
 
 
 def test_ids_that_are_not_there_are_refused(uncased: Tokenizer):
