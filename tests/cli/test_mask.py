@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ import torch
 from allmask.cli.mask import Kind, read_matrix, split
 from allmask.errors import DataError
 from allmask.masks import Mask
+
+ROOT = Path(__file__).parents[2]
 
 # Rows are what is predicted, columns what is read, as figures of language models are usually drawn.
 FIGURES = {
@@ -103,6 +108,26 @@ def test_the_five_figures_line_by_line(cli, name):
     words, picture = FIGURES[name]
     lines = [line.removeprefix("        ") for line in picture.strip("\n").splitlines()[:-1]]
     assert cli("mask", *words, "--predict").out.splitlines()[: len(lines)] == lines
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_of_the_documentation_show_them(name):
+    text = (ROOT / "docs" / "figures" / f"{name}.svg").read_text()
+    fills = re.findall(r"fill: (#\w+)", text[text.index("PatchCollection_1") :].split("</g>")[0])
+    expected = [cell for row in cells(FIGURES[name][1])[2] for cell in row]
+    assert [int(fill == min(fills, key=brightness)) for fill in fills] == expected  # the darker ones are seen
+
+
+def brightness(colour: str) -> int:
+    return sum(bytes.fromhex(colour[1:]))
+
+
+def test_the_documentation_shows_what_is_printed(cli, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```console\n\$ allmask (.*?)\n(.*?)```", (ROOT / "docs" / "masks.md").read_text(), re.S)
+    assert len(blocks) >= 3
+    for words, shown in blocks:
+        assert cli(*shlex.split(words)).out == shown
 
 
 def test_a_drawing_then_a_proof(cli):
