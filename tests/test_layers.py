@@ -25,6 +25,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "checkpoints",
     "model",
     "inference",
+    "data",
     "audit",
     "cli",
     "__main__",
