@@ -17,6 +17,7 @@ from torch import Tensor
 from allmask.errors import UsageError
 from allmask.masks import Mask
 
+_RANKS_SHOWN = 24
 _SHOWN = 8  # how many items a sentence lists before it says "and 17 more"
 Pairs = tuple[tuple[int, int], ...]
 Name = Callable[[int], str]
@@ -153,9 +154,12 @@ def prove(
     )
 
 
-def prove_rows(mask: Mask, layers: int | None = None, scored: Tensor | None = None) -> list[Proof]:
-    """`prove` for every row of a batch; `scored` is then (B, T)."""
-    return [prove(mask[row], layers, None if scored is None else scored[row]) for row in range(len(mask))]
+def prove_rows(
+    mask: Mask, layers: int | None = None, scored: Tensor | None = None, hidden: Tensor | None = None
+) -> list[Proof]:
+    """`prove` for every row of a batch; `scored` and `hidden` are then (B, T)."""
+    flags = [[None if given is None else given[row] for given in (scored, hidden)] for row in range(len(mask))]
+    return [prove(mask[row], layers, *flags[row]) for row in range(len(mask))]
 
 
 # ---- influence ----------------------------------------------------------------------------------------------
@@ -318,12 +322,19 @@ def cache_blocks(visible: Tensor) -> list[list[int]]:
 
 
 def _order_text(proof: Proof, name: Name) -> str:
-    ranks = "nothing but padding" if bool((proof.group < 0).all()) else repr(Mask(proof.order[None], proof.group[None]))
-    ranks = ranks.removeprefix("Mask(").removesuffix(")")
+    ranks = _ranks_text(proof.order, proof.group)
     if proof.is_order:
         return f"yes: {ranks}"
     assert proof.witness is not None
     return f"no, only part of {ranks}: {proof.witness.text(name)}"
+
+
+def _ranks_text(order: Tensor, group: Tensor) -> str:
+    if bool((group < 0).all()):
+        return "nothing but padding"
+    first = Mask(order[None, :_RANKS_SHOWN], group[None, :_RANKS_SHOWN])
+    more = f" … ({len(order)} tokens)" if len(order) > _RANKS_SHOWN else ""
+    return repr(first).removeprefix("Mask(").removesuffix(")") + more
 
 
 def _influence_text(proof: Proof, name: Name) -> str:
@@ -331,8 +342,9 @@ def _influence_text(proof: Proof, name: Name) -> str:
     beyond = proof.influence & ~direct
     depth = "any number of layers" if proof.layers is None else _count(proof.layers, "layer")
     if beyond.any():
-        pairs = [f"{name(q)} from {name(k)}" for q, k in beyond.nonzero().tolist()]
-        return f"{depth} carry {_count(len(pairs), 'pair')} beyond what one layer reads: {_some(pairs)}"
+        pairs = beyond.nonzero()
+        shown = _some([f"{name(q)} from {name(k)}" for q, k in pairs[:_SHOWN].tolist()], len(pairs))
+        return f"{depth} carry {_count(len(pairs), 'pair')} beyond what one layer reads: {shown}"
     if (proof.reachable & ~direct).any():
         return f"{depth}: exactly what a position reads, and itself; deeper, more"
     return f"exactly what a position reads, and itself, through {depth}"
@@ -390,8 +402,8 @@ def _span(block: list[int]) -> str:
     return "+".join(str(i) for i in block)
 
 
-def _some(items: Sequence[str]) -> str:
-    rest = len(items) - _SHOWN
+def _some(items: Sequence[str], total: int | None = None) -> str:
+    rest = (len(items) if total is None else total) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 

@@ -385,14 +385,16 @@ def test_a_proof_is_plain_data_and_short_lines(visible):
 def test_long_lists_are_cut():
     text = str(prove(Mask.bidirectional(valid(40))))
     assert "and 31 more" in text
+    assert "0 0 0 … (40 tokens)" in text
     assert max(map(len, text.splitlines())) < 200
 
 
 def test_rows_of_a_batch_are_proven_one_by_one():
     mask = Mask.causal(matrix("111 110"))
-    proofs = prove_rows(mask, layers=1, scored=matrix("111 100"))
+    proofs = prove_rows(mask, layers=1, scored=matrix("111 100"), hidden=matrix("110 100"))
     assert [proof.group.tolist() for proof in proofs] == [[0, 0, 0], [0, 0, -1]]
     assert [int(proof.scored.sum()) for proof in proofs] == [3, 1]
+    assert [proof.masked_leaks for proof in proofs] == [((2, 2),), ()]
 
 
 @pytest.mark.parametrize(
