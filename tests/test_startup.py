@@ -14,7 +14,17 @@ import typer
 from allmask import cli
 from allmask.cli.main import COMMANDS
 
-HEAVY = ("torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingface_hub", "transformers", "rich")
+HEAVY = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "transformers",
+    "rich",
+    "pydantic",
+)
 REPORT = f"import sys; print('HEAVY', *[name for name in {HEAVY} if name in sys.modules])"
 HELP = "import sys\nfrom allmask.cli.main import main\ncode = main(sys.argv[1:])\n" + REPORT + "\nsys.exit(code)"
 
