@@ -82,7 +82,7 @@ def _build(argv: list[str]) -> typer.Typer:
 
 
 def _no_help_asked() -> dict[str, Any]:
-    """Given a default, typer need not ask pydantic whether `--help` was typed; importing that takes half of the time."""
+    """With a default, typer need not ask pydantic whether `--help` was typed; importing that takes half the time."""
     return {"help": False, **{name: {"help": False} for name in COMMANDS}}
 
 
