@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding
@@ -25,6 +26,7 @@ from allmask.text.pipelines import byte_alphabet
 if TYPE_CHECKING:
     from allmask.text.tokenizer import Tokenizer
 
+Ids = tuple[int, ...]
 _BATCH = 1000
 _PRUNABLE = ("WordPiece", "BPE", "WordLevel")
 
@@ -126,40 +128,45 @@ def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int
     backend = tokenizer.backend
     model = json.loads(backend.to_str())["model"]
     _expect_prunable(model)
-    words, unknown = _count_words(tokenizer, texts, _Speller(model) if model["type"] == "WordPiece" else None)
+    speller = _Speller(model) if model["type"] == "WordPiece" else None
+    words, unknown = _count(tokenizer, texts, speller, _pieces if minimum == 1 else _words)
     counts: Counter[int] = Counter()
     for word, count in words.items():
         counts.update({id: count for id in word})
     kept = {id for id, count in counts.items() if count >= minimum} | tokenizer.special_ids
     kept |= counts.keys() - model["vocab"].values()  # added tokens are found as a whole or not at all
     dropped = [word for word in words if not kept.issuperset(word)]
-    if model["type"] == "WordPiece":
-        for path in (path for path, count in unknown.items() if count >= minimum):
-            kept.update(path)
-        _keep_spellings(_Speller(model), dropped, kept)
+    if speller:
+        kept.update(id for path, count in unknown.items() if count >= minimum for id in path)
+        _keep_spellings(speller, dropped, kept)
     elif model["type"] == "BPE":
         kept |= _characters(model, dropped)
     return prune(backend, kept, tokenizer.special_ids)[1]
 
 
-def _count_words(
-    tokenizer: Tokenizer, texts: Iterable[str], speller: _Speller | None
-) -> tuple[Counter[tuple[int, ...]], Counter[tuple[int, ...]]]:
+def _count(
+    tokenizer: Tokenizer, texts: Iterable[str], speller: _Speller | None, cut: Callable[[Encoding], Iterable[Ids]]
+) -> tuple[Counter[Ids], Counter[Ids]]:
     """How often each word occurs, as its ids; and for unknown words the ids matched before the spelling failed."""
-    words: Counter[tuple[int, ...]] = Counter()
-    unknown: Counter[tuple[int, ...]] = Counter()
+    words: Counter[Ids] = Counter()
+    unknown: Counter[Ids] = Counter()
     texts = iter(texts)
     while batch := list(islice(texts, _BATCH)):
         for text, encoded in zip(batch, tokenizer.encode_batch(batch, special=False), strict=True):
-            words.update(_words(encoded.raw))
+            words.update(cut(encoded.raw))
             if speller and tokenizer.unk_id in encoded.ids:
                 unknown.update(speller.unknown_paths(tokenizer.backend, text))
     return words, unknown
 
 
-def _words(encoding: Encoding) -> Iterator[tuple[int, ...]]:
-    for _, group in groupby(zip(encoding.word_ids, encoding.ids, strict=True), key=lambda pair: pair[0]):
+def _words(encoding: Encoding) -> Iterator[Ids]:
+    for _, group in groupby(zip(encoding.word_ids, encoding.ids, strict=True), key=itemgetter(0)):
         yield tuple(id for _, id in group)
+
+
+def _pieces(encoding: Encoding) -> Iterator[Ids]:
+    """Each piece once and as a word of its own: enough, and much faster, when whatever is seen is kept."""
+    return ((id,) for id in set(encoding.ids))
 
 
 class _Speller:
@@ -185,11 +192,11 @@ class _Speller:
     def form(self, text: str, start: int) -> str:
         return text if start == 0 else self.mark + text
 
-    def text(self, word: tuple[int, ...]) -> str:
+    def text(self, word: Ids) -> str:
         pieces = [self.pieces[id] for id in word]
         return pieces[0] + "".join(piece.removeprefix(self.mark) for piece in pieces[1:])
 
-    def unknown_paths(self, backend: Backend, text: str) -> Iterator[tuple[int, ...]]:
+    def unknown_paths(self, backend: Backend, text: str) -> Iterator[Ids]:
         """For each word of a text that has no spelling, the pieces that matched before it failed."""
         clean = backend.normalizer.normalize_str(text) if backend.normalizer else text
         cut = backend.pre_tokenizer.pre_tokenize_str(clean) if backend.pre_tokenizer else [(clean, (0, 0))]
@@ -199,7 +206,7 @@ class _Speller:
                 yield tuple(path)
 
 
-def _keep_spellings(speller: _Speller, words: list[tuple[int, ...]], kept: set[int]) -> None:
+def _keep_spellings(speller: _Speller, words: list[Ids], kept: set[int]) -> None:
     """Keep single characters for words that lost a piece; where those do not suffice, keep the word's own pieces."""
     texts = {speller.text(word): word for word in words}
     for text in texts:
@@ -211,7 +218,7 @@ def _keep_spellings(speller: _Speller, words: list[tuple[int, ...]], kept: set[i
         kept.update(id for word in failing for id in word)
 
 
-def _characters(model: dict[str, Any], words: list[tuple[int, ...]]) -> set[int]:
+def _characters(model: dict[str, Any], words: list[Ids]) -> set[int]:
     """The unmerged pieces that the words are made of."""
     vocabulary, parents = model["vocab"], _parents(model)
     ids = {id for word in words for id in word}

@@ -236,7 +236,7 @@ def _extra(settings: Settings) -> list[str]:
     pieces = [_content(piece) for piece in (listed.values() if isinstance(listed, dict) else listed)]
     if not all(isinstance(piece, str) and piece for piece in pieces):
         raise CheckpointError(f"tokenizer_config.json: {name} is {listed!r}; expected a list of pieces")
-    return pieces
+    return [str(piece) for piece in pieces]
 
 
 def _id(text: str) -> int:
