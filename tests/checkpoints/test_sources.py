@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -70,21 +72,70 @@ def test_offline_says_what_would_serve_instead(monkeypatch):
         assert words in str(caught.value)
 
 
-def test_the_hub_is_asked_for_safetensors_first_and_pickles_only_without(monkeypatch, tmp_path):
-    asked = []
+def listing(monkeypatch, tmp_path, *files):
+    """A hub that lists these files; returns what is fetched from it."""
+    fetched = []
 
-    def download(name, allow_patterns, etag_timeout):
-        asked.append((name, tuple(allow_patterns)))
-        return str(tmp_path)
+    def model_info(self, name, timeout):
+        assert name == "org/name" and timeout <= 10
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve("org/name") == tmp_path
-    assert [name for name, _ in asked] == ["org/name"] * 2
-    assert "model.safetensors" in asked[0][1] and not any("bin" in pattern for pattern in asked[0][1])
-    assert "pytorch_model.bin" in asked[1][1]
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    def download(name, file, etag_timeout):
+        fetched.append(file)
+        return str(tmp_path / "snapshot" / file)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return fetched
+
+
+OTHERS = (
+    "README.md",
+    "config.json",
+    "vocab.txt",
+    "tokenizer.json",
+    "onnx/model.onnx",
+    "onnx/config.json",
+    "tf_model.h5",
+)
+
+
+def test_from_the_hub_only_what_is_needed(monkeypatch, tmp_path):
+    fetched = listing(monkeypatch, tmp_path, *OTHERS, "model.safetensors", "pytorch_model.bin")
+    assert resolve("org/name") == tmp_path / "snapshot"
+    assert sorted(fetched) == ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
+
+
+def test_from_the_hub_a_pickle_only_where_there_is_nothing_better(monkeypatch, tmp_path):
+    shards = [f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)]
+    fetched = listing(monkeypatch, tmp_path, *OTHERS, *shards, "pytorch_model.bin.index.json", "training_args.bin")
     resolve("org/name")
-    assert len(asked) == 3
+    assert set(fetched) >= {*shards, "pytorch_model.bin.index.json"} and "training_args.bin" not in fetched
+
+
+def test_what_was_fetched_before_serves_offline(monkeypatch, tmp_path):
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a" * 40)
+    (repository / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (repository / "snapshots" / ("a" * 40) / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert resolve("org/name") == repository / "snapshots" / ("a" * 40)
+
+
+def test_a_hub_that_accepts_and_never_answers(monkeypatch):
+    """A connection that stays silent must not hold the user for ever."""
+    monkeypatch.setattr(sources, "_SECONDS", 0.3)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    huggingface_hub.close_session()  # one made while offline would refuse before it asks
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        real = huggingface_hub.HfApi
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: real(endpoint=address))
+        with pytest.raises(CheckpointError, match=r"the hub did not give it: .*timed out"):
+            resolve("nobody/nothing-of-this-name")
+    huggingface_hub.close_session()
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "a/b/c", "../x", "/x/y", "org/", "https://x/y", "org/na me"])

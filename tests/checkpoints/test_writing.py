@@ -8,6 +8,7 @@ import stat
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
 from allmask.checkpoints import read, write, writing
 from allmask.errors import CheckpointError, ResourceError
@@ -160,5 +161,12 @@ def test_slices_of_one_matrix_and_turned_views(model, tmp_path, tools):
     for n, name in enumerate(("query", "key", "value")):
         tensors[f"body.layers.0.attention.{name}.weight"] = big[16 * n : 16 * n + 16]
     tensors["pooler.weight"] = big[:16].T
+    tensors["body.layers.1.attention.query.weight"] = tensors["body.layers.1.attention.key.weight"] = big[8:24]
     write(tmp_path / "new", model.config, tensors)
     tools.same(read(tmp_path / "new").tensors, tensors)
+
+
+def test_the_mark_that_older_transformers_ask_for(model, tmp_path):
+    write(tmp_path / "new", model.config, model.tensors)
+    with safe_open(tmp_path / "new" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
