@@ -38,7 +38,7 @@ def read(source: str | Path, lowercase: bool | None = None) -> tuple[Backend, Sp
     settings = _settings(path.parent)
     if lowercase is not None:
         settings["do_lower_case"] = lowercase
-    reader = {"vocab.txt": _read_wordpiece, "vocab.json": _read_byte_bpe}.get(path.name, _read_tokenizer_json)
+    reader = _read_byte_bpe if path.name == "vocab.json" else _read_tokenizer_json
     if path.suffix == ".txt":
         reader = _read_wordpiece
     backend, specials = reader(path, settings)
@@ -148,8 +148,7 @@ def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     specials = {role: piece for role, piece in GPT2_SPECIALS.items() if piece in vocabulary} | _declared(settings)
     before = specials.get("bos") if _flag(settings, "add_bos_token", False) else None
     prefix_space = bool(_flag(settings, "add_prefix_space", False))
-    make = lambda: pipelines.byte_bpe(vocabulary, merges, prefix_space=prefix_space, before=before)  # noqa: E731
-    backend = guard(path, make)
+    backend = guard(path, lambda: pipelines.byte_bpe(vocabulary, merges, prefix_space=prefix_space, before=before))
     _expect_bytes(backend, path)
     return backend, specials
 
@@ -167,8 +166,7 @@ def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Speci
     _expect_same_ids(backend, data, path)
     _expect_bytes(backend, path)
     _follow_bert_settings(backend, settings)
-    named = {role: piece for role, piece in _usual_names(backend).items() if backend.token_to_id(piece) is not None}
-    return backend, named | _declared(settings)
+    return backend, _usual_names(backend) | _declared(settings)
 
 
 def _expect_same_ids(backend: Backend, data: dict[str, Any], path: Path) -> None:
@@ -212,9 +210,9 @@ def _follow_bert_settings(backend: Backend, settings: Settings) -> None:
 
 def _usual_names(backend: Backend) -> Specials:
     """The names special tokens usually have, for a tokenizer.json that comes alone."""
-    has = lambda piece: backend.token_to_id(piece) is not None  # noqa: E731
+    vocabulary = backend.get_vocab(with_added_tokens=True).keys()
     families = (BERT_SPECIALS, PLAIN_SPECIALS, GPT2_SPECIALS)
-    return next((family for family in families if all(has(piece) for piece in family.values())), {})
+    return next((dict(family) for family in families if vocabulary >= set(family.values())), {})
 
 
 def _register(backend: Backend, specials: Specials, path: Path, settings: Settings) -> None:
