@@ -6,6 +6,8 @@ nothing in it runs; names in an index file never leave the folder.
 
 from __future__ import annotations
 
+import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +96,10 @@ def _stored_slice(path: Path, file: Any, name: str) -> Stored:
 
 def _open_pickle(path: Path) -> Store:
     with reading(path):
-        content = _load_zip(path) if zipfile.is_zipfile(path) else _load_legacy(path)
+        try:
+            content = _load_zip(path) if zipfile.is_zipfile(path) else _load_legacy(path)
+        except pickle.UnpicklingError as error:
+            raise _not_only_tensors(path, error) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected names with tensors")
     strange = sorted(repr(name) for name, value in content.items() if not _is_plain(name, value))
@@ -104,6 +109,17 @@ def _open_pickle(path: Path) -> Store:
             "it looks like a training state; save model.state_dict() alone",
         )
     return {name: stored_tensor(tensor) for name, tensor in content.items()}
+
+
+def _not_only_tensors(path: Path, error: pickle.UnpicklingError) -> CheckpointError:
+    """In our words; torch's own say how to switch its guard off."""
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    if asked is None:
+        return CheckpointError(f"{path}: cannot be read as a file of tensors", _advice(path))
+    return CheckpointError(
+        f"{path}: holds more than tensors: it asks to run {asked[1]}; nothing was run",
+        "a file of weights has no need of that; get the model as safetensors, from a source you trust",
+    )
 
 
 def _is_plain(name: Any, value: Any) -> bool:

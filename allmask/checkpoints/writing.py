@@ -96,7 +96,7 @@ def _their_tensors(
     """Names as transformers expects them: with the prefix where a head stands beside the body."""
     renamed = family.to_theirs(dict(tensors), config.layers)
     if family.second_bias and family.second_bias[1] in renamed and not config.tied:
-        renamed[family.second_bias[0]] = renamed[family.second_bias[1]].clone()
+        renamed[family.second_bias[0]] = renamed[family.second_bias[1]]
     inside = {theirs for theirs, ours in family.table if ours.startswith(("body.", "pooler."))}
     prefix = family.prefix if heads - {"pooler"} else ""
     return {prefix + name if _starred(name) in inside else name: tensor for name, tensor in renamed.items()}

@@ -268,10 +268,11 @@ def test_code_in_a_pickle_does_not_run(bert_folder, tmp_path, kind):
     file, trace = bert_folder / "pytorch_model.bin", tmp_path / "it_ran"
     content = {"bert.pooler.dense.bias": torch.zeros(16), "x": Payload(trace)}
     if kind == "bare":
-        file.write_bytes(pickle.dumps(Payload(trace)))
+        file.write_bytes(pickle.dumps(Payload(trace), protocol=2))
     else:
         torch.save(content, file, _use_new_zipfile_serialization=kind == "zip")
-    refused(bert_folder, "pytorch_model.bin: cannot be read")
+    text = refused(bert_folder, "pytorch_model.bin: holds more than tensors: it asks to run", "system; nothing was run")
+    assert "weights_only" not in text  # torch's own words say how to switch the guard off
     assert not trace.exists()
     if kind == "bare":  # the payload is live: a careless reader does run it
         pickle.loads(file.read_bytes())
@@ -317,6 +318,25 @@ def test_a_legacy_pickle_that_announces_a_terabyte(bert_folder):
     assert content.count(small) == 2  # the storage's size and the tensor's shape
     file.write_bytes(content.replace(small, huge))
     refused(bert_folder, "announces 4,398,046,511,104 bytes")
+
+
+@pytest.mark.parametrize(("storage", "shape"), [(2**40, 2**40), (77_777, 2**40), (2**40, 5), (99_999, 99_999)])
+def test_a_zip_that_announces_more_than_it_has(bert_folder, storage, shape):
+    (bert_folder / "model.safetensors").unlink()
+    torch.save({"x": torch.zeros(77_777)}, bert_folder / "good.bin")
+    small = b"J" + struct.pack("<i", 77_777)
+    with (
+        zipfile.ZipFile(bert_folder / "good.bin") as good,
+        zipfile.ZipFile(bert_folder / "pytorch_model.bin", "w", zipfile.ZIP_STORED) as bad,
+    ):
+        for record in good.infolist():
+            content = good.read(record)
+            if record.filename.endswith("data.pkl"):
+                assert content.count(small) == 2  # the storage's size, then the tensor's shape
+                for size in (storage, shape):
+                    content = content.replace(small, b"\x8a\x06" + size.to_bytes(6, "little"), 1)
+            bad.writestr(record.filename, content)
+    refused(bert_folder, "pytorch_model.bin")
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
