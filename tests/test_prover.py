@@ -189,6 +189,13 @@ def test_the_order_of_a_mask_is_recovered_from_its_matrix(mask):
     assert torch.equal(proof.group < 0, mask.group[0] < 0)
 
 
+def test_ranks_have_no_gaps_and_groups_are_numbered_as_they_appear():
+    mask = Mask(torch.tensor([[7, 7, 9, 3, 5, 5, 0]]), torch.tensor([[4, 4, 4, 1, 1, 1, -1]]))
+    proof = prove(mask.visible()[0])
+    assert proof.order.tolist() == [0, 0, 1, 0, 1, 1, 0]
+    assert proof.group.tolist() == [0, 0, 0, 1, 1, 1, -1]
+
+
 @given(matrices())
 def test_an_order_that_contains_the_matrix_always_exists(visible):
     proof = prove(visible)

@@ -141,6 +141,12 @@ def test_a_drawing_then_a_proof(cli):
     assert ran.err == ""
 
 
+def test_positions_before_a_target_bear_the_loss_of_a_prefix(cli):
+    data = json.loads(cli("mask", "prefix", "--source", "你", "--target", "白鸡", "--json").out)
+    assert data["tokens"] == ["[CLS]", "你", "[SEP]", "白", "鸡", "[SEP]"]
+    assert data["proof"]["scored"] == [2, 3, 4]
+
+
 def test_encoder_decoder_is_cross_attention_next_to_a_causal_mask(cli):
     data = json.loads(cli("mask", "encoder-decoder", "--source", "你想", "--target", "吃鸡", "--json").out)
     encoder = Mask.bidirectional(torch.ones(1, 2, dtype=torch.bool))
