@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -130,6 +130,15 @@ class KeyValue(NamedTuple):
     def append(self, new: KeyValue) -> KeyValue:
         return KeyValue(torch.cat([self.keys, new.keys], dim=1), torch.cat([self.values, new.values], dim=1))
 
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+        return attend(q, self.keys, self.values, route, dropout, bias=bias)
+
+
+class Readable(Protocol):
+    """What attention reads: a `KeyValue`, or anything else that keeps keys and values in its own way."""
+
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor: ...
+
 
 class Attention(nn.Module):
     """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read."""
@@ -146,10 +155,10 @@ class Attention(nn.Module):
     def remember(self, x: Tensor) -> KeyValue:
         return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
 
-    def forward(self, x: Tensor, read: KeyValue, route: Route, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Tensor | None = None) -> Tensor:
         q = self._split(self.query(x))  # (B, Q, H, D)
         dropout = self.dropout if self.training else 0.0
-        return self.output(attend(q, *read, route, dropout, bias=bias).flatten(-2))
+        return self.output(read.attend(q, route, dropout, bias).flatten(-2))
 
     def weigh(self, x: Tensor, read: KeyValue, route: Route) -> Tensor:
         return weigh(self._split(self.query(x)), read.keys, route)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from allmask.attention import Attention, KeyValue, Route
+from allmask.attention import Attention, KeyValue, Readable, Route
 
 ACTIVATIONS = {
     "gelu": nn.GELU,
@@ -142,8 +142,16 @@ class Layer(nn.Module):
         h = self.enter(self.attention_norm, x)
         new = self.attention.remember(h)
         read = new if past is None else past.append(new)
-        step = self.attention(h, read, route, bias)
-        return self.leave(self.attention_norm, x + self.dropout(step)), read
+        return self._join(x, self.attention(h, read, route, bias)), read
+
+    def peek(self, x: Tensor, route: Route, past: Readable | None) -> Tensor:
+        """One layer on for tokens that read only the past, never themselves or each other, and leave no trace in it."""
+        h = self.enter(self.attention_norm, x)
+        past = self.attention.remember(h[:, :0]) if past is None else past  # nothing to read
+        return self.feed(self._join(x, self.attention(h, past, route)))
+
+    def _join(self, x: Tensor, step: Tensor) -> Tensor:
+        return self.leave(self.attention_norm, x + self.dropout(step))
 
     def feed(self, x: Tensor) -> Tensor:
         h = self.enter(self.feed_forward_norm, x)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from allmask.attention import Attention, KeyValue, Route
+from allmask.branches import Branches, select_branches
 from allmask.config import Config
 from allmask.errors import UsageError
 from allmask.layers import (
@@ -43,6 +45,28 @@ class Cache:
             )
         return self.mask.append(new)
 
+    def branch(self, mask: Mask, index: Tensor) -> BranchedCache:
+        """Rows that go on from each text of the flat row read here; it was made by `mask.flatten()` with this index."""
+        return BranchedCache(mask, tuple(Branches.begin(layer, mask.shape, index) for layer in self.layers))
+
+
+@dataclass(frozen=True)
+class BranchedCache:
+    """The same of rows that go on from texts, several from one, as in a beam search; the texts are kept once."""
+
+    mask: Mask  # (R, K + T): a row's text, then its own tokens
+    layers: tuple[Branches, ...]
+
+    def extend(self, new: Mask) -> Mask:
+        return Cache(self.mask).extend(new)
+
+    def select(self, rows: Tensor) -> BranchedCache:
+        """Some of the rows, in any order, repeated or dropped. Their texts are shared, not copied."""
+        return BranchedCache(self.mask[rows], select_branches(self.layers, rows))
+
+
+AnyCache = TypeVar("AnyCache", Cache, BranchedCache)
+
 
 class Transformer(nn.Module):
     """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
@@ -75,9 +99,9 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def step(
-        self, ids: Tensor, mask: Mask, cache: Cache, memory: Memory | None = None,
+        self, ids: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None,
         positions: Tensor | None = None, segments: Tensor | None = None,
-    ) -> tuple[Tensor, Cache]:  # fmt: skip
+    ) -> tuple[Tensor, AnyCache]:  # fmt: skip
         """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
         keys = cache.extend(mask)
         route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
@@ -87,7 +111,23 @@ class Transformer(nn.Module):
         for layer, past, other in zip(self.layers, pasts, seen, strict=True):
             x, read = layer(x, route, past, *other)
             reads.append(read)
-        return self.norm(x), Cache(keys, tuple(reads))
+        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads))
+
+    def peek(
+        self, ids: Tensor, mask: Mask, cache: Cache | BranchedCache,
+        positions: Tensor | None = None, segments: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The query stream (XLNet, arXiv 1906.08237): hidden states of tokens that read what is older in the cache.
+
+        They never read themselves or each other and are not remembered, so what they embed gives no answer away: a
+        [MASK] at the place to be guessed. `step` over the content and then `peek` is two-stream attention.
+        """
+        x = self.embed(ids, mask, positions, segments)
+        route = Route.find(mask, mask[:, :0] if cache.mask is None else cache.mask, strict=True)
+        nothing = (None,) * len(self.layers)
+        for layer, past in zip(self.layers, cache.layers or nothing, strict=True):
+            x = layer.peek(x, route, past)
+        return self.norm(x)
 
     def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
         """The attention weights of every layer, (B, H, T, T) each, for pictures."""

@@ -1,0 +1,15 @@
+"""Writing with a model: greedy, beam search, sampling, streaming and filling in any order, by one loop.
+
+from allmask.decoding import Decoding, MaskWriter, generate
+
+writer = MaskWriter(model)                                  # the prompt under the model's own mask, then token by token
+best = generate(writer, prompts, Decoding(end=(sep,), beams=4))   # prompts: lists of token ids; n-best for each
+"""
+
+from allmask.decoding.search import Hypothesis, State, Writer, generate, stream
+from allmask.decoding.settings import Decoding
+from allmask.decoding.writers import FillWriter, MaskWriter, blanks, fill
+
+__all__ = [
+    "Decoding", "FillWriter", "Hypothesis", "MaskWriter", "State", "Writer", "blanks", "fill", "generate", "stream",
+]  # fmt: skip

@@ -1,0 +1,279 @@
+"""Greedy, beam search and sampling: one loop over a writer, which is all that a search sees of a model."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from allmask.decoding import filters
+from allmask.decoding.settings import Decoding
+from allmask.errors import UsageError
+
+
+class State(Protocol):
+    """What a writer remembers of R rows."""
+
+    def select(self, rows: Tensor) -> State:
+        """Some of the rows, in any order, repeated or dropped. What rows of a prompt share is not copied."""
+        ...
+
+
+class Writer(Protocol):
+    """A model that continues prompts token by token."""
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens this prompt can be continued with."""
+        ...
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any]:
+        """The logits (S, V) of the first new token of each prompt, and the state with a row for each."""
+        ...
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The tokens (R,) chosen for the rows in, the logits (R, V) of the next ones and the next state out."""
+        ...
+
+
+class Hypothesis(NamedTuple):
+    """What was written, without the token that ended it."""
+
+    tokens: tuple[int, ...]
+    score: float  # log_probability / length ** length_penalty; the end token counts
+    log_probability: float  # the model's own, before any filter
+    finished: bool  # ended by an end token, not by running out of room
+
+
+def generate(
+    writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding,
+    on_token: Callable[[int, int], None] | None = None,
+) -> list[list[Hypothesis]]:  # fmt: skip
+    """The n best continuations of each prompt, best first; samples in the order in which they were drawn.
+
+    A prompt's result does not depend on the others in the batch: samples are drawn by the seed, the prompt's own
+    tokens and the sample's number. `on_token(prompt's number, token)` hears of each token as it is written.
+    """
+    if on_token is not None:
+        _check_one_at_a_time(settings)
+    if not prompts:
+        return []
+    search = _search(writer, prompts, settings)
+    for written in _run(writer, prompts, search):
+        for prompt, token in written if on_token is not None else ():
+            on_token(prompt, token)
+    return search.results()
+
+
+def stream(writer: Writer, prompt: Sequence[int], settings: Decoding) -> Iterator[int]:
+    """The tokens of one continuation, greedy or sampled, as they come; the end token is not among them."""
+    _check_one_at_a_time(settings)
+    search = _search(writer, [prompt], settings)
+    return (token for written in _run(writer, [prompt], search) for _, token in written)
+
+
+def _check_one_at_a_time(settings: Decoding) -> None:
+    if settings.beams > 1 or settings.n_best > 1:
+        raise UsageError(
+            "decoding: tokens can be given out as they come only where there is one hypothesis",
+            "pass beams=1 and n_best=1: a beam search does not know its first token before its last",
+        )
+
+
+def _search(writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding) -> _Walks | _Beams:
+    limits = [min(settings.max_new, writer.room(prompt)) for prompt in prompts]
+    for number, limit in enumerate(limits):
+        if limit < 1:
+            raise UsageError(
+                f"prompt {number} has {len(prompts[number])} tokens: the model has no room to go on", "shorten it"
+            )
+    return (_Walks if settings.beams == 1 else _Beams)(prompts, limits, settings)
+
+
+@torch.inference_mode()
+def _run(writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Beams) -> Iterator[list[tuple[int, int]]]:
+    """The loop. Rows that ended leave the batch; yields what was written for sure, (prompt, token) each."""
+    logits, state = writer.begin(prompts)
+    while True:
+        rows, tokens, written = search.advance(logits)
+        yield written
+        if not rows:
+            return
+        if rows != list(range(len(logits))):
+            state = state.select(torch.tensor(rows, device=logits.device))
+        logits, state = writer.step(torch.tensor(tokens, device=logits.device), state)
+
+
+# ---- paths -------------------------------------------------------------------------------------------------
+
+
+class _Path(NamedTuple):
+    """A hypothesis on its way: `row` is where the writer's last logits speak of it."""
+
+    prompt: int
+    row: int
+    tokens: tuple[int, ...] = ()
+    log_probability: float = 0.0
+    sample: int = 0
+    rng: torch.Generator | None = None
+
+    def grow(self, token: int, gain: float, row: int) -> _Path:
+        return self._replace(row=row, tokens=(*self.tokens, token), log_probability=self.log_probability + gain)
+
+
+def _hypothesis(path: _Path, settings: Decoding) -> Hypothesis:
+    score = path.log_probability / max(1, len(path.tokens)) ** settings.length_penalty
+    finished = bool(path.tokens) and path.tokens[-1] in settings.end
+    tokens = path.tokens[:-1] if finished else path.tokens
+    return Hypothesis(tokens, score, path.log_probability, finished)
+
+
+def _known(logits: Tensor, paths: Sequence[_Path]) -> Tensor:
+    """The model's log-probabilities of the next token of each path, (paths, V)."""
+    rows = [path.row for path in paths]
+    logits = logits if rows == list(range(len(logits))) else logits[rows]
+    return logits.float().log_softmax(1)
+
+
+def _allowed(known: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[int]], settings: Decoding) -> Tensor:
+    """The same without what the settings forbid. All paths are of one length: they began together."""
+    scores = filters.ban(known, settings.banned)
+    if len(paths[0].tokens) < settings.min_new:
+        scores = filters.ban(scores, settings.end)
+    if settings.no_repeat_ngram:
+        before = prompts if settings.no_repeat_prompt else [()] * len(prompts)
+        histories = [(*before[path.prompt], *path.tokens) for path in paths]
+        scores = filters.no_repeat(scores, histories, settings.no_repeat_ngram)
+    return scores
+
+
+# ---- one way for each row: greedy and sampling ---------------------------------------------------------------
+
+
+class _Walks:
+    """Every path takes one token a step: the likeliest (greedy) or a drawn one (sampling)."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding):
+        self.prompts, self.limits, self.settings = prompts, limits, settings
+        self.live = [
+            _Path(number, number, sample=sample, rng=_rng(settings.seed, prompt, sample))
+            for number, prompt in enumerate(prompts)
+            for sample in range(settings.n_best)
+        ]
+        self.ended: dict[tuple[int, int], Hypothesis] = {}
+        self.choose = _draw if settings.sample else _likeliest
+
+    def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """The rows that go on, the token each goes on with, and what was written."""
+        known = _known(logits, self.live)
+        allowed = _allowed(known, self.live, self.prompts, self.settings)
+        tokens = self.choose(allowed, self.live, self.settings)
+        gains = known.gather(1, tokens[:, None])[:, 0].tolist()
+        possible = allowed.gather(1, tokens[:, None])[:, 0].isfinite().tolist()
+        rows, going, written = [], [], []
+        for path, token, gain, can in zip(self.live, tokens.tolist(), gains, possible, strict=True):
+            longer = path.grow(token, gain, len(going)) if can else path
+            if can and token not in self.settings.end:
+                written.append((path.prompt, token))
+            if can and token not in self.settings.end and len(longer.tokens) < self.limits[path.prompt]:
+                rows.append(path.row)
+                going.append(longer)
+            else:
+                self.ended[path.prompt, path.sample] = _hypothesis(longer, self.settings)
+        self.live = going
+        return rows, [path.tokens[-1] for path in going], written
+
+    def results(self) -> list[list[Hypothesis]]:
+        samples = range(self.settings.n_best)
+        return [[self.ended[prompt, sample] for sample in samples] for prompt in range(len(self.prompts))]
+
+
+def _likeliest(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> Tensor:
+    return allowed.argmax(1)
+
+
+def _draw(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> Tensor:
+    """One token a row, each by its own generator, so that no row's luck depends on the others'."""
+    scores = filters.temperature(allowed, settings.temperature)
+    scores = filters.top_p(filters.top_k(scores, settings.top_k), settings.top_p)
+    reached = scores.softmax(1).double().nan_to_num().cumsum(1)
+    luck = torch.stack([torch.rand((), generator=path.rng) for path in paths])  # in 24 bits, so always below 1
+    chosen = torch.searchsorted(reached, luck.to(reached)[:, None] * reached[:, -1:], right=True)[:, 0]
+    return chosen.clamp(max=scores.shape[1] - 1)  # a row where nothing is allowed
+
+
+def _rng(seed: int, prompt: Sequence[int], sample: int) -> torch.Generator:
+    words = " ".join(map(str, (seed, sample, *map(int, prompt))))
+    return torch.Generator().manual_seed(int.from_bytes(blake2b(words.encode(), digest_size=7).digest()))
+
+
+# ---- beam search ---------------------------------------------------------------------------------------------
+
+
+class _Beams:
+    """The best `beams` paths of each prompt go on; the best `n_best` that ended are kept."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding):
+        self.prompts, self.limits, self.settings = prompts, limits, settings
+        self.live = [_Path(number, number) for number in range(len(prompts))]
+        self.kept: list[list[Hypothesis]] = [[] for _ in prompts]
+        self.reserve = settings.beams * (1 + len(settings.end))  # enough, should every end token be among them
+
+    def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """The rows that go on and the token each goes on with; nothing is written for sure before the end."""
+        known = _known(logits, self.live)
+        allowed = _allowed(known, self.live, self.prompts, self.settings)
+        gains, tokens = allowed.topk(min(self.reserve, allowed.shape[1]))
+        rows, going = [], []
+        for prompt, paths in self._by_prompt(gains.tolist(), tokens.tolist()).items():
+            beams = self._extend(prompt, paths)
+            if beams and not self._is_settled(prompt, beams[0]):
+                rows += [path.row for path in beams]
+                going += beams
+        self.live = [path._replace(row=row) for row, path in enumerate(going)]
+        return rows, [path.tokens[-1] for path in self.live], []
+
+    def _by_prompt(self, gains: list[list[float]], tokens: list[list[int]]) -> dict[int, list[_Path]]:
+        """All paths one token longer, for each prompt; where nothing is allowed, a path ends as it is."""
+        found: dict[int, list[_Path]] = {}
+        for path, row_gains, row_tokens in zip(self.live, gains, tokens, strict=True):
+            paths = found.setdefault(path.prompt, [])
+            pairs = zip(row_tokens, row_gains, strict=True)
+            paths += [path.grow(token, gain, path.row) for token, gain in pairs if gain > -torch.inf]
+            if row_gains[0] == -torch.inf:
+                self._keep(path)
+        return found
+
+    def _extend(self, prompt: int, paths: list[_Path]) -> list[_Path]:
+        """The beams that go on, best first. A path ends only if it is itself among the best `beams`."""
+        best = heapq.nlargest(self.reserve, paths, key=lambda path: path.log_probability)
+        going = []
+        for rank, path in enumerate(best):
+            if path.tokens[-1] not in self.settings.end and len(path.tokens) < self.limits[prompt]:
+                going.append(path)
+            elif rank < self.settings.beams:
+                self._keep(path)
+        return going[: self.settings.beams]
+
+    def _keep(self, path: _Path) -> None:
+        kept = [*self.kept[path.prompt], _hypothesis(path, self.settings)]
+        kept.sort(key=lambda hypothesis: -hypothesis.score)
+        self.kept[path.prompt] = kept[: self.settings.n_best]
+
+    def _is_settled(self, prompt: int, best: _Path) -> bool:
+        """Whether no live path can still beat the worst kept one: stopping then changes nothing.
+
+        Further tokens only lower the log-probability; the length by which it is divided is best at its longest if the
+        penalty is positive, at its shortest otherwise.
+        """
+        if len(self.kept[prompt]) < self.settings.n_best:
+            return False
+        penalty = self.settings.length_penalty
+        length = self.limits[prompt] if penalty > 0 else len(best.tokens) + 1
+        return best.log_probability / length**penalty <= self.kept[prompt][-1].score
+
+    def results(self) -> list[list[Hypothesis]]:
+        return self.kept

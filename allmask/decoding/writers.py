@@ -1,0 +1,195 @@
+"""Models as writers: what is remembered, and what each new token may read, follow from the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from allmask.decoding.search import Hypothesis, generate
+from allmask.decoding.settings import Decoding
+from allmask.errors import UsageError
+from allmask.masks import Mask
+from allmask.model import Model
+from allmask.transformer import BranchedCache, Cache
+
+
+class MaskWriter:
+    """Continues a prompt: GPT-2 its text, a BERT under the prefix mask (UniLM) its source.
+
+    The prompt is read once, under the model's own mask or the one given (a function of `valid`, like `Mask.causal`);
+    new tokens come one by one, each younger than all before and one place on, with the second of `segments`:
+
+              [CLS] 你 吃 [SEP] | 白 鸡
+        order    0   0  0    0    1  2      a BERT
+        order    0   1  2    3    4  5      a GPT-2
+    """
+
+    def __init__(
+        self, model: Model, mask: Callable[[Tensor], Mask] | None = None, segments: tuple[int, int] | None = None
+    ):
+        self.model = model
+        self.mask = model.own_mask if mask is None else mask
+        self.segments = ((0, 1) if model.config.segments > 1 else (0, 0)) if segments is None else segments
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.model.config.max_positions - len(prompt) + 1  # the last token is written, never read
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, BranchedCache]:
+        for number, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise UsageError(f"prompt {number} is empty", "give at least one token to begin with")
+        ids, valid = _padded(prompts, self.model)
+        hidden, cache = _read(self.model, ids, self.mask(valid), self.segments[0])
+        last = torch.arange(len(ids), device=ids.device) * ids.shape[1] + valid.sum(1) - 1
+        return self.model.logits(hidden[last]), cache
+
+    def step(self, tokens: Tensor, state: BranchedCache) -> tuple[Tensor, BranchedCache]:
+        segments = torch.full_like(tokens, self.segments[1])[:, None]
+        hidden, state = self.model.body.step(tokens[:, None], _next(state.mask), state, segments=segments)
+        return self.model.logits(hidden[:, 0]), state
+
+
+def _padded(prompts: Sequence[Sequence[int]], model: Model) -> tuple[Tensor, Tensor]:
+    """Ids (S, K) and which of them are real (S, K)."""
+    for number, prompt in enumerate(prompts):
+        for token in prompt:
+            if not 0 <= token < model.config.vocabulary:
+                raise UsageError(
+                    f"prompt {number}: token {token} is not in the vocabulary of {model.config.vocabulary}"
+                )
+    device = model.body.embedding.tokens.weight.device
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    valid = torch.arange(max(1, *map(len, prompts)), device=device) < lengths[:, None]
+    ids = torch.zeros(valid.shape, dtype=torch.long, device=device)
+    ids[valid] = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long, device=device)
+    return ids, valid
+
+
+def _read(model: Model, ids: Tensor, mask: Mask, segment: int) -> tuple[Tensor, BranchedCache]:
+    """Texts read without padding: hidden states (S·K, W), zeros where there is none, and a cache to branch from."""
+    flat, index = mask.flatten()
+    flat_ids = ids.flatten()[index][None]
+    hidden, cache = model.body.step(flat_ids, flat, Cache(), segments=torch.full_like(flat_ids, segment))
+    padded = hidden.new_zeros(ids.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
+    return padded, cache.branch(mask, index)
+
+
+def _next(mask: Mask, place: Tensor | None = None) -> Mask:
+    """The mask (R, 1) of a token younger than all of its row; one place on, if no place is given."""
+    order, here = (x.masked_fill(~mask.valid, -1).amax(1, keepdim=True) + 1 for x in (mask.order, mask.place))
+    return replace(mask, order=order, group=torch.zeros_like(order), place=here if place is None else place)
+
+
+# ---- in any order ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A cache of what is known, and the places (R, U) still to be filled in, the next one first."""
+
+    cache: BranchedCache
+    places: Tensor
+
+    def select(self, rows: Tensor) -> Filling:
+        return Filling(self.cache.select(rows), self.places[rows])
+
+
+class FillWriter:
+    """Fills in blanks in any order, for a body trained on permutations (XLNet).
+
+    A prompt is a whole row of tokens; a negative number is a blank, -1 the first to be filled in, then -2 and so on
+    (`blanks` makes one). Known tokens read each other. At each step `query`, usually [MASK], stands at the next place
+    and reads everything known, never itself; the token chosen there is then read as content:
+
+        prompt  [CLS]  -2  欢  -1  [SEP]
+        order      0    2   0   1     0
+    """
+
+    def __init__(self, model: Model, query: int | None = None, segment: int = 0):
+        self.model = model
+        self.query = _mask_token(model) if query is None else query
+        self.segment = segment
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return sum(token < 0 for token in prompt)
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Filling]:
+        for number, prompt in enumerate(prompts):
+            _check_row(prompt, number, self.model.config.max_positions)
+        places = _fit([_places_to_fill(prompt) for prompt in prompts])
+        known = [[token for token in prompt if token >= 0] for prompt in prompts]
+        ids, valid = _padded(known, self.model)
+        where = _fit([[place for place, token in enumerate(prompt) if token >= 0] for prompt in prompts])
+        mask = replace(Mask.bidirectional(valid), place=where.to(ids.device))
+        _, cache = _read(self.model, ids, mask, self.segment)
+        return self._guess(Filling(cache, places.to(ids.device)))
+
+    def step(self, tokens: Tensor, state: Filling) -> tuple[Tensor, Filling]:
+        mask = _next(state.cache.mask, state.places[:, :1])
+        segments = torch.full_like(tokens, self.segment)[:, None]
+        _, cache = self.model.body.step(tokens[:, None], mask, state.cache, segments=segments)
+        return self._guess(Filling(cache, state.places[:, 1:]))
+
+    def _guess(self, state: Filling) -> tuple[Tensor, Filling]:
+        mask = _next(state.cache.mask, state.places[:, :1])
+        query = torch.full_like(mask.order, self.query)
+        hidden = self.model.body.peek(query, mask, state.cache, segments=torch.full_like(query, self.segment))
+        return self.model.logits(hidden[:, 0]), state
+
+
+def fill(
+    model: Model, tokens: Sequence[int | None], order: Sequence[int] | None = None, settings: Decoding | None = None,
+    query: int | None = None,
+) -> list[tuple[list[int], Hypothesis]]:  # fmt: skip
+    """The row with its blanks (None) filled in, n-best, and the hypothesis of each: its tokens as they were chosen.
+
+    `order` lists the places of the blanks in the order in which to fill them; without it, from left to right.
+    """
+    prompt = blanks(tokens, order)
+    settings = replace(settings or Decoding(), max_new=-min(prompt), min_new=0, end=())
+    found = generate(FillWriter(model, query), [prompt], settings)[0]
+    if any(len(hypothesis.tokens) < -min(prompt) for hypothesis in found):
+        raise UsageError("fill: a blank was left for which the settings allow no token", "ban or forbid less")
+    return [(_filled(prompt, hypothesis.tokens), hypothesis._replace(finished=True)) for hypothesis in found]
+
+
+def blanks(tokens: Sequence[int | None], order: Sequence[int] | None = None) -> list[int]:
+    """A prompt for `FillWriter`: `blanks([7, None, None], order=[2, 1])` is [7, -2, -1]."""
+    empty = [place for place, token in enumerate(tokens) if token is None]
+    order = empty if order is None else list(order)
+    if sorted(order) != empty or not empty:
+        raise UsageError(f"fill: the blanks are at {empty}, the order is {order}", "name each blank's place once")
+    rank = {place: number for number, place in enumerate(order)}
+    return [-1 - rank[place] if token is None else token for place, token in enumerate(tokens)]
+
+
+def _filled(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    return [token if token >= 0 else tokens[-1 - token] for token in prompt]
+
+
+def _places_to_fill(prompt: Sequence[int]) -> list[int]:
+    return [place for _, place in sorted((-token, place) for place, token in enumerate(prompt) if token < 0)]
+
+
+def _check_row(prompt: Sequence[int], number: int, positions: int) -> None:
+    if len(prompt) > positions:
+        raise UsageError(f"prompt {number} has {len(prompt)} tokens, the model {positions} positions", "shorten it")
+    ranks = sorted(-token for token in prompt if token < 0)
+    if ranks != list(range(1, len(ranks) + 1)):
+        raise UsageError(f"prompt {number}: blanks must be numbered -1, -2, -3 and so on, each once")
+
+
+def _fit(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of places as one tensor, the shorter ones followed by zeros that no row reaches."""
+    longest = max(1, *map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.long)
+
+
+def _mask_token(model: Model) -> int:
+    token = None if model.tokenizer is None else model.tokenizer.mask_id
+    if token is None:
+        raise UsageError("this model's tokenizer has no [MASK] to ask with", "pass query=, a token id")
+    return token
