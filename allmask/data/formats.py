@@ -28,7 +28,7 @@ def json_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterat
     """JSON lines. Blank lines are no records."""
     for line in lines(path, limit):
         if line.raw.strip():
-            yield _row(line, lambda line=line: _parse_object(decode(line, limit)))
+            yield _row(line, lambda line=line: _parse_object(decode(line, limit).rstrip()))
 
 
 def text_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterator[Row]:
