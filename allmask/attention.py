@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allmask.dropout import survivors
 from allmask.masks import Mask
 
+SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
 DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
 
 
@@ -60,6 +63,12 @@ class Route:
         """Whether no block needs a matrix and none is padding; otherwise `Mask.flatten` pays."""
         return all(block.kind not in ("dense", "empty") for block in self.blocks)
 
+    def cut(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The tokens of each block; one block may read keys that are not its own tokens, so it gets all."""
+        if len(self.blocks) == 1:
+            return (x,)
+        return x.split([block.stop - block.start for block in self.blocks], dim=1)
+
     def visible(self, start: int, stop: int, block: Block) -> Tensor:
         """The boolean matrix of some queries of a dense block, (B, Q, K)."""
         return self.queries[:, start:stop].visible(self._keys_of(block), self.strict)
@@ -78,11 +87,13 @@ def attend(
     """
     route = mask if isinstance(mask, Route) else Route.find(mask)
     kernel = _Kernel(dropout, scale)
-    if bias is not None:
-        return _dense(kernel, q, k, v, route, Block(0, q.shape[1], "dense"), bias)
+    if bias is not None:  # speaks of all queries and keys at once
+        whole = Block(0, q.shape[1], "dense")
+        return _dense(kernel, q, k, v, replace(route, blocks=(whole,)), whole, bias)
     if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
         return flex_attend(q, k, v, route, scale)
-    parts = [_attend_block(kernel, q, k, v, route, block) for block in route.blocks]
+    pieces = zip(route.blocks, route.cut(q), route.cut(k), route.cut(v), strict=True)
+    parts = [_attend_block(kernel, *qkv, route, block) for block, *qkv in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -193,57 +204,69 @@ class _Kernel(NamedTuple):
     dropout: float
     scale: float | None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, causal: bool = False) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
-        out = F.scaled_dot_product_attention(q, k, v, visible, self.dropout, causal, scale=self.scale)
-        return out.transpose(1, 2)
+        if visible is None and self._by_hand(q, k):
+            return self._weighted(q @ k.transpose(2, 3), v).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Query i of the last Q tokens reads the keys up to its own: causal, aligned lower right."""
+        queries, keys = q.shape[1], k.shape[1]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if queries == keys and not self._by_hand(q, k):
+            out = F.scaled_dot_product_attention(q, k, v, None, self.dropout, True, scale=self.scale)
+            return out.transpose(1, 2)
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        if self._by_hand(q, k):
+            return self._weighted((q @ k.transpose(2, 3)).masked_fill(~visible, -torch.inf), v).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def _by_hand(self, q: Tensor, k: Tensor) -> bool:
+        """Whether plain products beat the fused kernel: on a CPU with dropout, or training short rows in bf16."""
+        short = q.shape[2] * k.shape[2] <= SHORT_CELLS
+        return (
+            q.device.type == "cpu" and short and (self.dropout > 0.0 or (q.dtype == torch.bfloat16 and q.requires_grad))
+        )
+
+    def _weighted(self, scores: Tensor, v: Tensor) -> Tensor:
+        weights = (scores * (self.scale or v.shape[-1] ** -0.5)).softmax(-1)
+        if self.dropout:
+            weights, v = weights * survivors(weights, self.dropout), v * (1.0 / (1.0 - self.dropout))
+        return weights @ v
 
 
 def _attend_block(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block) -> Tensor:
     if block.kind == "dense":
         return _dense(kernel, q, k, v, route, block)
-    q = _side_by_side(q, block)
     if block.kind == "empty":
-        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0).flatten(0, 1)[None]  # zeros, with a gradient
-    if len(route.blocks) > 1 or block.documents > 1:
-        k, v = _side_by_side(k, block), _side_by_side(v, block)
-    out = (
-        _prefix(kernel, q, k, v, block.source)
-        if block.kind == "prefix"
-        else kernel(q, k, v, causal=block.kind == "causal")
-    )
-    return out.flatten(0, 1)[None] if block.documents > 1 else out
-
-
-def _side_by_side(x: Tensor, block: Block) -> Tensor:
-    """Documents of one length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view."""
-    x = x[:, block.start : block.stop]
-    return x.unflatten(1, (block.documents, -1)).flatten(0, 1) if block.documents > 1 else x
+        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)  # zeros, with a gradient
+    named = {"full": kernel, "causal": kernel.causal, "prefix": partial(_prefix, kernel, source=block.source)}
+    if block.documents == 1:
+        return named[block.kind](q, k, v)
+    # documents of one length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view
+    q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
+    return named[block.kind](q, k, v).flatten(0, 1)[None]
 
 
 def _prefix(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, source: int) -> Tensor:
-    """The source reads itself without a mask; target rows are those of a causal mask, aligned lower right."""
-    length = q.shape[1]
-    head = kernel(q[:, :source], k[:, :source], v[:, :source])
-    if (length - source) * length > DENSE_CELLS:  # long: whole causal rows cost less than a matrix
-        return torch.cat([head, kernel(q, k, v, causal=True)[:, source:]], dim=1)
-    visible = torch.ones(length - source, length, dtype=torch.bool, device=q.device).tril(source)
-    return torch.cat([head, kernel(q[:, source:], k, v, visible)], dim=1)
+    """The source reads itself without a mask; target rows are those of a causal mask."""
+    first, rest = q.split([source, q.shape[1] - source], dim=1)
+    head = kernel(first, k[:, :source], v[:, :source])
+    if rest.shape[1] * q.shape[1] > DENSE_CELLS:  # long: whole causal rows cost less than a matrix
+        return torch.cat([head, kernel.causal(q, k, v)[:, source:]], dim=1)
+    return torch.cat([head, kernel.causal(rest, k, v)], dim=1)
 
 
 def _dense(
     kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block, bias: Tensor | None = None
 ) -> Tensor:
     """A boolean matrix, made for a strip of queries at a time so that memory stays O(T)."""
-    if len(route.blocks) > 1 and bias is None:
-        k, v = k[:, block.start : block.stop], v[:, block.start : block.stop]
-    if bias is not None:
-        route = replace(route, blocks=(block,))
     strip = max(1, DENSE_CELLS // max(1, k.shape[0] * k.shape[1]))
     parts = []
-    for start in range(block.start, block.stop, strip):
-        stop = min(start + strip, block.stop)
-        visible = route.visible(start, stop, block)[:, None]  # (B, 1, Q, K)
+    for start in range(0, q.shape[1], strip):
+        stop = min(start + strip, q.shape[1])
+        visible = route.visible(block.start + start, block.start + stop, block)[:, None]  # (B, 1, Q, K)
         if bias is not None:
             part = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
             visible = torch.where(visible, part, -torch.inf)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.attention import Attention, KeyValue, Readable, Route
+from allmask.dropout import Dropout
 
 ACTIVATIONS = {
     "gelu": nn.GELU,
@@ -84,7 +85,7 @@ class Embedding(nn.Module):
         self.positions = positions
         self.segments = segments
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.scale = scale
 
     def forward(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, inner, bias)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.contract = nn.Linear(inner, width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class Layer(nn.Module):
         self.attention = attention
         self.attention_norm, self.feed_forward_norm = norms
         self.feed_forward = feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.enter, self.leave = NORM_PLACES[norm_place]
 
     def forward(

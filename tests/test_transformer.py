@@ -189,12 +189,8 @@ def test_batch_and_instance_norm_are_built_and_break_the_promise():
     """They normalise over other tokens: outputs then depend on what the mask hides, which the mask cannot prevent."""
     for norm in ("batch", "instance"):
         torch.manual_seed(0)
-        model = Transformer(replace(CONFIGS["bert"], norm=norm)).double().train()
-        for module in model.modules():
-            module.p = 0.0 if isinstance(module, torch.nn.Dropout) else getattr(module, "p", None)
-            module.dropout = (
-                0.0 if isinstance(getattr(module, "dropout", None), float) else getattr(module, "dropout", None)
-            )
+        config = replace(CONFIGS["bert"], norm=norm, dropout=0.0, attention_dropout=0.0)
+        model = Transformer(config).double().train()
         ids, mask = draw_ids(1, 6), Mask.causal(torch.ones(1, 6).bool())
         changed = ids.clone()
         changed[0, 5] = (ids[0, 5] + 1) % 50
