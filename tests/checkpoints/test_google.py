@@ -160,15 +160,15 @@ def varint(value: int) -> bytes:
     return bytes([low | 0x80]) + varint(high) if high else bytes([low])
 
 
-def block(*pairs: tuple[bytes, bytes]) -> bytes:
-    body = b"".join(b"\0" + varint(len(key)) + varint(len(value)) + key + value for key, value in pairs)
+def block(*pairs: tuple[bytes, bytes], shared: int = 0) -> bytes:
+    body = b"".join(varint(shared) + varint(len(key)) + varint(len(value)) + key + value for key, value in pairs)
     body += struct.pack("<II", 0, 1)
     return body + b"\0" + masked(body + b"\0")
 
 
-def table(*pairs: tuple[bytes, bytes], repeats: int = 1) -> bytes:
+def table(*pairs: tuple[bytes, bytes], repeats: int = 1, shared: int = 0) -> bytes:
     """An index with right checksums, for what only a liar would write."""
-    data, nothing = block(*pairs), block()
+    data, nothing = block(*pairs, shared=shared), block()
     handle = varint(0) + varint(len(data) - 5)
     index = block(*((bytes([n]), handle) for n in range(repeats)))
     footer = varint(len(data)) + varint(len(nothing) - 5) + varint(len(data) + len(nothing)) + varint(len(index) - 5)
@@ -205,6 +205,7 @@ def tensor_entry(*sizes: int, size: int, **other: int) -> bytes:
         (table(HEADER, (b"w", b"\x08" + b"\xff" * 11)), "number without an end"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), (b"a", b"")), "out of order"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), repeats=200), "out of order"),
+        (table((b"w", tensor_entry(2, size=8)), shared=5), "repeats more than there is"),
         (table(HEADER, (b"\xff", tensor_entry(2, size=8))), "cannot be read"),
     ],
 )
