@@ -126,7 +126,7 @@ def missing(name: str, there: list[str], where: str) -> tuple[str, str]:
     close = get_close_matches(name.casefold(), folded, n=1)
     listed = ", ".join(map(show, there[:6])) + (", …" if len(there) > 6 else "")
     what = f"no {show(name)}; found {listed}" if there else f"no {show(name)}; found no fields at all"
-    return what, (f"did you mean {show(folded[close[0]])}? " if close else "") + f"fix {where}"
+    return what, (f"did you mean {show(name)} by {show(folded[close[0]])}? " if close else "") + f"fix {where}"
 
 
 def show(value: Any) -> str:

@@ -152,8 +152,7 @@ def csv_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterato
         if isinstance(cells, Bad):
             yield Row(f":{cells.line or number}", cells)
         elif len(cells) != len(header):
-            what = f"{len(cells)} columns; the header has {len(header)} ({', '.join(header)})"
-            yield Row(f":{number}", Bad("wrong number of columns", what, "put cells with a comma in quotes"))
+            yield Row(f":{number}", _bad_columns(len(cells), header))
         else:
             yield Row(f":{number}", dict(zip(header, map(Cell, cells), strict=True)))
 
@@ -173,6 +172,12 @@ def _cells(path: Path, limit: int) -> Iterator[tuple[int, list[str] | Bad]]:
         else:
             if feed.bad or len(cells) > 1 or first.raw.strip():
                 yield first.number, feed.bad or cells
+
+
+def _bad_columns(found: int, header: list[str]) -> Bad:
+    listed = ", ".join(header[:6]) + (", …" if len(header) > 6 else "")
+    what = f"{found} column{'s' * (found > 1)}; the header has {len(header)} ({listed})"
+    return Bad("wrong number of columns", what, "put cells with a comma in quotes")
 
 
 def _bad_csv(error: csv.Error) -> Bad:

@@ -108,4 +108,4 @@ def _nothing(path: Path, reasons: Counter[str], first: DataError | None) -> Data
     if first is None:
         return DataError(f"{path}: there are no records in it", "check how the file was made")
     counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
-    return DataError(f"{path}: all {reasons.total()} records were skipped ({counts})", f"the first: {first.message}")
+    return DataError(f"{path}: no record can be used; skipped {counts}", f"the first: {first.message}")

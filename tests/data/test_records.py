@@ -139,10 +139,12 @@ BAD_LINES = {  # a line of a .jsonl -> the reason it is counted under, what is s
     '{"source": "a"}': ("missing field", 'no "target"; found "source"', f"fix the line, {SKIP}"),
     "{}": ("missing field", 'no "source"; found no fields at all', f"fix the line, {SKIP}"),
     '{"Source": "a", "target": "b"}': (
-        "missing field", 'no "source"; found "Source", "target"', f'did you mean "Source"? fix the line, {SKIP}',
+        "missing field", 'no "source"; found "Source", "target"',
+        f'did you mean "source" by "Source"? fix the line, {SKIP}',
     ),
     '{"source": "a", "traget": "b"}': (
-        "missing field", 'no "target"; found "source", "traget"', f'did you mean "traget"? fix the line, {SKIP}',
+        "missing field", 'no "target"; found "source", "traget"',
+        f'did you mean "target" by "traget"? fix the line, {SKIP}',
     ),
     '{"source": "", "target": "b"}': ("blank text", '"source" is empty', f"fix the line, {SKIP}"),
     '{"source": "a", "target": " \\u3000\\n"}': ("blank text", '"target" is blank', f"fix the line, {SKIP}"),
@@ -211,7 +213,7 @@ def test_a_bad_line_is_named_or_counted(line: str | bytes, give):
 
 
 BAD_CSV = {  # lines after the header -> where, the reason, what is said; how many records are left
-    "a\nc,d": (2, "wrong number of columns", "1 columns; the header has 2 (source, target)", 1),
+    "a\nc,d": (2, "wrong number of columns", "1 column; the header has 2 (source, target)", 1),
     "a,b,c\nc,d": (2, "wrong number of columns", "3 columns; the header has 2 (source, target)", 1),
     "a,b\nc,\n": (3, "blank text", '"target" is empty', 1),
     'a,"b\nc,d\n\ne,f': (2, "unclosed quote", "a quoted cell begins here and never ends", 2),
@@ -300,7 +302,10 @@ def test_a_bad_file_is_an_error_in_both_modes(name: str, mode: str, give):
 
 
 def test_hints_for_whole_files(give):
-    assert failure(give("a.csv", "source,traget\na,b")).hint == 'did you mean "traget"? fix the names of the columns'
+    assert (
+        failure(give("a.csv", "source,traget\na,b")).hint
+        == 'did you mean "target" by "traget"? fix the names of the columns'
+    )
     assert failure(give("b.csv", "source;target\na;b")).hint == "separate columns with commas"
     hint = failure(give("c.docx", "x")).hint
     assert hint == "expected one of .jsonl, .ndjson, .json, .csv, .parquet, .txt, or .gz of a text"
@@ -349,7 +354,7 @@ def test_all_skipped_is_an_error(give):
     path = give("a.jsonl", '{"source": ""}\n{"source": " "}\n[]\n')
     skipped = Counter({"blank text": 5})
     error = failure(path, {"source": text}, on_bad_record="skip", skipped=skipped)
-    assert error.message == "a.jsonl: all 3 records were skipped (2 × blank text, 1 × not an object)"
+    assert error.message == "a.jsonl: no record can be used; skipped 2 × blank text, 1 × not an object"
     assert error.hint == 'the first: a.jsonl:1: "source" is empty'
     assert skipped == {"blank text": 7, "not an object": 1}
 
