@@ -63,8 +63,9 @@ def generate(
         return []
     search = _search(writer, prompts, settings)
     for written in _run(writer, prompts, search):
-        for prompt, token in written if on_token is not None else ():
-            on_token(prompt, token)
+        if on_token is not None:
+            for prompt, token in written:
+                on_token(prompt, token)
     return search.results()
 
 

@@ -1,0 +1,208 @@
+"""Slow and plain counterparts: a model that is a table, searches by enumeration, writers that remember nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from allmask import config as configs
+from allmask.decoding import Decoding
+from allmask.masks import Mask
+from allmask.model import Model
+
+SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 3, "max_positions": 24}
+CONFIGS = {"bert": replace(configs.bert_base(), **SMALL), "gpt2": replace(configs.gpt2(), **SMALL)}
+
+
+def tiny(family: str = "bert", seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    """A model with large random weights, so that what it reads shows in what it writes."""
+    model = Model.fresh(CONFIGS[family], ["lm"], torch.Generator().manual_seed(seed))
+    rng = torch.Generator().manual_seed(seed + 1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
+    return model.to(dtype).eval()
+
+
+# ---- a model that is a table ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Histories:
+    rows: tuple[tuple[int, ...], ...]
+
+    def select(self, rows: Tensor) -> Histories:
+        return Histories(tuple(self.rows[row] for row in rows.tolist()))
+
+
+class TableWriter:
+    """Random logits, a pure function of everything before: no search can take a short cut through structure."""
+
+    def __init__(self, vocabulary: int, seed: int = 0, spread: float = 2.0, room: int = 100):
+        self.vocabulary, self.seed, self.spread, self.space = vocabulary, seed, spread, room
+        self.batches: list[int] = []  # how many rows each call had
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.space
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Histories]:
+        return self._speak(tuple(tuple(prompt) for prompt in prompts))
+
+    def step(self, tokens: Tensor, state: Histories) -> tuple[Tensor, Histories]:
+        return self._speak(tuple((*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)))
+
+    def _speak(self, rows: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Histories]:
+        self.batches.append(len(rows))
+        return torch.stack([self.logits(row) for row in rows]), Histories(rows)
+
+    def logits(self, history: Sequence[int]) -> Tensor:
+        number = self.seed
+        for token in history:
+            number = (number * 1_000_003 + token + 17) % (2**31 - 1)
+        return torch.randn(self.vocabulary, generator=torch.Generator().manual_seed(number)) * self.spread
+
+
+# ---- searches by enumeration ---------------------------------------------------------------------------------
+
+
+def forbidden(token: int, prompt: Sequence[int], tokens: Sequence[int], settings: Decoding) -> bool:
+    """Whether the settings forbid this token after these, by the words of their definition."""
+    written = [*(prompt if settings.no_repeat_prompt else ()), *tokens, token]
+    n = settings.no_repeat_ngram
+    grams = [tuple(written[i : i + n]) for i in range(len(written) - n + 1)] if n else []
+    return (
+        token in settings.banned
+        or (token in settings.end and len(tokens) < settings.min_new)
+        or (n > 0 and len(grams) > 0 and grams[-1] in grams[:-1])
+    )
+
+
+def log_probabilities(writer: TableWriter, history: Sequence[int]) -> list[float]:
+    return writer.logits(history).log_softmax(0).tolist()
+
+
+def all_texts(writer: TableWriter, prompt: Sequence[int], settings: Decoding) -> list[tuple[float, tuple[int, ...]]]:
+    """(score, tokens with the end token) of every possible continuation, best first."""
+    found = []
+    for length in range(1, settings.max_new + 1):
+        for tokens in product(range(writer.vocabulary), repeat=length):
+            ends = [place for place, token in enumerate(tokens) if token in settings.end]
+            whole = ends == [length - 1] or (not ends and length == settings.max_new)
+            if whole and not any(forbidden(t, prompt, tokens[:i], settings) for i, t in enumerate(tokens)):
+                total = sum(log_probabilities(writer, (*prompt, *tokens[:i]))[t] for i, t in enumerate(tokens))
+                found.append((total / length**settings.length_penalty, tokens))
+    return sorted(found, reverse=True)
+
+
+def plain_beam_search(writer: TableWriter, prompt: Sequence[int], settings: Decoding):
+    """The same search written down once more, for one prompt, without stopping early."""
+    live, ended = [(0.0, ())], []
+    for length in range(1, settings.max_new + 1):
+        longer = []
+        for total, tokens in live:
+            table = log_probabilities(writer, (*prompt, *tokens))
+            for token in range(writer.vocabulary):
+                if not forbidden(token, prompt, tokens, settings):
+                    longer.append((total + table[token], (*tokens, token)))
+        longer.sort(reverse=True)
+        for total, tokens in longer[: settings.beams]:
+            if tokens[-1] in settings.end or length == settings.max_new:
+                ended.append((total / length**settings.length_penalty, tokens))
+        live = [(total, tokens) for total, tokens in longer if tokens[-1] not in settings.end][: settings.beams]
+    return sorted(ended, reverse=True)[: settings.n_best]
+
+
+def with_end(hypothesis, settings: Decoding) -> tuple[int, ...]:
+    """The tokens with the end token, where there is only one that it can be."""
+    return (*hypothesis.tokens, *settings.end) if hypothesis.finished else hypothesis.tokens
+
+
+def close(a: float, b: float, tolerance: float = 1e-4) -> bool:
+    return math.isclose(a, b, rel_tol=0, abs_tol=tolerance)
+
+
+# ---- writers that remember nothing ---------------------------------------------------------------------------
+
+
+class RecomputeWriter:
+    """Reads the whole row again at every step, alone, under the mask of the whole row."""
+
+    def __init__(self, model: Model, mask=None):
+        self.model = model
+        self.mask = model.own_mask if mask is None else mask
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.model.config.max_positions - len(prompt) + 1
+
+    def begin(self, prompts):
+        return self._speak(tuple((tuple(prompt), ()) for prompt in prompts))
+
+    def step(self, tokens, state):
+        rows = zip(state.rows, tokens.tolist(), strict=True)
+        return self._speak(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+
+    def _speak(self, rows):
+        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
+
+    def logits(self, prompt, written):
+        source = self.mask(torch.ones(1, len(prompt)).bool())
+        order = torch.cat([source.order[0], torch.arange(len(written)) + source.order.max() + 1])
+        whole = Mask(order[None], torch.zeros_like(order)[None], window=source.window)
+        segments = torch.tensor([[0] * len(prompt) + [min(1, self.model.config.segments)] * len(written)])
+        ids = torch.tensor([[*prompt, *written]])
+        return self.model(ids, whole, segments=segments).logits[0, -1]
+
+
+def two_streams(model: Model, ids: Tensor, rank: Tensor, query: int) -> Tensor:
+    """Two-stream attention over a whole row, written out: hidden states (T, W) of the query stream."""
+    body, places = model.body, torch.arange(len(ids))
+    zeros = torch.zeros_like(ids)
+    h = body.embedding(ids, places, zeros)
+    g = body.embedding(torch.full_like(ids, query), places, zeros)
+    seen = rank[None, :] <= rank[:, None]  # (query, key)
+    before = rank[None, :] < rank[:, None]
+    for layer in body.layers:
+        g, h = _stream(layer, g, h, before), _stream(layer, h, h, seen)
+    return body.norm(g)
+
+
+def _stream(layer, x: Tensor, content: Tensor, visible: Tensor) -> Tensor:
+    part, first = layer.attention, layer.attention_norm
+    inside, outside = layer.enter, layer.leave
+    q, k, v = part.query(inside(first, x)), part.key(inside(first, content)), part.value(inside(first, content))
+    q, k, v = (y.unflatten(-1, (part.heads, -1)).transpose(0, 1) for y in (q, k, v))  # (H, T, D)
+    scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill(~visible, -1e30).softmax(-1) * visible
+    x = outside(first, x + part.output((scores @ v).transpose(0, 1).flatten(1)))
+    second = layer.feed_forward_norm
+    return outside(second, x + layer.feed_forward(inside(second, x)))
+
+
+class RefillWriter:
+    """Fills in blanks by reading the whole row again, both streams, at every step; blanks to come hold any token."""
+
+    def __init__(self, model: Model, query: int):
+        self.model, self.query = model, query
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return sum(token < 0 for token in prompt)
+
+    def begin(self, prompts):
+        return self._speak(tuple((tuple(prompt), ()) for prompt in prompts))
+
+    def step(self, tokens, state):
+        rows = zip(state.rows, tokens.tolist(), strict=True)
+        return self._speak(tuple((prompt, (*filled, token)) for (prompt, filled), token in rows))
+
+    def _speak(self, rows):
+        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
+
+    def logits(self, prompt, filled):
+        rank = torch.tensor([max(0, -token) for token in prompt])
+        content = [0, *filled, *[5] * len(prompt)]  # by rank
+        ids = torch.tensor([token if token >= 0 else content[-token] for token in prompt])
+        hidden = two_streams(self.model, ids, rank, self.query)
+        return self.model.logits(hidden[prompt.index(-1 - len(filled))])
