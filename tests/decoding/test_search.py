@@ -152,9 +152,9 @@ def test_room_limits_each_prompt_by_itself():
         generate(Narrow(5), [(1,), (1,) * 6], rules)
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_where_nothing_is_allowed_a_text_ends_unfinished(beams):
-    rules = Decoding(end=END, max_new=9, beams=beams, no_repeat_ngram=1, min_new=9)
+@pytest.mark.parametrize("search", [{}, {"beams": 2}, {"sample": True}], ids=str)
+def test_where_nothing_is_allowed_a_text_ends_unfinished(search):
+    rules = Decoding(end=END, max_new=9, no_repeat_ngram=1, min_new=9, **search)
     [[found]] = generate(TableWriter(3), [(1,)], rules)
     assert sorted(found.tokens) == [1, 2] and not found.finished
     [[found]] = generate(TableWriter(3), [(1,)], replace(rules, banned=(0, 1, 2)))

@@ -1,0 +1,196 @@
+"""A cache equals reading everything again: UniLM, GPT-2, ragged batches, beams; and texts are not copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from allmask.branches import Fan
+from allmask.decoding import Decoding, MaskWriter, generate
+from allmask.errors import UsageError
+from allmask.masks import Mask
+from tests.decoding.references import RecomputeWriter, close, tiny
+
+END = (3,)
+PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [2, 8, 8, 20, 31, 6, 3], [2, 9, 7, 11, 3], [5]]
+MASKS = {
+    "UniLM": ("bert", None),
+    "GPT-2": ("gpt2", None),
+    "BERT, left to right": ("bert", Mask.causal),
+    "GPT-2, its prompt read both ways": ("gpt2", Mask.bidirectional),
+    "GPT-2, a window": ("gpt2", partial(Mask.causal, window=3)),
+}
+RULES = {
+    "greedy": Decoding(end=END, max_new=10),
+    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
+    "beams without repetition": Decoding(end=END, max_new=10, beams=3, n_best=2, no_repeat_ngram=2, min_new=2),
+    "samples": Decoding(end=END, max_new=10, sample=True, n_best=2, temperature=0.5),
+}
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert all(close(a.score, b.score) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("name", MASKS)
+def test_cached_equals_reading_everything_again(name, rules):
+    family, mask = MASKS[name]
+    model = tiny(family)
+    found = generate(MaskWriter(model, mask), PROMPTS, RULES[rules])
+    assert_same(found, generate(RecomputeWriter(model, mask), PROMPTS, RULES[rules]))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("rules", RULES)
+def test_a_text_does_not_depend_on_its_batch(family, rules):
+    """In single precision, as people use it: alone, in any company, in any order."""
+    writer = MaskWriter(tiny(family, dtype=torch.float32))
+    together = generate(writer, PROMPTS, RULES[rules])
+    assert_same([generate(writer, [prompt], RULES[rules])[0] for prompt in PROMPTS], together)
+    assert_same(generate(writer, PROMPTS[::-1], RULES[rules]), together[::-1])
+    assert_same(generate(writer, PROMPTS[:2], RULES[rules]), together[:2])
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(list(MASKS)),
+    st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=8), min_size=1, max_size=4),
+    st.data(),
+)
+def test_any_rows_at_any_time(name, prompts, data):
+    """Rows repeated, dropped and reordered at will: logits as if each were read alone from the beginning."""
+    family, mask = MASKS[name]
+    model = tiny(family)
+    writer, slow = MaskWriter(model, mask), RecomputeWriter(model, mask)
+    logits, state = writer.begin(prompts)
+    expected, histories = slow.begin(prompts)
+    for _ in range(4):
+        torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
+        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=len(rows), max_size=len(rows))))
+        logits, state = writer.step(tokens, state.select(rows))
+        expected, histories = slow.step(tokens, histories.select(rows))
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+
+
+def test_new_tokens_have_the_second_segment():
+    model, rules = tiny("bert"), RULES["greedy"]
+    texts = {segments: generate(MaskWriter(model, segments=segments), PROMPTS, rules) for segments in [(0, 1), (0, 0)]}
+    assert generate(MaskWriter(model), PROMPTS, rules) == texts[0, 1] != texts[0, 0]
+
+
+# ---- what is shared ------------------------------------------------------------------------------------------
+
+
+def addresses(state):
+    return [x.data_ptr() for layer in state.layers for x in layer.text]
+
+
+def size(state):
+    """Bytes of all tensors a state holds, each counted once."""
+    tensors = [x for layer in state.layers for part in (layer.text, layer.own) for x in part]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
+def test_beams_share_the_keys_and_values_of_their_text():
+    writer = MaskWriter(tiny("bert"))
+    _, one = writer.begin([PROMPTS[2], PROMPTS[0]])
+    four = one.select(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    for step in range(3):
+        _, one = writer.step(torch.tensor([7, 8]), one)
+        _, four = writer.step(torch.arange(8), four.select(torch.tensor([1, 0, 0, 3, 7, 7, 4, 5])))
+        assert addresses(four) == addresses(one)
+        own = 8 * 3 * 2 * 16 * (step + 1)  # bytes of a float64, layers, keys and values, width, tokens
+        assert size(four) - size(one) == (8 - 2) * own
+
+
+def test_no_step_makes_a_tensor_as_large_as_one_copy_of_a_text_per_beam():
+    class Largest(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            self.largest = max([self.largest, *(x.numel() for x in made)])
+            return out
+
+    writer = MaskWriter(tiny("bert"))
+    _, state = writer.begin([list(range(20))])
+    with torch.no_grad(), Largest() as seen:
+        writer.step(torch.arange(16), state.select(torch.zeros(16, dtype=torch.long)))
+    assert seen.largest < 16 * 20 * 16 / 4  # beams × tokens × width; scores are beams × tokens × heads
+
+
+def test_texts_that_ended_are_let_go_when_they_are_half():
+    writer = MaskWriter(tiny("gpt2"))
+    _, state = writer.begin([[1, 2]] * 8)
+    texts = lambda state: state.layers[0].text.keys.shape[0]  # noqa: E731
+    five = state.select(torch.arange(5))
+    assert texts(five) == 8 and addresses(five) == addresses(state)
+    four = state.select(torch.tensor([7, 1, 3, 5]))
+    assert texts(four) == 4
+    again, _ = writer.step(torch.tensor([4, 4, 4, 4]), four)
+    before, _ = writer.step(torch.tensor([4] * 8), state)
+    torch.testing.assert_close(again, before[[7, 1, 3, 5]], atol=1e-12, rtol=0)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_the_grid_of_a_fan_holds_every_row_once(owner):
+    fan = Fan.of(torch.tensor(owner), 5)
+    rows = torch.arange(1, len(owner) + 1)
+    grid = fan.spread(rows)
+    assert torch.equal(fan.gather(grid), rows)
+    for text in range(5):
+        mine = [row + 1 for row, its in enumerate(owner) if its == text]
+        assert sorted(x for x in grid[text].tolist() if x) == mine
+
+
+# ---- limits and mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_ends_where_the_positions_end(beams):
+    """24 positions: a prompt of 20 has room for 5 more tokens, the last of which is never read."""
+    writer = MaskWriter(tiny("gpt2"))
+    found = generate(writer, [[1] * 20, [1] * 24, [1]], Decoding(max_new=8, beams=beams))
+    assert [len(one.tokens) for [one] in found] == [5, 1, 8]
+    with pytest.raises(UsageError, match="prompt 1 has 25 tokens: the model has no room"):
+        generate(writer, [[1], [1] * 25], Decoding())
+
+
+@pytest.mark.parametrize(
+    "prompt, words",
+    [([], "prompt 1 is empty"), ([1, 40], "prompt 1: token 40 is not in the vocabulary of 40"), ([-1], "token -1")],
+)
+def test_prompts_that_cannot_be_read_are_said(prompt, words):
+    with pytest.raises(UsageError, match=words):
+        generate(MaskWriter(tiny("bert")), [[1], prompt], Decoding())
+
+
+def test_a_body_without_a_head_cannot_write():
+    model = tiny("bert")
+    model.lm_head = None
+    with pytest.raises(UsageError, match="no lm_head"):
+        generate(MaskWriter(model), [[1]], Decoding())
+
+
+def test_a_token_the_text_should_have_seen_is_refused():
+    """The cache of a branched text is checked like any other: order decides what may come later."""
+    model = tiny("bert")
+    _, state = MaskWriter(model).begin([[1, 2, 3]])
+    sibling = replace(state.mask[:, :1], place=torch.tensor([[3]]))  # of order 0, as old as the text
+    with pytest.raises(UsageError, match="no longer true"):
+        model.body.step(torch.tensor([[4]]), sibling, state)
