@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCHMARKS := $(filter-out benchmarks/timing.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test lint bench quality clean
@@ -42,7 +43,7 @@ lint: setup ## ruff and pyright
 
 bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
 quality: ## quality of trained models (none yet)
 	@echo "There is no quality run yet: nothing is trained so far."
