@@ -1,0 +1,202 @@
+"""Sentence vectors of 256 texts of varying length with MiniLM, against transformers, sentence-transformers, CTranslate2.
+
+    python benchmarks/encode.py [--quick] [--json]
+
+Everybody gets the same token ids, ready, and gives mean-pooled vectors; the rows "from texts" also tokenize. Batches are
+those with which each library was fastest. One thread, CPU time, interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import timing  # first: it sets the number of threads
+
+# isort: split
+import importlib
+import inspect
+import random
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+import allmask
+from allmask.checkpoints import resolve
+from allmask.inference import embed, embed_ids, freeze
+from allmask.text import Tokenizer
+
+SHORTEST, LONGEST = 8, 128
+BATCHES = (8, 16, 32, 64)
+# Modules whose docstrings are the corpus: text that every machine has.
+MODULES = "argparse ast asyncio collections concurrent.futures configparser csv datetime decimal difflib email.message"
+MODULES += " functools heapq inspect itertools json logging optparse os pathlib pickle random re shutil socket sqlite3"
+MODULES += " statistics string subprocess tarfile tempfile textwrap threading typing unittest urllib.request zipfile"
+
+Ids = list[list[int]]
+Encode = Callable[[], Tensor]
+
+
+def main() -> None:
+    options = timing.arguments(__doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder = str(resolve("minilm"))
+    model = allmask.load(folder)
+    texts = corpus(model.tokenizer, 64 if options.quick else 256)
+    ids = [text.ids for text in model.tokenizer.encode_batch(texts)]
+    cases = ours(model, ids, texts) | transformers_cases(folder, ids)
+    cases |= sentence_transformers_cases(folder, texts) | ctranslate2_cases(folder, ids)
+    with torch.inference_mode():
+        reference = cases["transformers fp32, padded"]()
+        cosines = {name: cosine_similarity(case(), reference).min().item() for name, case in cases.items()}
+        times = timing.medians(cases, rounds=3 if options.quick else 5)
+    about = timing.versions("transformers", "sentence-transformers", "ctranslate2") | describe(model, ids, texts)
+    base = times["transformers fp32, padded"]
+    rows = [
+        {
+            "encoder": name,
+            "seconds": f"{times[name]:.2f}",
+            "tokens/s": f"{sum(map(len, ids)) / times[name]:,.0f}",
+            "ratio": f"{base / times[name]:.2f}",
+            "lowest cosine": f"{cosines[name]:.5f}",
+        }
+        for name in sorted(cases, key=lambda name: -times[name])
+    ]
+    timing.show(f"Encoding {len(texts)} texts with MiniLM", rows, about, options.json)
+
+
+def corpus(tokenizer: Tokenizer, number: int) -> list[str]:
+    """Stretches of docstrings, 8 to 128 tokens long, 48 on average; the same on every run."""
+    rng = random.Random(0)
+    words = [word for name in MODULES.split() for word in documentation(name)]
+    sizes = [len(encoded) for encoded in tokenizer.encode_batch(words, special=False)]
+    texts, at = [], 0
+    for _ in range(number):
+        room = min(LONGEST, max(SHORTEST, round(rng.lognormvariate(3.73, 0.6)))) - 2  # [CLS] and [SEP]
+        begin = at
+        while room >= sizes[at] or begin == at:
+            room, at = room - sizes[at], at + 1
+        texts.append(" ".join(words[begin:at]))
+    return texts
+
+
+def documentation(name: str) -> list[str]:
+    module = importlib.import_module(name)
+    members = sorted(vars(module).items())
+    chosen = [value for _, value in members if inspect.isclass(value) or inspect.isfunction(value)]
+    return " ".join(inspect.getdoc(value) or "" for value in [module, *chosen]).split()
+
+
+def describe(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, str]:
+    lengths = sorted(map(len, ids))
+    tokenizing = timing.medians({"": lambda: model.tokenizer.encode_batch(texts)}, rounds=3)[""]
+    return {
+        "tokens": f"{sum(lengths):,} (mean {sum(lengths) / len(lengths):.0f}, {lengths[0]}–{lengths[-1]})",
+        "tokenizing": f"{tokenizing:.3f} s",
+    }
+
+
+# ---- the cases ---------------------------------------------------------------------------------------------
+
+
+def ours(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, Encode]:
+    fp32, bf16 = freeze(model, "fp32"), freeze(model, "bf16")
+    return {
+        "allmask fp32": lambda: embed_ids(fp32, ids),
+        "allmask bf16": lambda: embed_ids(bf16, ids),
+        "allmask bf16, from texts": lambda: embed(bf16, texts),
+    }
+
+
+def transformers_cases(folder: str, ids: Ids) -> dict[str, Encode]:
+    from transformers import AutoModel
+
+    def case(model, order: list[int]) -> Encode:
+        def make(size: int) -> Encode:
+            return lambda: in_batches(lambda batch: padded_mean(model, batch), ids, order, size)
+
+        with torch.inference_mode():
+            return make(timing.fastest(make, BATCHES))
+
+    def load(dtype: torch.dtype):
+        return AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=dtype).eval()
+
+    return {
+        "transformers fp32, padded": case(load(torch.float32), list(range(len(ids)))),
+        "transformers fp32, sorted": case(load(torch.float32), by_length(ids)),
+        "transformers bf16, sorted": case(load(torch.bfloat16), by_length(ids)),
+    }
+
+
+def sentence_transformers_cases(folder: str, texts: list[str]) -> dict[str, Encode]:
+    if find_spec("sentence_transformers") is None:
+        return {}
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(folder, device="cpu")
+
+    def make(size: int) -> Encode:
+        return lambda: torch.from_numpy(model.encode(texts, batch_size=size, show_progress_bar=False))
+
+    return {"sentence-transformers fp32, from texts": make(timing.fastest(make, BATCHES))}
+
+
+def ctranslate2_cases(folder: str, ids: Ids) -> dict[str, Encode]:
+    if find_spec("ctranslate2") is None:
+        return {}
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    def case(kind: str, converted: str) -> Encode:
+        encoder = ctranslate2.Encoder(converted, compute_type=kind, inter_threads=1, intra_threads=1)
+
+        def mean(batch: Ids) -> Tensor:
+            hidden = torch.from_numpy(np.array(encoder.forward_batch(batch).last_hidden_state))
+            return pool(hidden.float(), valid_of(batch))
+
+        def make(size: int) -> Encode:
+            return lambda: in_batches(mean, ids, by_length(ids), size)
+
+        return make(timing.fastest(make, BATCHES))
+
+    with tempfile.TemporaryDirectory() as parent:
+        converted = TransformersConverter(folder).convert(f"{parent}/minilm")
+        return {f"CTranslate2 {name}, sorted": case(kind, converted) for name, kind in CTRANSLATE2_KINDS.items()}
+
+
+CTRANSLATE2_KINDS = {"fp32": "float32", "int8": "int8"}
+
+
+# ---- batches with padding, as the peers need them ----------------------------------------------------------
+
+
+def by_length(ids: Ids) -> list[int]:
+    return sorted(range(len(ids)), key=lambda number: len(ids[number]))
+
+
+def in_batches(encode: Callable[[Ids], Tensor], ids: Ids, order: list[int], size: int) -> Tensor:
+    parts = [encode([ids[number] for number in order[start : start + size]]) for start in range(0, len(order), size)]
+    vectors = torch.cat(parts)
+    return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
+
+
+def padded_mean(model, batch: Ids) -> Tensor:
+    longest = max(map(len, batch))
+    padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch])
+    valid = valid_of(batch)
+    return pool(model(input_ids=padded, attention_mask=valid.long()).last_hidden_state.float(), valid)
+
+
+def valid_of(batch: Ids) -> Tensor:
+    return torch.arange(max(map(len, batch))) < torch.tensor([len(text) for text in batch])[:, None]
+
+
+def pool(hidden: Tensor, valid: Tensor) -> Tensor:
+    return (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
+
+
+if __name__ == "__main__":
+    main()
