@@ -144,3 +144,11 @@ def test_only_org_slash_name_goes_to_the_hub(monkeypatch, tmp_path, name):
     monkeypatch.setattr(sources, "_from_hub", lambda name: pytest.fail(f"asked the hub for {name}"))
     with pytest.raises(CheckpointError, match="no such folder or file"):
         resolve(name)
+
+
+def test_a_slip_inside_a_folder_that_is_there_is_not_a_name_on_the_hub(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "title").mkdir(parents=True)
+    monkeypatch.setattr(sources, "_from_hub", lambda name: pytest.fail(f"asked the hub for {name}"))
+    with pytest.raises(CheckpointError, match='did you mean "title"'):
+        resolve("runs/titel")
