@@ -44,3 +44,19 @@ class ResourceError(AllmaskError, RuntimeError):
     """The machine lacks something: memory, disk, a font, an optional package."""
 
     kind, exit_code = "resources", 5
+
+
+class DivergedError(AllmaskError, RuntimeError):
+    """Training went to infinity or NaN and would not come back."""
+
+    kind, exit_code = "diverged", 6
+
+
+class Interrupted(AllmaskError):
+    """Stopped on request, after saving; `exit_code` tells by what."""
+
+    kind = "interrupted"
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message, "go on with the same command and --resume")
+        self.exit_code = exit_code

@@ -117,6 +117,14 @@ class Model(nn.Module):
         rows = {name: tensor[index] if name in PER_TOKEN else tensor for name, tensor in self.state_dict().items()}
         return _assemble(config, self.heads, tokenizer, rows)
 
+    def with_language_model(self, rng: torch.Generator | None = None) -> Model:
+        """The same model with a language model head; a missing one is made around the token embedding."""
+        if self.lm_head is not None:
+            return self
+        head = initialise(_lm_head(self.config), self.config.init_std, rng)
+        tensors = {**self.state_dict(), **{f"lm_head.{name}": value for name, value in head.state_dict().items()}}
+        return _assemble(self.config, self.heads | {"lm"}, self.tokenizer, tensors)
+
     def save(self, folder: str | Path) -> None:
         """Write a folder in the Hugging Face layout, whole or not at all."""
         checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer)

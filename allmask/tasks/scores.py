@@ -1,0 +1,71 @@
+"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length. Chinese counts characters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_ONE = re.compile(f"[{CHINESE}]|[^{CHINESE}\\W_]+")  # a Chinese character, or a word of anything else
+
+
+def is_chinese(texts: Sequence[str]) -> bool:
+    """Whether most letters of these texts are Chinese characters."""
+    joined = "".join(texts[:1000])
+    chinese = len(re.findall(f"[{CHINESE}]", joined))
+    return chinese > 0.3 * max(1, sum(character.isalpha() for character in joined))
+
+
+class Characters:
+    """A tokenizer for rouge-score: Chinese by the character, everything else by the word; it keeps only a-z itself."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _ONE.findall(text.lower())
+
+
+def rouge(written: Sequence[str], references: Sequence[str], chinese: bool) -> dict[str, float]:
+    """Mean F1 of ROUGE-1, -2 and -L, in percent; English words are stemmed as is usual."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    names = ["rouge1", "rouge2", "rougeL"]
+    scorer = RougeScorer(names, tokenizer=Characters()) if chinese else RougeScorer(names, use_stemmer=True)
+    totals = dict.fromkeys(names, 0.0)
+    for mine, theirs in zip(written, references, strict=True):
+        scores = scorer.score(theirs, mine)
+        for name in names:
+            totals[name] += scores[name].fmeasure
+    return {label: 100 * totals[name] / max(1, len(written)) for label, name in zip(LABELS, names, strict=True)}
+
+
+LABELS = ("rouge_1", "rouge_2", "rouge_l")
+
+
+def bleu(written: Sequence[str], references: Sequence[str], chinese: bool) -> float:
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU(tokenize="zh" if chinese else "13a")
+    return metric.corpus_score(list(written), [list(references)]).score
+
+
+def score_texts(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """All of them at once."""
+    chinese = is_chinese(references)
+    same = sum(mine.strip() == theirs.strip() for mine, theirs in zip(written, references, strict=True))
+    return {
+        **rouge(written, references, chinese),
+        "bleu": bleu(written, references, chinese),
+        "exact": 100 * same / max(1, len(written)),
+        "length": _mean_length(written, chinese),
+        "reference_length": _mean_length(references, chinese),
+    }
+
+
+def _mean_length(texts: Sequence[str], chinese: bool) -> float:
+    count = Characters().tokenize if chinese else str.split
+    return sum(len(count(text)) for text in texts) / max(1, len(texts))
+
+
+def lead_sentence(text: str) -> str:
+    """The first sentence: what a title must beat."""
+    found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$)|\n|$)", text.strip(), re.DOTALL)
+    return found[0].strip() if found else text.strip()

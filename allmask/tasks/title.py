@@ -1,0 +1,197 @@
+"""Titles: a source text, and a short target to be written for it (UniLM, arXiv 1905.03197). Any seq2seq fits."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allmask.data import NO_LABEL, Batch, Example, Record, pack, read_records, text
+from allmask.decoding import Decoding, Hypothesis, MaskWriter, generate
+from allmask.errors import UsageError
+from allmask.masks import Mask
+from allmask.model import Model
+from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
+from allmask.text import Tokenizer, propose_keep_tokens, truncate
+from allmask.training import Score, mean_loss
+
+log = logging.getLogger("allmask")
+FIELDS = {"source": text, "target": text}
+SOURCE_MASKS = {"prefix": Mask.bidirectional, "naive": Mask.causal}  # how the source reads itself
+WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is used
+
+
+@dataclass(frozen=True)
+class Title:
+    """The task as it is saved with a model: how texts become ids, and which mask reads them."""
+
+    max_source: int = 254
+    max_target: int = 64
+    truncate: str = "head"
+    mask: str = "prefix"
+
+    def __post_init__(self):
+        if self.max_source < 1 or self.max_target < 1:
+            raise UsageError("max_source and max_target must be at least 1")
+        if self.mask not in SOURCE_MASKS:
+            raise UsageError(f"mask is {self.mask!r}; expected one of {', '.join(SOURCE_MASKS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"task": "title", **asdict(self)}
+
+    def fitted(self, model: Model) -> Title:
+        """The same with a source that leaves room for the target in the model's positions."""
+        room = model.config.max_positions - self.max_target - 3  # [CLS], [SEP], [SEP]
+        if room < 1:
+            raise UsageError(
+                f"a target of {self.max_target} tokens leaves no room in {model.config.max_positions} positions"
+            )
+        return self if self.max_source <= room else replace(self, max_source=room)
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def read(self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None) -> list[Record]:
+        return list(read_records(path, FIELDS, on_bad_record, skipped))
+
+    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
+        """[CLS] source [SEP] of each: what is there before anything is written."""
+        cls, sep = _specials(tokenizer)
+        return [[cls, *truncate(ids, self.max_source, self.truncate), sep] for ids in _ids(tokenizer, sources)]
+
+    def examples(self, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        prompts = self.prompts(tokenizer, [record.fields["source"] for record in records])
+        targets = _ids(tokenizer, [record.fields["target"] for record in records])
+        return [self._example(prompt, target, tokenizer) for prompt, target in zip(prompts, targets, strict=True)]
+
+    def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer) -> Example:
+        """[CLS] source [SEP] target [SEP], segments 0 and 1; each position before a target token must predict it."""
+        ids = np.array([*prompt, *target[: self.max_target], _specials(tokenizer)[1]])
+        is_target = np.arange(len(ids)) >= len(prompt)
+        labels = np.where(np.append(is_target[1:], False), np.roll(ids, -1), NO_LABEL)
+        return Example(ids, self.mask_of(torch.from_numpy(is_target)[None]).order[0], is_target, labels)
+
+    def mask_of(self, is_target: torch.Tensor) -> Mask:
+        return Mask.prefix(is_target) if self.mask == "prefix" else Mask.causal(torch.ones_like(is_target))
+
+    # ---- writing -------------------------------------------------------------------------------------------
+
+    def decoding(self, model: Model, **changes: Any) -> Decoding:
+        """Greedy unless told otherwise; never a special token but the [SEP] that ends a title."""
+        tokenizer = _tokenizer(model)
+        sep = _specials(tokenizer)[1]
+        banned = tuple(sorted(tokenizer.special_ids - {sep}))
+        return Decoding(**{"end": (sep,), "banned": banned, "max_new": self.max_target + 1, **changes})
+
+    def write(
+        self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32
+    ) -> Iterator[list[tuple[str, Hypothesis]]]:
+        """For each source its n-best titles with their hypotheses, in the order given, a batch at a time."""
+        tokenizer, writer = _tokenizer(model), MaskWriter(model, SOURCE_MASKS[self.mask])
+        settings = self.decoding(model) if settings is None else settings
+        for start in range(0, len(sources), batch):
+            prompts = self.prompts(tokenizer, sources[start : start + batch])
+            for found in generate(writer, prompts, settings):
+                yield [(tokenizer.decode(hypothesis.tokens), hypothesis) for hypothesis in found]
+
+    def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
+        """The scores of what was written, and of each source's first sentence beside them."""
+        references = [record.fields["target"] for record in records]
+        lead = [lead_sentence(record.fields["source"]) for record in records]
+        return {"model": score_texts(written, references), "lead sentence": score_texts(lead, references)}
+
+    # ---- learning ------------------------------------------------------------------------------------------
+
+    def prepare(self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = True) -> Model:
+        """A model that can write: with an output layer, and a vocabulary no larger than the data needs."""
+        if model.lm_head is None:
+            log.info("the checkpoint has no language model head; one is made from the token embedding")
+        model = model.with_language_model(torch.Generator().manual_seed(seed))
+        if not prune:
+            return model
+        texts = (value for record in records for value in record.fields.values())
+        kept = propose_keep_tokens(_tokenizer(model), texts)
+        before = model.config.vocabulary
+        if len(kept) > WORTH_PRUNING * before:
+            return model
+        pruned = model.keep_tokens(kept)
+        saved = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in pruned.parameters())
+        log.info("vocabulary: %s → %s tokens, −%.1fM parameters", f"{before:,}", f"{len(kept):,}", saved / 1e6)
+        return pruned
+
+    def work(self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = ()) -> TitleWork:
+        tokenizer = _tokenizer(model)
+        judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
+        return TitleWork(self.examples(tokenizer, records), judge)
+
+
+@dataclass
+class TitleWork:
+    """What the training loop asks for: examples by number, and a judge."""
+
+    examples: list[Example]
+    judge: Callable[[Model], Score] | None = None
+
+    def __post_init__(self):
+        self.lengths = [len(example) for example in self.examples]
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return pack([self.examples[number] for number in numbers])
+
+    def evaluate(self, model: Model) -> Score | None:
+        return None if self.judge is None else self.judge(model)
+
+
+@dataclass
+class Judge:
+    """Loss on the held-out records, ROUGE of the titles written for the first of them, a few to look at."""
+
+    task: Title
+    records: list[Record]
+    examples: list[Example]
+    written: int = 100
+    shown: int = 2
+
+    def __call__(self, model: Model) -> Score:
+        loss = mean_loss(model, [pack(self.examples[i : i + 32]) for i in range(0, len(self.examples), 32)])
+        chosen = self.records[: self.written]
+        titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
+        references = [record.fields["target"] for record in chosen]
+        scores = rouge(titles, references, is_chinese(references))
+        return Score(scores["rouge_l"], {"loss": loss, **scores}, self._samples(chosen, titles))
+
+    def _samples(self, records: Sequence[Record], titles: Sequence[str]) -> list[str]:
+        lines = []
+        for record, title in list(zip(records, titles, strict=True))[: self.shown]:
+            lines += [
+                f"  source     {_short(record.fields['source'])}",
+                f"  reference  {_short(record.fields['target'])}",
+            ]
+            lines += [f"  written    {_short(title)}", ""]
+        return lines
+
+
+def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
+    if tokenizer.cls_id is None or tokenizer.sep_id is None:
+        raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model")
+    return tokenizer.cls_id, tokenizer.sep_id
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise UsageError("this model has no tokenizer", "put its vocab.txt or tokenizer.json into the folder")
+    return model.tokenizer
+
+
+def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [encoded.ids for encoded in tokenizer.encode_batch(list(texts), special=False)]
+
+
+def _short(text: str, limit: int = 100) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

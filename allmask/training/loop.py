@@ -1,0 +1,292 @@
+"""The one training loop: steps over packed batches, evaluations, checkpoints, and a way back from any interruption.
+
+A step is a pure function of the weights, the optimiser's state and its number: the data order comes from (seed, epoch),
+dropout from (seed, step). So a resumed run is bit for bit the run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from allmask.data import Batch, Loader, batches, plan_epoch
+from allmask.errors import DivergedError, Interrupted
+from allmask.model import Model
+from allmask.training import runs
+from allmask.training.optimiser import adamw
+from allmask.training.progress import Progress
+from allmask.training.schedule import SCHEDULES
+from allmask.training.settings import Settings
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluation found. `value` chooses the best checkpoint: higher is better."""
+
+    value: float
+    metrics: dict[str, float]
+    samples: Sequence[str] = ()  # lines to show
+
+
+class Work(Protocol):
+    """What is learnt: examples by number, and a way to judge the model now and then."""
+
+    lengths: Sequence[int]  # tokens of each example
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch: ...
+
+    def evaluate(self, model: Model) -> Score | None: ...
+
+
+@dataclass
+class Result:
+    steps: int
+    best_step: int | None
+    best: Score | None
+    seconds: float
+    stopped_early: bool = False
+
+
+def train(model: Model, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False) -> Result:
+    """Train in place, leaving the weights of the best evaluation (or the last step) in the model."""
+    runs.prepare(run, resume)
+    trainer = Trainer(model, work, settings, run, quiet)
+    if resume:
+        trainer.restore()
+    with _signals(trainer):
+        return trainer.run_to_end()
+
+
+@dataclass
+class Trainer:
+    model: Model
+    work: Work
+    settings: Settings
+    run: Path
+    quiet: bool = False
+    step: int = 0
+    bad_steps: int = 0
+    skipped: int = 0
+    best_step: int | None = None
+    best: float = -math.inf
+    stale: int = 0  # evaluations since the best
+    asked_to_stop: int = 0  # a signal's number
+    history: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.optimiser = adamw(self.model, self.settings)
+        self.plans: dict[int, list[list[int]]] = {}
+        self.steps = self.settings.steps or self._steps_of_epochs()
+        self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
+        self.save_every = self.settings.save_every or self.eval_every
+        self.dtype = resolve_precision(self.settings.precision)
+
+    # ---- the order of the data -----------------------------------------------------------------------------
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        if epoch not in self.plans:
+            made = plan_epoch(self.work.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
+            self.plans = {epoch: made}
+        return self.plans[epoch]
+
+    def _steps_of_epochs(self) -> int:
+        whole, part = divmod(self.settings.epochs, 1)
+        total = sum(len(self.plan(epoch)) for epoch in range(int(whole)))
+        total += round(part * len(self.plan(int(whole)))) if part else 0
+        return max(1, math.ceil(total / self.settings.accumulate))
+
+    def _plan_from(self, batch: int) -> Iterator[tuple[int, list[int]]]:
+        """(epoch, example numbers) of all batches of the run from one on; epochs follow each other without a seam."""
+        epoch = 0
+        while True:
+            plan = self.plan(epoch)
+            for numbers in plan[batch:]:
+                yield epoch, numbers
+            epoch, batch = epoch + 1, max(0, batch - len(plan))
+
+    def batches_from(self, batch: int) -> Loader[Batch]:
+        return batches(lambda entry: self.work.batch(entry[1], entry[0]), self._plan_from(batch))
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    def run_to_end(self) -> Result:
+        began = time.monotonic()
+        metrics = runs.Metrics(self.run, self.step)
+        bar = Progress(self.steps, "step", self.step, self.quiet)
+        source = self.batches_from(self.step * self.settings.accumulate)
+        try:
+            while self.step < self.steps and not self._out_of_patience():
+                self._one_step(source, metrics, bar, began)
+                if self.asked_to_stop:
+                    self._stop()
+        finally:
+            bar.close()
+            source.close()
+        self._take_best()
+        best = Score(self.best, self.history.get("best", {})) if self.best_step is not None else None
+        return Result(self.step, self.best_step, best, time.monotonic() - began, self.step < self.steps)
+
+    def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress, began: float) -> None:
+        started = time.monotonic()
+        micro = [next(source) for _ in range(self.settings.accumulate)]
+        loss, norm, rate = self._learn(micro)
+        self.step += 1
+        tokens = sum(batch.tokens for batch in micro)
+        speed = tokens / max(1e-9, time.monotonic() - started)
+        metrics.add(
+            step=self.step, loss=_finite(loss), norm=_finite(norm), lr=rate, tokens=tokens, speed=round(speed, 1)
+        )
+        bar.update(self.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
+        last = self.step == self.steps
+        if self.step % self.eval_every == 0 or last:
+            self._evaluate(metrics, bar)
+        if self.step % self.save_every == 0 or last or self.best_step == self.step:
+            self.save()
+
+    def _learn(self, micro: list[Batch]) -> tuple[float, float, float]:
+        """One optimiser step; a loss or gradient that is not finite leaves the weights as they were."""
+        rate = self.settings.lr * self.factor()
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        torch.manual_seed((self.settings.seed << 32) + self.step)  # dropout: the same at this step in any run
+        self.model.train()
+        targets = max(1, sum(batch.targets for batch in micro))
+        loss = 0.0
+        for batch in micro:
+            with torch.autocast(
+                self.model.body.embedding.tokens.weight.device.type, self.dtype, self.dtype != torch.float32
+            ):
+                part = loss_of(self.model, batch, self.settings.label_smoothing) / targets
+            part.backward()
+            loss += part.item()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip).item()
+        self._count_bad(math.isfinite(loss) and math.isfinite(norm))
+        if not self.bad_steps:
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return loss, norm, rate
+
+    def factor(self) -> float:
+        return SCHEDULES[self.settings.schedule](self.step, self.steps, self.settings.warmup_steps(self.steps))
+
+    def _count_bad(self, good: bool) -> None:
+        if good:
+            self.bad_steps = 0
+            return
+        self.bad_steps += 1
+        self.skipped += 1
+        if self.bad_steps >= self.settings.max_bad_steps:
+            raise DivergedError(
+                f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
+                f"no such step changed a weight; lower --lr (now {self.settings.lr}), then --resume or start again",
+            )
+
+    # ---- judging and keeping -------------------------------------------------------------------------------
+
+    def _evaluate(self, metrics: runs.Metrics, bar: Progress) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            score = self.work.evaluate(self.model)
+        if score is None:
+            return
+        metrics.add(step=self.step, **{f"eval_{name}": value for name, value in score.metrics.items()})
+        bar.say(f"step {self.step}: " + "  ".join(f"{name} {value:.4g}" for name, value in score.metrics.items()))
+        for line in score.samples:
+            bar.say(line)
+        if score.value > self.best:
+            self.best, self.best_step, self.stale = score.value, self.step, 0
+            self.history["best"] = dict(score.metrics)
+        else:
+            self.stale += 1
+
+    def _out_of_patience(self) -> bool:
+        return self.settings.patience is not None and self.stale >= self.settings.patience
+
+    def save(self) -> Path:
+        numbers = {"best": self.best if self.best_step is not None else None, "best_step": self.best_step}
+        numbers |= {"stale": self.stale, "skipped": self.skipped, "bad_steps": self.bad_steps, "history": self.history}
+        state = runs.State(self.step, self.model.state_dict(), runs.optimiser_tensors(self.optimiser), numbers)
+        folder = runs.save_state(self.run, state)
+        runs.prune(self.run, self.settings.keep, self.best_step)
+        return folder
+
+    def restore(self) -> None:
+        warnings: list[str] = []
+        folder = runs.newest_verified(self.run, warnings.append)
+        for line in warnings:
+            Progress(0, "", quiet=self.quiet).say(line)
+        if folder is None:
+            raise runs.CheckpointError(f"{self.run}: no checkpoint is whole", "start a new run")
+        state = runs.load_state(folder)
+        self.model.load_state_dict(state.model)
+        runs.restore_optimiser(self.optimiser, state.optimiser)
+        self.step, self.best_step = state.step, state.numbers["best_step"]
+        self.best = -math.inf if self.best_step is None else state.numbers["best"]
+        self.stale, self.skipped = state.numbers["stale"], state.numbers["skipped"]
+        self.bad_steps, self.history = state.numbers["bad_steps"], state.numbers["history"]
+
+    def _take_best(self) -> None:
+        """Leave the weights of the best evaluation in the model."""
+        if self.best_step in (None, self.step):
+            return
+        folder = self.run / "checkpoints" / f"step-{self.best_step:08d}"
+        if runs.verify(folder) is None:
+            self.model.load_state_dict(runs.load_state(folder).model)
+
+    def _stop(self) -> None:
+        self.save()
+        code = 128 + self.asked_to_stop
+        raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", code)
+
+
+def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Summed cross-entropy over the tokens that have a label; logits are made only there."""
+    hidden = model.body(batch.ids, batch.mask, segments=batch.segments)
+    where = batch.labels >= 0
+    logits = model.logits(hidden[where])
+    return F.cross_entropy(logits.float(), batch.labels[where], reduction="sum", label_smoothing=smoothing)
+
+
+@torch.no_grad()
+def mean_loss(model: Model, held_out: Sequence[Batch]) -> float:
+    """Cross-entropy a target over batches that are not trained on."""
+    model.eval()
+    total = sum(loss_of(model, batch).item() for batch in held_out)
+    return total / max(1, sum(batch.targets for batch in held_out))
+
+
+def resolve_precision(precision: str) -> torch.dtype:
+    if precision == "auto":
+        precision = "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cuda.is_available() else "fp32"
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def _signals(trainer: Trainer) -> Iterator[None]:
+    """Ctrl-C and SIGTERM let the step end, save and say how to go on; a second one stops at once."""
+
+    def ask(number: int, frame: object) -> None:
+        if trainer.asked_to_stop:
+            raise KeyboardInterrupt
+        trainer.asked_to_stop = number
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,37 @@
+"""Learning rates over time, as factors of the peak: pure functions of the step (from 0) and the number of steps."""
+
+from __future__ import annotations
+
+import math
+
+
+def linear(step: int, steps: int, warmup: int) -> float:
+    """Up in a line for `warmup` steps, then down in a line, to reach 0 just after the last step."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return max(0.0, (steps - step) / max(1, steps - warmup))
+
+
+def cosine(step: int, steps: int, warmup: int) -> float:
+    """Up in a line, then down along half a cosine."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+
+def constant(step: int, steps: int, warmup: int) -> float:
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0
+
+
+def inverse_root(step: int, steps: int, warmup: int) -> float:
+    """Up in a line, then down with 1/sqrt(step): the 2017 Transformer's, relative to its peak at `warmup`."""
+    now, warmup = step + 1, max(1, warmup)
+    return min(now / warmup, math.sqrt(warmup / now))
+
+
+SCHEDULES = {"linear": linear, "cosine": cosine, "constant": constant, "inverse-root": inverse_root}
+
+
+def noam(step: int, width: int, warmup: int = 4000) -> float:
+    """The rate of arXiv 1706.03762 itself, width^-0.5 · min(step^-0.5, step · warmup^-1.5), step counted from 1."""
+    return width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)

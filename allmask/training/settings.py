@@ -1,0 +1,75 @@
+"""How a run is trained: one frozen set of numbers, saved with the run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from allmask.errors import UsageError
+from allmask.training.schedule import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Defaults that work untuned for fine-tuning a compact model."""
+
+    epochs: float = 3.0
+    steps: int | None = None  # overrides epochs
+    batch_tokens: int = 4096  # tokens a step, all of them real
+    accumulate: int = 1  # batches a step
+    lr: float = 3e-4
+    schedule: str = "linear"
+    warmup: float = 0.1  # share of the steps, or a number of steps if above 1
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    clip: float = 1.0
+    label_smoothing: float = 0.0
+    seed: int = 1
+    precision: str = "auto"  # fp32, bf16; auto is bf16 where the CPU has it
+    eval_every: int | None = None  # steps; None: ten times a run
+    save_every: int | None = None  # steps; None: with each evaluation
+    keep: int = 2  # checkpoints kept, and the best besides
+    patience: int | None = None  # evaluations without progress before stopping early
+    max_bad_steps: int = 5  # steps in a row with a loss or gradient that is not finite
+
+    def __post_init__(self):
+        _positive(self, "epochs", "batch_tokens", "accumulate", "lr", "clip", "keep", "max_bad_steps", "epsilon")
+        for name in ("steps", "eval_every", "save_every", "patience"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
+        if self.schedule not in SCHEDULES:
+            raise UsageError(f"schedule is {self.schedule!r}; expected one of {', '.join(SCHEDULES)}")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UsageError(f"precision is {self.precision!r}; expected auto, fp32 or bf16")
+        if not 0.0 <= self.label_smoothing < 1.0 or self.warmup < 0 or self.weight_decay < 0:
+            raise UsageError("label_smoothing must be in [0, 1), warmup and weight_decay at least 0")
+
+    def warmup_steps(self, steps: int) -> int:
+        return int(self.warmup) if self.warmup > 1 else round(self.warmup * steps)
+
+
+def _positive(settings: Settings, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise UsageError(f"{name} is {getattr(settings, name)}; it must be positive")
+
+
+NAMES = tuple(field.name for field in fields(Settings))
+
+
+def merge(file: dict[str, Any], flags: dict[str, Any], where: Path | str = "--config") -> Settings:
+    """Flag over file over default. A name that is none of ours is an error, not a silent default."""
+    unknown = sorted(set(file) - set(NAMES))
+    if unknown:
+        raise UsageError(f"{where}: unknown setting {', '.join(unknown)}", f"known: {', '.join(NAMES)}")
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = {**file, **given}
+    if "betas" in values:
+        values["betas"] = tuple(values["betas"])
+    return Settings(**values)
+
+
+def as_plain(settings: Settings) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
