@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allmask.decoding import filters
 from allmask.decoding.settings import Decoding
-from allmask.errors import UsageError
+from allmask.errors import CheckpointError, UsageError
 
 
 class State(Protocol):
@@ -52,7 +52,7 @@ def generate(
     writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding,
     on_token: Callable[[int, int], None] | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
-    """The n best continuations of each prompt, best first; samples in the order in which they were drawn.
+    """The n best continuations of each prompt, best first (fewer if the rules allow no more); samples as drawn.
 
     A prompt's result does not depend on the others in the batch: samples are drawn by the seed, the prompt's own
     tokens and the sample's number. `on_token(prompt's number, token)` hears of each token as it is written.
@@ -136,7 +136,12 @@ def _known(logits: Tensor, paths: Sequence[_Path]) -> Tensor:
     """The model's log-probabilities of the next token of each path, (paths, V)."""
     rows = [path.row for path in paths]
     logits = logits if rows == list(range(len(logits))) else logits[rows]
-    return logits.float().log_softmax(1)
+    known = logits.float().log_softmax(1)
+    if known[:, 0].isnan().any():  # one NaN or infinite logit makes its whole row NaN
+        raise CheckpointError(
+            "the model's scores are not numbers (NaN)", "its weights are damaged, or overflow in bf16"
+        )
+    return known
 
 
 def _allowed(known: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[int]], settings: Decoding) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from allmask.decoding import Decoding, generate, stream
 from allmask.decoding import filters as f
 from allmask.decoding.search import _Beams
-from allmask.errors import UsageError
+from allmask.errors import CheckpointError, UsageError
 from tests.decoding.references import (
     TableWriter,
     all_texts,
@@ -159,6 +159,17 @@ def test_where_nothing_is_allowed_a_text_ends_unfinished(search):
     assert sorted(found.tokens) == [1, 2] and not found.finished
     [[found]] = generate(TableWriter(3), [(1,)], replace(rules, banned=(0, 1, 2)))
     assert found.tokens == () and found.log_probability == 0.0
+
+
+@pytest.mark.parametrize("search", [{}, {"beams": 2}, {"sample": True}], ids=str)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_said(search, wrong):
+    class Damaged(TableWriter):
+        def logits(self, history):
+            return super().logits(history).index_fill(0, torch.tensor([2]), wrong if len(history) > 2 else 0.0)
+
+    with pytest.raises(CheckpointError, match="not numbers"):
+        generate(Damaged(5), [(1,)], Decoding(**search))
 
 
 def test_no_prompts_no_results():

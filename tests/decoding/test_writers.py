@@ -84,6 +84,23 @@ def test_any_rows_at_any_time(name, prompts, data):
     torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_score_is_what_training_sees(family):
+    """One pass over prompt and text under the training mask, each token predicted by the one before it."""
+    model, rules = tiny(family), RULES["beams"]
+    for prompt, found in zip(PROMPTS, generate(MaskWriter(model), PROMPTS, rules), strict=True):
+        for one in found:
+            written = [*one.tokens, *(END if one.finished else ())]
+            ids = torch.tensor([[*prompt, *written]])
+            is_target = torch.arange(ids.shape[1])[None] >= len(prompt)
+            mask = Mask.prefix(is_target) if family == "bert" else Mask.causal(torch.ones_like(is_target))
+            segments = is_target.long() if family == "bert" else None
+            table = model(ids, mask, segments=segments).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            total = table.gather(1, torch.tensor(written)[:, None]).sum().item()
+            assert close(one.log_probability, total)
+            assert close(one.score, total / len(written) ** rules.length_penalty)
+
+
 def test_new_tokens_have_the_second_segment():
     model, rules = tiny("bert"), RULES["greedy"]
     texts = {segments: generate(MaskWriter(model, segments=segments), PROMPTS, rules) for segments in [(0, 1), (0, 0)]}
