@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.attention import Attention
+from allmask.dropout import Dropout
 from allmask.errors import UsageError
 from allmask.layers import FeedForward
 from allmask.masks import Mask
@@ -185,7 +186,7 @@ def _pack(body: nn.Module, activation: str) -> None:
 
 def _drop_dropout(model: Model) -> None:
     """Taken out, so that not even `train()` brings it back."""
-    _replace(model, nn.Dropout, lambda _: nn.Identity())
+    _replace(model, Dropout, lambda _: nn.Identity())
     for module in model.modules():
         if isinstance(module, Attention):
             module.dropout = 0.0
