@@ -67,8 +67,9 @@ class Sinusoidal(nn.Module):
 
 def sinusoids(length: int, width: int) -> Tensor:
     """(length, width) waves; position p + k is a rotation of position p, the same for every p."""
-    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    numbers = {"dtype": torch.float64, "device": "cpu"}  # real ones, also where a model is built without memory
+    frequency = torch.exp(torch.arange(0, width, 2, **numbers) * (-math.log(10000.0) / width))
+    angle = torch.arange(length, **numbers)[:, None] * frequency
     waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (length, width rounded up to even)
     return waves[:, :width].float()
 

@@ -114,7 +114,9 @@ class Model(nn.Module):
         pad = self.config.pad_token
         config = replace(self.config, vocabulary=len(kept), pad_token=kept.index(pad) if pad in kept else None)
         index = torch.tensor(kept)
-        rows = {name: tensor[index] if name in PER_TOKEN else tensor for name, tensor in self.state_dict().items()}
+        rows = {
+            name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
+        }
         return _assemble(config, self.heads, tokenizer, rows)
 
     def with_language_model(self, rng: torch.Generator | None = None) -> Model:
@@ -122,7 +124,8 @@ class Model(nn.Module):
         if self.lm_head is not None:
             return self
         head = initialise(_lm_head(self.config), self.config.init_std, rng)
-        tensors = {**self.state_dict(), **{f"lm_head.{name}": value for name, value in head.state_dict().items()}}
+        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        tensors |= {f"lm_head.{name}": value for name, value in head.state_dict().items()}
         return _assemble(self.config, self.heads | {"lm"}, self.tokenizer, tensors)
 
     def save(self, folder: str | Path) -> None:
@@ -153,15 +156,22 @@ def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype:
     for name in found.left_out:
         log.warning("%s: %s is a head allmask does not use here; it was left out", source, name)
     dtype = torch.float32 if dtype is None else dtype
-    tensors = {name: tensor.to(dtype) for name, tensor in found.tensors.items()}
-    model = _assemble(found.config, found.heads, _tokenizer(found), tensors)
+    tensors = {name: tensor.to(dtype, copy=True) for name, tensor in found.tensors.items()}  # not mapped to the file
+    model = _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder)
     return model if keep_tokens is None else model.keep_tokens(keep_tokens)
 
 
-def _assemble(config: Config, heads: Iterable[str], tokenizer: Tokenizer | None, tensors: dict[str, Tensor]) -> Model:
+def _assemble(
+    config: Config,
+    heads: Iterable[str],
+    tokenizer: Tokenizer | None,
+    tensors: dict[str, Tensor],
+    where: str | Path = "model",
+) -> Model:
     """A model around given tensors: built without memory of its own, then handed them."""
     with torch.device("meta"):
         model = Model(config, heads, tokenizer)
+    checkpoints.check(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, tensors)
     model.load_state_dict(tensors, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

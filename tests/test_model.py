@@ -77,6 +77,27 @@ def test_the_output_layer_differentiates_like_a_plain_linear_layer():
         torch.testing.assert_close(a, e, atol=1e-4, rtol=0)
 
 
+def test_a_pruned_model_shares_no_memory_with_its_origin():
+    model = fresh()
+    before = model.body.layers[0].attention.query.weight.clone()
+    with torch.no_grad():
+        model.keep_tokens([1, 2, 3]).body.layers[0].attention.query.weight.add_(1.0)
+    assert torch.equal(model.body.layers[0].attention.query.weight, before)
+
+
+def test_a_language_model_head_is_made_where_there_is_none():
+    body = fresh(heads=("pooler",))
+    writer = body.with_language_model(torch.Generator().manual_seed(0))
+    assert writer.heads == {"pooler", "lm"} and writer.with_language_model() is writer
+    assert torch.equal(writer(IDS).hidden, body(IDS).hidden) and writer(IDS).logits.shape == (2, 5, 40)
+
+
+def test_a_family_without_a_rename_table_comes_back_too(tmp_path):
+    model = fresh(configs.transformer_base, ("lm",), decoder_layers=0)
+    model.save(tmp_path / "m")
+    assert torch.equal(allmask.load(tmp_path / "m")(IDS).logits, model(IDS).logits)
+
+
 def test_keep_tokens_outside_the_vocabulary():
     with pytest.raises(UsageError, match="from 0 to 39"):
         fresh().keep_tokens([3, 40])

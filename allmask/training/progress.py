@@ -17,7 +17,7 @@ class Progress:
 
     def update(self, done: int, text: str = "") -> None:
         now = time.monotonic()
-        if self.quiet or now - self.shown < (0.2 if self.terminal else 10.0) and done < self.total:
+        if self.quiet or (now - self.shown < (0.2 if self.terminal else 10.0) and done < self.total):
             return
         self.shown = now
         self._show(f"{self.label} {done}/{self.total}{self._bar(done)} {text} {self._left(done, now)}")
