@@ -94,10 +94,20 @@ def _search(writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding
     return (_Walks if settings.beams == 1 else _Beams)(prompts, limits, settings)
 
 
+def _check_tokens(settings: Decoding, vocabulary: int) -> None:
+    for token in (*settings.end, *settings.banned):
+        if not 0 <= token < vocabulary:
+            raise UsageError(
+                f"decoding: token {token} of `end` or `banned` is not in the vocabulary of {vocabulary}",
+                "ids change when a vocabulary is pruned: ask the model's own tokenizer",
+            )
+
+
 @torch.inference_mode()
 def _run(writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Beams) -> Iterator[list[tuple[int, int]]]:
     """The loop. Rows that ended leave the batch; yields what was written for sure, (prompt, token) each."""
     logits, state = writer.begin(prompts)
+    _check_tokens(search.settings, logits.shape[1])
     while True:
         rows, tokens, written = search.advance(logits)
         yield written

@@ -63,6 +63,29 @@ def test_peeking_leaves_no_trace_and_needs_nothing_known():
     torch.testing.assert_close(first[0], two_streams(model, ids[0], mask.order[0], QUERY)[:1], atol=1e-10, rtol=0)
 
 
+@settings(max_examples=30)
+@given(st.sampled_from(FAMILIES), st.data())
+def test_a_branched_cache_is_read_like_a_plain_one(family, data):
+    """Texts of different length, rows of several, any order with ties, several guesses a row at once."""
+    model = tiny(family)
+    ranks = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3))
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(ranks) - 1), min_size=1, max_size=5)))
+    longest = max(map(len, ranks))
+    valid = torch.tensor([[place < len(rank) for place in range(longest)] for rank in ranks])
+    mask = Mask.permutation(torch.tensor([rank + [0] * (longest - len(rank)) for rank in ranks]), valid)
+    ids = draw_ids(longest * len(ranks)).view(len(ranks), longest)
+    guesses = Mask.permutation(
+        torch.tensor([data.draw(st.lists(st.integers(0, 6), min_size=3, max_size=3))] * len(rows))
+    )
+    query = torch.full_like(guesses.order, QUERY)
+    flat, index = mask.flatten()
+    _, packed = model.body.step(ids.flatten()[index][None], flat, Cache())
+    _, plain = model.body.step(ids[rows], mask[rows], Cache())
+    branched = packed.branch(mask, index).select(rows)
+    expected = model.body.peek(query, guesses, plain)
+    torch.testing.assert_close(model.body.peek(query, guesses, branched), expected, atol=1e-10, rtol=0)
+
+
 ROWS = [[2, -1, 9, -3, -2, 3], [2, -2, -1], [-1, -2, -3, -4], [5, 6, 7, 8, -1]]
 RULES = {
     "greedy": Decoding(),

@@ -172,6 +172,12 @@ def test_scores_that_are_no_numbers_are_said(search, wrong):
         generate(Damaged(5), [(1,)], Decoding(**search))
 
 
+@pytest.mark.parametrize("rules", [{"end": (5,)}, {"banned": (1, -1)}], ids=str)
+def test_tokens_that_do_not_exist_are_said(rules):
+    with pytest.raises(UsageError, match="is not in the vocabulary of 5"):
+        generate(TableWriter(5), [(1,)], Decoding(**rules))
+
+
 def test_no_prompts_no_results():
     assert generate(TableWriter(3), [], Decoding()) == []
 
