@@ -61,7 +61,7 @@ def train(model: Model, work: Work, settings: Settings, run: Path, resume: bool 
     """Train in place, leaving the weights of the best evaluation (or the last step) in the model."""
     runs.prepare(run, resume)
     trainer = Trainer(model, work, settings, run, quiet)
-    if resume:
+    if resume and runs.checkpoints(run):
         trainer.restore()
     with _signals(trainer):
         return trainer.run_to_end()

@@ -46,9 +46,7 @@ def save_state(run: Path, state: State) -> Path:
         save_file(_contiguous(state.model), beside / "model.safetensors")
         save_file(_contiguous(state.optimiser), beside / "optimiser.safetensors")
         (beside / "state.json").write_text(json.dumps({"step": state.step, **state.numbers}))
-        (beside / MANIFEST).write_text(json.dumps(_checksums(beside), indent=1))
-        for file in beside.iterdir():
-            _flush(file)
+        sign(beside)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(beside, folder)
         _flush(folder.parent)
@@ -60,6 +58,13 @@ def save_state(run: Path, state: State) -> Path:
         shutil.rmtree(beside, ignore_errors=True)
         raise ResourceError(f"{folder}: could not be written: {error}", "earlier checkpoints are untouched") from error
     return folder
+
+
+def sign(folder: Path) -> None:
+    """Write down the checksums of a folder's files, and see all of them to the disk."""
+    (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1))
+    for file in folder.iterdir():
+        _flush(file)
 
 
 def _name(step: int) -> str:
@@ -113,7 +118,7 @@ def prepare(run: Path, resume: bool) -> None:
     """Said before training starts: an occupied or read-only folder."""
     if not resume and run.exists() and any(run.iterdir()):
         raise ResourceError(f"{run}: already there", "name another --out, or pass --resume to go on with this run")
-    if resume and not checkpoints(run):
+    if resume and not checkpoints(run) and not (run / "config.yaml").is_file():  # begun, but stopped before the first
         raise CheckpointError(f"{run}: no checkpoint to resume from", "leave --resume out to start a new run")
     try:
         run.mkdir(parents=True, exist_ok=True)
