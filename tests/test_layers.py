@@ -31,6 +31,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "decoding",
     "training",
     "tasks",
+    "pipelines",
     "audit",
     "cli",
     "__main__",

@@ -21,6 +21,20 @@ def note(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def listen(quiet: bool = False) -> None:
+    """Show what the library logs as plain lines among the notes: all of it, or warnings only."""
+    import logging
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(self.format(record))
+
+    logger = logging.getLogger("allmask")
+    logger.handlers = [Notes()]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
 def examples(text: str) -> str:
     """The closing part of a `--help`, kept line by line (`\\b` tells the help formatter not to rewrap)."""
     lines = [line.strip() for line in text.strip().splitlines()]

@@ -20,6 +20,7 @@ from allmask.cli import examples
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
+    "finetune": ("allmask.cli.finetune", "Teach a pretrained BERT to write, by its mask alone."),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),

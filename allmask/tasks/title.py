@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from allmask.data import NO_LABEL, Batch, Example, Record, pack, read_records, text
-from allmask.decoding import Decoding, Hypothesis, MaskWriter, generate
+from allmask.decoding import Decoding, MaskWriter, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
+from allmask.tasks.writing import Written, tidy, tokenizer_of, write
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
+from allmask.text.lengths import RULES
 from allmask.training import Score, mean_loss
 
 log = logging.getLogger("allmask")
@@ -41,6 +43,8 @@ class Title:
             raise UsageError("max_source and max_target must be at least 1")
         if self.mask not in SOURCE_MASKS:
             raise UsageError(f"mask is {self.mask!r}; expected one of {', '.join(SOURCE_MASKS)}")
+        if self.truncate not in RULES:
+            raise UsageError(f"truncate is {self.truncate!r}; expected one of {', '.join(RULES)}")
 
     def to_dict(self) -> dict[str, Any]:
         return {"task": "title", **asdict(self)}
@@ -50,7 +54,8 @@ class Title:
         room = model.config.max_positions - self.max_target - 3  # [CLS], [SEP], [SEP]
         if room < 1:
             raise UsageError(
-                f"a target of {self.max_target} tokens leaves no room in {model.config.max_positions} positions"
+                f"a target of {self.max_target} tokens leaves no room in {model.config.max_positions} positions",
+                "choose a smaller --max-target",
             )
         return self if self.max_source <= room else replace(self, max_source=room)
 
@@ -61,13 +66,24 @@ class Title:
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         """[CLS] source [SEP] of each: what is there before anything is written."""
+        return [self._prompt(ids, tokenizer) for ids in _ids(tokenizer, sources)]
+
+    def _prompt(self, ids: list[int], tokenizer: Tokenizer) -> list[int]:
         cls, sep = _specials(tokenizer)
-        return [[cls, *truncate(ids, self.max_source, self.truncate), sep] for ids in _ids(tokenizer, sources)]
+        return [cls, *truncate(ids, self.max_source, self.truncate), sep]
 
     def examples(self, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        prompts = self.prompts(tokenizer, [record.fields["source"] for record in records])
+        sources = _ids(tokenizer, [record.fields["source"] for record in records])
         targets = _ids(tokenizer, [record.fields["target"] for record in records])
+        self._tell_cuts(sources, targets)
+        prompts = (self._prompt(ids, tokenizer) for ids in sources)
         return [self._example(prompt, target, tokenizer) for prompt, target in zip(prompts, targets, strict=True)]
+
+    def _tell_cuts(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+        for name, rows, limit in (("sources", sources, self.max_source), ("targets", targets, self.max_target)):
+            cut = sum(len(ids) > limit for ids in rows)
+            if cut:
+                log.info("%s of %s %s are cut to %s tokens", f"{cut:,}", f"{len(rows):,}", name, limit)
 
     def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer) -> Example:
         """[CLS] source [SEP] target [SEP], segments 0 and 1; each position before a target token must predict it."""
@@ -83,21 +99,23 @@ class Title:
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
         """Greedy unless told otherwise; never a special token but the [SEP] that ends a title."""
-        tokenizer = _tokenizer(model)
+        tokenizer = tokenizer_of(model)
         sep = _specials(tokenizer)[1]
         banned = tuple(sorted(tokenizer.special_ids - {sep}))
         return Decoding(**{"end": (sep,), "banned": banned, "max_new": self.max_target + 1, **changes})
 
+    def writer(self, model: Model) -> Writer:
+        return MaskWriter(model, SOURCE_MASKS[self.mask])
+
     def write(
-        self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32
-    ) -> Iterator[list[tuple[str, Hypothesis]]]:
+        self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
+        writer: Writer | None = None,
+    ) -> Iterator[Written]:  # fmt: skip
         """For each source its n-best titles with their hypotheses, in the order given, a batch at a time."""
-        tokenizer, writer = _tokenizer(model), MaskWriter(model, SOURCE_MASKS[self.mask])
-        settings = self.decoding(model) if settings is None else settings
-        for start in range(0, len(sources), batch):
-            prompts = self.prompts(tokenizer, sources[start : start + batch])
-            for found in generate(writer, prompts, settings):
-                yield [(tokenizer.decode(hypothesis.tokens), hypothesis) for hypothesis in found]
+        return write(self, model, sources, settings or self.decoding(model), batch, writer)
+
+    def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+        return tidy(tokenizer.decode(tokens))
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         """The scores of what was written, and of each source's first sentence beside them."""
@@ -115,7 +133,7 @@ class Title:
         if not prune:
             return model
         texts = (value for record in records for value in record.fields.values())
-        kept = propose_keep_tokens(_tokenizer(model), texts)
+        kept = propose_keep_tokens(tokenizer_of(model), texts)
         before = model.config.vocabulary
         if len(kept) > WORTH_PRUNING * before:
             return model
@@ -125,7 +143,7 @@ class Title:
         return pruned
 
     def work(self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = ()) -> TitleWork:
-        tokenizer = _tokenizer(model)
+        tokenizer = tokenizer_of(model)
         judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
         return TitleWork(self.examples(tokenizer, records), judge)
 
@@ -180,12 +198,6 @@ def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
     if tokenizer.cls_id is None or tokenizer.sep_id is None:
         raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model")
     return tokenizer.cls_id, tokenizer.sep_id
-
-
-def _tokenizer(model: Model) -> Tokenizer:
-    if model.tokenizer is None:
-        raise UsageError("this model has no tokenizer", "put its vocab.txt or tokenizer.json into the folder")
-    return model.tokenizer
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -1,0 +1,149 @@
+"""`allmask finetune`: a pretrained BERT becomes a writer by its mask alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from allmask.cli import emit, listen, note
+from allmask.errors import UsageError
+
+EXAMPLES = """
+    allmask finetune minilm --task title --data train.jsonl --eval dev.jsonl --out runs/title
+    allmask finetune bert-base-chinese --data 标题.csv --epochs 2 --batch-tokens 8192 --out runs/zh
+    allmask finetune minilm --config run.yaml --lr 2e-4 --out runs/again
+    allmask finetune --resume --out runs/title
+"""
+
+
+def command(
+    model: Annotated[
+        str | None, typer.Argument(help="A model folder or file, the bundled name minilm, or org/name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What to learn from: jsonl, csv or parquet with source and target.")
+    ] = None,
+    eval_file: Annotated[
+        Path | None, typer.Option("--eval", help="Held-out records: the best weights on them are kept.")
+    ] = None,
+    task: Annotated[Literal["title"] | None, typer.Option(help="What to learn. [default: title]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch. [default: 4096]")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 3e-4]")] = None,
+    schedule: Annotated[
+        Literal["linear", "cosine", "constant", "inverse-root"] | None,
+        typer.Option(help="The learning rate after the warm-up. [default: linear]"),
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="A share of the steps, or above 1 a number of them. [default: 0.1]")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
+    clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of data order, dropout, a new head. [default: 1]")] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints kept, and the best besides. [default: 2]")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
+    ] = None,
+    max_source: Annotated[int | None, typer.Option(help="Tokens of a source. [default: 254]")] = None,
+    max_target: Annotated[int | None, typer.Option(help="Tokens of a target. [default: 64]")] = None,
+    truncate: Annotated[
+        Literal["head", "tail", "head+tail"] | None,
+        typer.Option(help="What is kept of longer sources. [default: head]"),
+    ] = None,
+    mask: Annotated[
+        Literal["prefix", "naive"] | None,
+        typer.Option(help="prefix: the source reads both ways; naive: left to right, to compare with."),
+    ] = None,
+    prune: Annotated[
+        bool | None, typer.Option("--prune/--no-prune", help="Keep only tokens that the data uses, if it pays.")
+    ] = None,
+    on_bad_record: Annotated[
+        Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, no samples; warnings and errors only.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Fine-tune MODEL to write a target for each source: titles, summaries, subjects.
+
+    The run's folder gets config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model folder.
+    Ctrl-C saves; the same command with --resume goes on, bit for bit as if it had not been stopped.
+    """
+    flags = dict(locals())
+    listen(quiet)
+    given = _given(flags)
+    if out is None:
+        raise UsageError("no place for the run was named", "name a new folder with --out")
+    result = _resume(out, given, quiet) if resume else _start(out, given, quiet)
+    emit(as_json, result, _in_words(result))
+
+
+_NOT_IN_PLAN = ("out", "config", "resume", "quiet", "as_json", "eval_file")
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """What the plan is told: the file's values, and over them those of the flags."""
+    named = {name: value for name, value in flags.items() if name not in _NOT_IN_PLAN} | {"eval": flags["eval_file"]}
+    told = {
+        name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None
+    }
+    return {**_file(flags["config"]), **told}
+
+
+def _file(path: Path | None) -> dict[str, Any]:
+    """The settings of a file. A run's own config.yaml is one, too; what it says of its data's bytes is left out."""
+    if path is None:
+        return {}
+    from allmask.tasks.plan import read_yaml
+
+    return {name: value for name, value in read_yaml(path).items() if name != "checksums"}
+
+
+def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.tasks.finetuning import finetune
+    from allmask.tasks.plan import Plan
+
+    return finetune(Plan.from_dict(given), out, quiet)
+
+
+def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.tasks.finetuning import is_finished, resume, saved_plan
+    from allmask.tasks.plan import differences
+
+    told = differences(saved_plan(out), given)
+    if told:
+        raise UsageError(
+            f"{out}: a resumed run keeps its settings; {'; '.join(told)}",
+            "leave these options out, or start a new run with another --out",
+        )
+    if is_finished(out):
+        note(f"{out}: this run is finished")
+    return resume(out, quiet)
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    early = ", stopped early" if result["stopped_early"] else ""
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    return "\n".join([
+        f"{result['final']}: {result['steps']} steps in {result['seconds']} s{early}",
+        f"step {result['best_step']}: {metrics}",
+        f'write with it: allmask generate {result["final"]} --text "…"',
+    ])  # fmt: skip

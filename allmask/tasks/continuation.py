@@ -1,0 +1,48 @@
+"""Continuation: a prompt goes on until the end-of-text token, as GPT-2 was pretrained to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allmask.decoding import Decoding, MaskWriter, Writer
+from allmask.errors import UsageError
+from allmask.model import Model
+from allmask.tasks.writing import Written, tokenizer_of, write
+from allmask.text import Tokenizer, truncate
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """`max_source` is what is left of the model's positions beside the new tokens; of longer prompts the end is kept."""
+
+    max_source: int
+    max_target: int = 64
+
+    @classmethod
+    def fitted(cls, model: Model, max_target: int = 64) -> Continuation:
+        room = model.config.max_positions - max_target + 1  # the last token is written, never read
+        if room < 1:
+            raise UsageError(f"{max_target} new tokens leave no room in {model.config.max_positions} positions")
+        return cls(room, max_target)
+
+    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
+        encoded = tokenizer.encode_batch(list(sources), special=False)
+        return [truncate(text.ids, self.max_source, "tail") for text in encoded]
+
+    def decoding(self, model: Model, **changes: Any) -> Decoding:
+        end = tokenizer_of(model).eos_id
+        return Decoding(**{"end": () if end is None else (end,), "max_new": self.max_target, **changes})
+
+    def writer(self, model: Model) -> Writer:
+        return MaskWriter(model)
+
+    def write(
+        self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
+        writer: Writer | None = None,
+    ) -> Iterator[Written]:  # fmt: skip
+        return write(self, model, sources, settings or self.decoding(model), batch, writer)
+
+    def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+        return tokenizer.decode(tokens)
