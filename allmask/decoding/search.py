@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -229,6 +230,9 @@ def _rng(seed: int, prompt: Sequence[int], sample: int) -> torch.Generator:
 # ---- beam search ---------------------------------------------------------------------------------------------
 
 
+_Candidate = tuple[float, float, int, _Path]  # the log-probability with it, what it adds, the token, what it follows
+
+
 class _Beams:
     """The best `beams` paths of each prompt go on; the best `n_best` that ended are kept."""
 
@@ -244,35 +248,37 @@ class _Beams:
         allowed = _allowed(known, self.live, self.prompts, self.settings)
         gains, tokens = allowed.topk(min(self.reserve, allowed.shape[1]))
         rows, going = [], []
-        for prompt, paths in self._by_prompt(gains.tolist(), tokens.tolist()).items():
-            beams = self._extend(prompt, paths)
+        for prompt, candidates in self._by_prompt(gains.tolist(), tokens.tolist()).items():
+            beams = self._extend(prompt, candidates)
             if beams and not self._is_settled(prompt, beams[0]):
                 rows += [path.row for path in beams]
                 going += beams
         self.live = [path._replace(row=row) for row, path in enumerate(going)]
         return rows, [path.tokens[-1] for path in self.live], []
 
-    def _by_prompt(self, gains: list[list[float]], tokens: list[list[int]]) -> dict[int, list[_Path]]:
-        """All paths one token longer, for each prompt; where nothing is allowed, a path ends as it is."""
-        found: dict[int, list[_Path]] = {}
+    def _by_prompt(self, gains: list[list[float]], tokens: list[list[int]]) -> dict[int, list[_Candidate]]:
+        """What each prompt's paths can go on with; where nothing is allowed, a path ends as it is."""
+        found: dict[int, list[_Candidate]] = {}
         for path, row_gains, row_tokens in zip(self.live, gains, tokens, strict=True):
-            paths = found.setdefault(path.prompt, [])
-            pairs = zip(row_tokens, row_gains, strict=True)
-            paths += [path.grow(token, gain, path.row) for token, gain in pairs if gain > -torch.inf]
             if row_gains[0] == -torch.inf:
                 self._keep(path)
+            candidates = found.setdefault(path.prompt, [])
+            for gain, token in zip(row_gains, row_tokens, strict=True):
+                if gain > -torch.inf:
+                    candidates.append((path.log_probability + gain, gain, token, path))
         return found
 
-    def _extend(self, prompt: int, paths: list[_Path]) -> list[_Path]:
+    def _extend(self, prompt: int, candidates: list[_Candidate]) -> list[_Path]:
         """The beams that go on, best first. A path ends only if it is itself among the best `beams`."""
-        best = heapq.nlargest(self.reserve, paths, key=lambda path: path.log_probability)
         going = []
-        for rank, path in enumerate(best):
-            if path.tokens[-1] not in self.settings.end and len(path.tokens) < self.limits[prompt]:
-                going.append(path)
+        for rank, (_, gain, token, path) in enumerate(heapq.nlargest(self.reserve, candidates, key=itemgetter(0))):
+            if token not in self.settings.end and len(path.tokens) + 1 < self.limits[prompt]:
+                going.append(path.grow(token, gain, path.row))
             elif rank < self.settings.beams:
-                self._keep(path)
-        return going[: self.settings.beams]
+                self._keep(path.grow(token, gain, path.row))
+            if len(going) == self.settings.beams:
+                break
+        return going
 
     def _keep(self, path: _Path) -> None:
         kept = [*self.kept[path.prompt], _hypothesis(path, self.settings)]
