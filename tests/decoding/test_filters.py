@@ -65,6 +65,11 @@ def test_top_p(p, expected):
     assert kept(filters.top_p(TABLE, p)) == expected
 
 
+def test_top_p_of_equals_is_just_enough_of_them():
+    assert kept(filters.top_p(torch.zeros(1, 4), 0.5)) == [[1, 1, 0, 0]]
+    assert kept(filters.top_p(torch.zeros(1, 4), 0.51)) == [[1, 1, 1, 0]]
+
+
 @pytest.mark.parametrize(
     "history, size, forbidden",
     [
