@@ -180,11 +180,15 @@ def _assemble(
 
 def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     """The tokenizer beside the weights, if there is one; one that does not fit them is an error."""
-    tokenizer = Tokenizer.find(found.folder)
-    if tokenizer is not None and tokenizer.size > found.config.vocabulary:
-        raise CheckpointError(
-            f"{found.folder}: the tokenizer has {tokenizer.size:,} tokens, the model {found.config.vocabulary:,}"
-        )
+    tokenizer, rows = Tokenizer.find(found.folder), found.config.vocabulary
+    if tokenizer is None or tokenizer.size <= rows:
+        return tokenizer
+    added = [token for token in (tokenizer.id_to_token(id) for id in range(rows, tokenizer.size)) if token]
+    if tokenizer.backend.get_vocab_size(with_added_tokens=False) > rows:
+        raise CheckpointError(f"{found.folder}: the tokenizer has {tokenizer.size:,} tokens, the model {rows:,}")
+    log.warning(
+        "%s: the model has no embedding for %s; texts that use it will be refused", found.folder, ", ".join(added)
+    )
     return tokenizer
 
 

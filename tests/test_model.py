@@ -164,3 +164,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     (tmp_path / "m" / "vocab.txt").write_text("\n".join(words))
     with pytest.raises(CheckpointError, match="65 tokens, the model 40"):
         allmask.load(tmp_path / "m")
+
+
+def test_an_added_token_without_an_embedding_is_only_said(tmp_path, caplog):
+    """Folders whose tokenizer got a [PAD] that the model never learnt are common."""
+    fresh().save(tmp_path / "m")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
+    (tmp_path / "m" / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "m" / "tokenizer_config.json").write_text('{"bos_token": "<start>", "do_lower_case": true}')
+    with caplog.at_level("WARNING", logger="allmask"):
+        model = allmask.load(tmp_path / "m")
+    assert "no embedding for <start>" in caplog.text
+    with pytest.raises(UsageError, match="token id 40"):
+        model(torch.tensor([[model.tokenizer.bos_id]]))
