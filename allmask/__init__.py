@@ -24,6 +24,7 @@ _HOME = {
     "draw": "drawing",
     "load": "model",
     "Model": "model",
+    "pipeline": "pipelines",
     "prove": "prover",
 }
 
@@ -47,5 +48,6 @@ if TYPE_CHECKING:
     from allmask.masks import Mask as Mask
     from allmask.model import Model as Model
     from allmask.model import load as load
+    from allmask.pipelines import pipeline as pipeline
     from allmask.prover import prove as prove
     from allmask.text import Tokenizer as Tokenizer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -33,6 +34,12 @@ def listen(quiet: bool = False) -> None:
     logger.handlers = [Notes()]
     logger.propagate = False
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def tell_skipped(skipped: Mapping[str, int]) -> None:
+    """Records that were left out, by reason."""
+    if skipped:
+        note("skipped records: " + ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
 
 
 def examples(text: str) -> str:

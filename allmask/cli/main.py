@@ -21,11 +21,15 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
     "finetune": ("allmask.cli.finetune", "Teach a pretrained BERT to write, by its mask alone."),
+    "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
+    "predict": ("allmask.cli.predict", "Write a title for each record of a file."),
+    "evaluate": ("allmask.cli.evaluate", "Score what a model writes for held-out records."),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one cuts a text."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
+    "verify": ("allmask.cli.verify", "Check a run or a model folder, byte by byte."),
 }
 
 EXAMPLES = """

@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from allmask.decoding import Decoding, MaskWriter, Writer
 from allmask.errors import UsageError
+from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.writing import Written, tokenizer_of, write
 from allmask.text import Tokenizer, truncate
@@ -15,7 +19,7 @@ from allmask.text import Tokenizer, truncate
 
 @dataclass(frozen=True)
 class Continuation:
-    """`max_source` is what is left of the model's positions beside the new tokens; of longer prompts the end is kept."""
+    """`max_source` is what the new tokens leave of the model's positions; of longer prompts the end is kept."""
 
     max_source: int
     max_target: int = 64
@@ -30,6 +34,9 @@ class Continuation:
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         encoded = tokenizer.encode_batch(list(sources), special=False)
         return [truncate(text.ids, self.max_source, "tail") for text in encoded]
+
+    def mask_of(self, is_target: Tensor) -> Mask:
+        return Mask.causal(torch.ones_like(is_target))
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
         end = tokenizer_of(model).eos_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -20,8 +20,8 @@ class Plan:
 
     model: str
     data: str
-    task: Title = Title()
-    settings: Settings = Settings()
+    task: Title = field(default_factory=Title)
+    settings: Settings = field(default_factory=Settings)
     eval: str | None = None
     prune: bool = True
     on_bad_record: str = "stop"

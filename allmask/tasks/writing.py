@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Protocol
 
 from allmask.decoding import Decoding, Hypothesis, Writer, generate, stream
@@ -79,7 +78,7 @@ class Steady:
 
     def more(self, text: str, held_back: int = 3) -> str:
         self.versions = (*self.versions, text)[-held_back:]
-        return self._take(commonprefix(self.versions)) if len(self.versions) == held_back else ""
+        return self._take(_common(self.versions)) if len(self.versions) == held_back else ""
 
     def rest(self, text: str) -> str:
         return self._take(text)
@@ -87,6 +86,13 @@ class Steady:
     def _take(self, text: str) -> str:
         new, self.shown = text[self.shown :], max(self.shown, len(text))
         return new
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The beginning that all of them share."""
+    first, last = min(texts), max(texts)  # whatever lies between two texts shares what they share
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:same]
 
 
 # ---- WordPiece forgets where spaces were ---------------------------------------------------------------------
@@ -98,12 +104,11 @@ _RULES = [
     (re.compile(r" (?=[,.;:!?%)\]}])|(?<=[(\[{]) "), ""),  # ( x ) , y : z
     (re.compile(r"(?<=\d)\. (?=\d)"), "."),  # 2. 0
     (re.compile(r"(?<=\d), (?=\d{3}\b)"), ","),  # 10, 000
-    (re.compile(r'" ([^"]*?) ?"'), r'"\1"'),
 ]
 
 
 def tidy(text: str) -> str:
-    """A decoded text with spaces where people write them: 北 京 欢 迎 becomes 北京欢迎, `( well - known )` `(well-known)`."""
+    """A decoded text with spaces where people write them: 北 京 becomes 北京, `( well - known )` `(well-known)`."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -1,0 +1,168 @@
+"""`allmask generate`: write a title for a text or for each line of stdin, or let a GPT-2 go on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allmask.cli import listen, note
+from allmask.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from allmask.pipelines import Pipeline
+    from allmask.tasks.writing import Written
+
+EXAMPLES = """
+    allmask generate runs/title/final --text "We show that masks decide every role …" --beams 4
+    allmask generate runs/title/final < abstracts.txt > titles.txt
+    allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
+    allmask generate runs/zh/final --text 北京欢迎你 --show-mask
+"""
+BATCH = 32
+_MODEL = "A model folder or a run, the bundled name minilm, or org/name."
+
+Folder = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
+Beams = Annotated[int, typer.Option("--beams", min=1, help="Beams of the search; 1 is greedy.")]
+NBest = Annotated[int, typer.Option("--n-best", min=1, help="How many texts for each source.")]
+LengthPenalty = Annotated[
+    float, typer.Option("--length-penalty", help="Scores are divided by length to this power: more is longer.")
+]
+NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No N tokens in a row twice; 0: no such rule.")]
+MinNew = Annotated[int, typer.Option("--min-new", min=0, help="No end before this many tokens.")]
+MaxNew = Annotated[
+    int | None, typer.Option("--max-new", min=1, help="At most this many new tokens. [default: the task's]")
+]
+
+
+def command(
+    model: Folder,
+    text: Annotated[str | None, typer.Option(help="The source. Without it, each line of stdin is one.")] = None,
+    beams: Beams = 1,
+    n_best: NBest = 1,
+    length_penalty: LengthPenalty = 1.0,
+    no_repeat_ngram: NoRepeat = 0,
+    min_new: MinNew = 0,
+    max_new: MaxNew = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of --sample: flatter above 1, sharper below.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Of --sample: draw from the K likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of --sample: from the fewest that have this share.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of --sample: the same seed draws the same. [default: 0]")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print token by token, as they are written.")] = False,
+    show_mask: Annotated[bool, typer.Option("--show-mask", help="Draw the mask of this very text, on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, with scores.")] = False,
+) -> None:
+    """Write with MODEL: a title for each source if it was fine-tuned for titles, or how a text goes on.
+
+    Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty one an empty one.
+    """
+    _check(text, stream, show_mask, as_json)
+    listen()
+    from allmask.pipelines import open_pipeline
+
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
+    options |= _sampling(sample, drawn)
+    pipeline = open_pipeline(model, max_new)
+    pipeline.settings(**options)  # what is wrong with them is said before the first line is read
+    for batch in [[text]] if text is not None else _ready_lines():
+        if stream:
+            _stream(pipeline, batch, options)
+        else:
+            _write(pipeline, batch, options, show_mask, as_json)
+
+
+def _check(text: str | None, stream: bool, show_mask: bool, as_json: bool) -> None:
+    if stream and as_json:
+        raise UsageError("--stream and --json exclude each other", "scores are known only at the end")
+    if show_mask and (stream or text is None):
+        raise UsageError("--show-mask draws the mask of one text", "pass it with --text, without --stream")
+
+
+def search_options(
+    beams: int, n_best: int, length_penalty: float, no_repeat_ngram: int, min_new: int, max_new: int | None
+) -> dict[str, Any]:
+    """The options that all writing commands share, as `Decoding` calls them."""
+    options = {name: value for name, value in locals().items() if value is not None}
+    return options
+
+
+def _sampling(sample: bool, drawn: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in drawn.items() if value is not None}
+    if given and not sample:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{flags}: nothing is drawn without --sample", "add --sample")
+    return {"sample": sample, **given}
+
+
+# ---- lines in ------------------------------------------------------------------------------------------------
+
+
+def _ready_lines() -> Iterator[list[str]]:
+    """The lines of stdin as they arrive: one at a time from someone who types, many at once from a file."""
+    if sys.stdin.isatty():
+        note("a text a line, please; Ctrl-D ends")
+    number, left = 0, b""
+    while chunk := os.read(sys.stdin.fileno(), 1 << 16):
+        *whole, left = (left + chunk).split(b"\n")
+        yield [_decode(raw, number + place) for place, raw in enumerate(whole, 1)]
+        number += len(whole)
+    if left:
+        yield [_decode(left, number + 1)]
+
+
+def _decode(raw: bytes, number: int) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "recode it: iconv"
+        ) from None
+
+
+# ---- texts out -----------------------------------------------------------------------------------------------
+
+
+def _write(pipeline: Pipeline, texts: list[str], options: dict[str, Any], show_mask: bool, as_json: bool) -> None:
+    for text, found in zip(texts, pipeline.write(texts, BATCH, **options), strict=True):
+        if show_mask and found:
+            note(_picture(pipeline, text, found[0][1].tokens) + "\n")
+        print(_as_json(text, found) if as_json else _as_lines(found), flush=True)
+
+
+def _as_lines(found: Written) -> str:
+    return "\n".join(" ".join(text.splitlines()) for text, _ in found)
+
+
+def _as_json(source: str, found: Written) -> str:
+    best = [{"text": text, **one._asdict(), "tokens": len(one.tokens)} for text, one in found]
+    return json.dumps({"source": source, "written": best}, ensure_ascii=False)
+
+
+def _stream(pipeline: Pipeline, texts: list[str], options: dict[str, Any]) -> None:
+    for text in texts:
+        for piece in pipeline.stream(text, **options):
+            print(piece, end="", flush=True)
+        print(flush=True)
+
+
+def _picture(pipeline: Pipeline, text: str, written: tuple[int, ...], limit: int = 24) -> str:
+    """The mask under which this text was read and written; the middle of a long source is left out."""
+    import torch
+
+    from allmask.drawing import draw
+
+    assert pipeline.model.tokenizer is not None
+    prompt = pipeline.task.prompts(pipeline.model.tokenizer, [text])[0]
+    names = pipeline.model.tokenizer.tokens([*prompt, *written])
+    is_target = torch.arange(len(names)) >= len(prompt)
+    visible = pipeline.task.mask_of(is_target[None]).visible()[0]
+    left_out = range(limit // 2, len(prompt) - limit // 2)
+    kept = [place for place in range(len(names)) if place not in left_out]
+    shown = draw(visible[kept][:, kept], [names[place] for place in kept], limit=limit + 40)
+    return f"{shown}\n({len(left_out)} tokens in the middle of the source are left out)" if left_out else shown

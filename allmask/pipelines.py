@@ -1,0 +1,107 @@
+"""From a model folder to written text in one line.
+
+write = allmask.pipeline("title", "runs/title/final")
+write("北京欢迎你，…")                       # one text in, one title out
+write(texts, beams=4, length_penalty=0.8)   # many in, as many out
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+from allmask.checkpoints import resolve
+from allmask.decoding import Decoding, Writer
+from allmask.errors import CheckpointError, UsageError
+from allmask.model import Model, load
+from allmask.tasks.continuation import Continuation
+from allmask.tasks.saved import load_task
+from allmask.tasks.title import Title
+from allmask.tasks.writing import Written, stream_text, write
+
+log = logging.getLogger("allmask")
+TASKS = {"title": Title, "generate": (Title, Continuation)}
+
+
+@dataclass
+class Pipeline:
+    """A model, the task it writes for, and the writer that keeps its weights ready."""
+
+    model: Model
+    task: Title | Continuation
+    writer: Writer = field(init=False, repr=False)
+
+    def __post_init__(self):
+        self.writer = self.task.writer(self.model)
+
+    @overload
+    def __call__(self, texts: str, **options: Any) -> str: ...
+    @overload
+    def __call__(self, texts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def __call__(self, texts: str | Sequence[str], **options: Any) -> Any:
+        """The best text for each; with n_best=N, a list of N. Options are those of `Decoding`. Blank in, blank out."""
+        single = isinstance(texts, str)
+        several = options.get("n_best", 1) > 1
+        found = [[text for text, _ in best] for best in self.write([texts] if single else list(texts), **options)]
+        result = found if several else [best[0] if best else "" for best in found]
+        return result[0] if single else result
+
+    def write(self, texts: Sequence[str], batch: int = 32, **options: Any) -> Iterator[Written]:
+        """The n-best texts of each with their hypotheses, which carry the scores, a batch at a time."""
+        return write(self.task, self.model, texts, self.settings(**options), batch, self.writer)
+
+    def stream(self, text: str, **options: Any) -> Iterator[str]:
+        """One text in pieces, as it is written; greedy or sampled."""
+        return stream_text(self.task, self.model, text, self.settings(**options), self.writer)
+
+    def settings(self, **options: Any) -> Decoding:
+        unknown = sorted(set(options) - set(Decoding.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(Decoding.__dataclass_fields__)
+            raise UsageError(f"decoding: there is no option {', '.join(unknown)}", f"known: {known}")
+        return self.task.decoding(self.model, **options)
+
+
+def pipeline(task: str, model: str | Path) -> Pipeline:
+    """`task` is "title", for a model that was fine-tuned for it, or "generate", for any that writes, such as GPT-2."""
+    if task not in TASKS:
+        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}")
+    made = open_pipeline(model)
+    if not isinstance(made.task, TASKS[task]):
+        raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')
+    return made
+
+
+def open_pipeline(source: str | Path, max_new: int | None = None) -> Pipeline:
+    """A writer from a model folder, or from a run: its task is the one it was fine-tuned for."""
+    folder = model_folder(source)
+    model = load(folder)
+    return Pipeline(model, _task(model, folder, source, max_new))
+
+
+def model_folder(source: str | Path) -> Path:
+    """The model a source means: of a run, the final one."""
+    folder = resolve(source)
+    if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
+        if not (folder / "final").is_dir():
+            raise CheckpointError(f"{source}: a run that is not finished", "go on with it: allmask finetune --resume")
+        return folder / "final"
+    return folder
+
+
+def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Continuation:
+    if model.lm_head is None:
+        raise CheckpointError(
+            f"{source}: has no language model head, so it cannot write yet",
+            f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
+        )
+    if model.config.own_mask == "causal":
+        return Continuation.fitted(model, max_new or Continuation.max_target)
+    task = load_task(folder)
+    if task is None:
+        log.warning("%s: was not fine-tuned to write; expect nonsense", source)
+    return (task or Title()).fitted(model)
