@@ -49,7 +49,5 @@ def top_p(scores: Tensor, p: float) -> Tensor:
         return scores
     ordered, index = scores.sort(dim=1, descending=True, stable=True)
     share = ordered.softmax(1)
-    before = share.cumsum(1) - share  # the probability of all that are likelier
-    dropped = before >= p
-    dropped[:, 0] = False
+    dropped = share.cumsum(1) - share >= p  # those likelier are enough; of the likeliest there is none
     return scores.masked_fill(torch.zeros_like(dropped).scatter(1, index, dropped), -torch.inf)

@@ -1,0 +1,191 @@
+"""The compiled step: step.c, built once with the system's compiler, for processors with AVX-512 VNNI.
+
+It is optional. Without a compiler or such a processor, or should its answers ever differ from torch's, the torch engine
+takes its place; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allmask.config import Config
+from allmask.decoding.parts import LayerParts, Parts, quantise
+from allmask.decoding.rows import Rows
+from allmask.model import Model
+
+log = logging.getLogger("allmask")
+
+SOURCE = Path(__file__).with_name("step.c")
+INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma")
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", *(f"-m{name}" for name in INSTRUCTIONS))
+ACTIVATION = {"relu": 1, "gelu": 2, "gelu_tanh": 3}
+OUTPUTS = 64  # of a block of weights
+
+
+def fits(model: Model) -> bool:
+    """Whether the compiled step can take this model here."""
+    config = model.config
+    sizes = (config.width // config.heads, config.inner)
+    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
+    return on_cpu and config.norm in ("layer", "rms") and not any(size % 16 for size in sizes) and library() is not None
+
+
+# ---- building ------------------------------------------------------------------------------------------------
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled code, built if need be; None where it cannot be had."""
+    if os.environ.get("ALLMASK_COMPILED") == "0" or not torch.cpu.get_capabilities().get("avx512_vnni"):
+        return None
+    try:
+        return ctypes.CDLL(str(_built(_cache_folder())))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("no compiled step: %s", error)
+        return None
+
+
+def _built(folder: Path) -> Path:
+    """The shared library in the folder, named by what it was built from, so that no old one is ever taken."""
+    source = SOURCE.read_bytes()
+    path = folder / f"step-{hashlib.sha256(source + repr(FLAGS).encode()).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("there is no C compiler")
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        fresh = Path(inner, "step.so")
+        command = [compiler, *FLAGS, "-o", str(fresh), str(SOURCE), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        os.replace(fresh, path)  # whole or not at all, whoever else builds it
+    return path
+
+
+def _cache_folder() -> Path:
+    """The user's own: code is loaded from it, so nobody else may write there."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root, "allmask")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
+
+
+# ---- the structures of step.c ----------------------------------------------------------------------------------
+
+
+def _structure(**fields: Any) -> type[ctypes.Structure]:
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+def _pointers(names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), ctypes.c_void_p)
+
+
+def _numbers(names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), ctypes.c_int64)
+
+
+_Linear = _structure(**_pointers("weight scale bias"), **_numbers("inputs outputs"))
+_Norm = _structure(**_pointers("weight bias"))
+_Layer = _structure(qkv=_Linear, output=_Linear, expand=_Linear, contract=_Linear, attention=_Norm, feed=_Norm)
+_Network = _structure(
+    **_numbers("depth width heads inner pre activation"),
+    epsilon=ctypes.c_double, head_epsilon=ctypes.c_double,
+    layers=ctypes.c_void_p, last=_Norm, transform=_Linear, head_norm=_Norm, head=_Linear,
+)  # fmt: skip
+_Memory = _structure(
+    **_pointers("keys values lengths owner path own"), **_numbers("texts padded rows slots room time")
+)
+
+
+def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes as step.c reads them, and a scale for each output.
+
+    64 outputs make a block: for every four inputs, four registers of sixteen outputs by four bytes. Bytes are 128 too
+    high, because the instruction takes one side without a sign.
+    """
+    whole, scale = quantise(weight.detach().float())
+    outputs, inputs = whole.shape
+    rows = torch.zeros(-outputs % OUTPUTS, inputs, dtype=torch.int8)
+    blocks = torch.cat([whole, rows]).view(-1, 4, 16, inputs // 4, 4).permute(0, 3, 1, 2, 4)
+    return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), scale[:, 0].contiguous()
+
+
+class CompiledEngine:
+    """A step in one call."""
+
+    dtype = torch.float32
+    text_dtype = torch.bfloat16
+
+    def __init__(self, model: Model):
+        self.library: Any = library()
+        self.kept: list[Tensor] = []  # tensors that the structures point to
+        parts = Parts.of(model, lambda weight, bias, _: self._linear(weight, bias), torch.float32)
+        self.network = self._network(parts, model.config)
+        self.vocabulary = model.config.vocabulary
+
+    def step(self, x: Tensor, rows: Rows) -> Tensor:
+        logits = torch.empty(len(x), self.vocabulary)
+        memory, _kept = _memory(rows)
+        x = x.contiguous()
+        self._run(self.library.step, ctypes.byref(memory), x, logits)
+        return logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.empty(len(hidden), self.vocabulary)
+        self._run(self.library.head, ctypes.c_int64(len(hidden)), hidden.clone(), logits)
+        return logits
+
+    def _run(self, function: Callable[..., int], what: Any, x: Tensor, logits: Tensor) -> None:
+        """Both overwrite x."""
+        pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(logits.data_ptr())
+        if not function(ctypes.byref(self.network), what, *pointers):
+            raise MemoryError("no memory for a decoding step")
+
+    def _network(self, parts: Parts, config: Config) -> ctypes.Structure:
+        layers = (_Layer * len(parts.layers))(*(self._layer(layer) for layer in parts.layers))
+        self.layers = layers
+        return _Network(
+            len(parts.layers), config.width, config.heads, config.inner, config.norm_place == "pre",
+            ACTIVATION[config.activation], config.epsilon, getattr(parts.head_norm, "eps", 0.0),
+            ctypes.cast(layers, ctypes.c_void_p), self._norm(parts.last),
+            parts.transform or _Linear(), self._norm(parts.head_norm), parts.head,
+        )  # fmt: skip
+
+    def _layer(self, part: LayerParts) -> ctypes.Structure:
+        return _Layer(part.qkv, part.output, part.expand, part.contract, *map(self._norm, part.norms))
+
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> Any:
+        outputs, inputs = weight.shape
+        return _Linear(*self._pointers([*pack(weight), None if bias is None else bias.float()]), inputs, outputs)
+
+    def _norm(self, norm: nn.Module) -> ctypes.Structure:
+        return _Norm(*self._pointers([getattr(norm, "weight", None), getattr(norm, "bias", None)]))
+
+    def _pointers(self, tensors: Sequence[Tensor | None]) -> list[int | None]:
+        solid = [None if x is None else x.detach().contiguous() for x in tensors]
+        self.kept += [x for x in solid if x is not None]
+        return [None if x is None else x.data_ptr() for x in solid]
+
+
+def _memory(rows: Rows) -> tuple[ctypes.Structure, list[Tensor]]:
+    """The rows as step.c sees them, and tensors that must live as long."""
+    texts, own = rows.texts, rows.own.buffer
+    tensors = [texts.keys, texts.values, texts.lengths, rows.fan.owner.int(), rows.path.contiguous(), own]
+    sizes = (texts.keys.shape[1], texts.keys.shape[-1], len(rows.path), own.shape[3], own.shape[2], rows.time)
+    return _Memory(*(x.data_ptr() for x in tensors), *sizes), tensors
