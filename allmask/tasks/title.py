@@ -51,6 +51,7 @@ class Title:
 
     def fitted(self, model: Model) -> Title:
         """The same with a source that leaves room for the target in the model's positions."""
+        _specials(tokenizer_of(model))
         room = model.config.max_positions - self.max_target - 3  # [CLS], [SEP], [SEP]
         if room < 1:
             raise UsageError(
