@@ -33,6 +33,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "tasks",
     "pipelines",
     "audit",
+    "demo",
     "cli",
     "__main__",
 ]

@@ -20,6 +20,7 @@ from allmask.cli import examples
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
+    "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Teach a pretrained BERT to write, by its mask alone."),
     "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
     "predict": ("allmask.cli.predict", "Write a title for each record of a file."),

@@ -1,0 +1,313 @@
+"""`allmask demo` from the mask to the saved model, each step told in a line or two.
+
+demo-run/
+  data/train.jsonl, dev.jsonl, test.jsonl   source, target and where they come from
+  metrics.jsonl      a line a step, a line an evaluation
+  demo.png           the run in one picture
+  result.json        what is printed with --json
+  final/             a model folder
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allmask.data import Record, plan_epoch
+from allmask.demo.docstrings import Found, find_pairs
+from allmask.demo.picture import LABELS, draw_demo
+from allmask.demo.texts import sentences
+from allmask.drawing import draw
+from allmask.errors import DataError, Interrupted, ResourceError
+from allmask.model import Model, load
+from allmask.tasks.finetuning import save_model
+from allmask.tasks.title import Judge, Title, TitleWork
+from allmask.tasks.writing import tokenizer_of
+from allmask.training import Score, Settings, loss_of, resolve_precision, runs, train
+from allmask.training.optimiser import adamw
+
+RESULT = "result.json"
+USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to judge by"}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    files: int = 120  # parsed, of each package
+    packages: int | None = None
+    train: int | None = None  # pairs
+    dev: int = 200
+    test: int = 400
+    written: int = 60  # titles of each evaluation while it learns
+    steps: int | None = None  # None: as many as the time allows
+    most_epochs: int = 4  # with little text, more would be learning by heart
+    evaluations: int = 4
+    batch_tokens: int = 3072
+
+
+FULL = Size()
+FAST = Size(files=3, packages=70, train=200, dev=8, test=16, written=4, steps=8, evaluations=2, batch_tokens=512)
+TASK = Title(max_source=112, max_target=24)
+SETTINGS = Settings(lr=5e-4, warmup=0.1, keep=1, seed=1)
+ENDING = 10.0  # seconds kept for saving and drawing
+
+
+def run_demo(
+    out: Path, minutes: float = 5.0, size: Size = FULL, say: Say = print, quiet: bool = False
+) -> dict[str, Any]:
+    """All of it; `out` is replaced when the new run is complete, and not touched before."""
+    began = time.monotonic()
+    expect_replaceable(out)
+    model = load("minilm")  # first: it may be missing
+    try:
+        with _replacing(out) as folder:
+            return Demo(model, size, folder, out, say, quiet, began + 60 * minutes).run()
+    except (KeyboardInterrupt, Interrupted) as error:
+        raise _stopped(out, error) from None
+
+
+@dataclass
+class Demo:
+    """One run, step by step."""
+
+    model: Model
+    size: Size
+    folder: Path  # where it is written until it is complete
+    out: Path  # where it will be found
+    say: Say
+    quiet: bool
+    deadline: float
+
+    def run(self) -> dict[str, Any]:
+        began = time.monotonic()
+        records = self.read()
+        self.show_mask(records["train"])
+        steps = self.learn(records)
+        scores = self.judge(records["test"])
+        told = self.write_titles(sentences())
+        result = {
+            "pairs": {name: len(part) for name, part in records.items()},
+            "steps": steps,
+            "seconds": round(time.monotonic() - began, 1),
+            "scores": scores,
+            "titles": told,
+            "final": str(self.out / "final"),
+            "picture": str(self.out / "demo.png"),
+        }
+        self.save(result)
+        return result
+
+    # ---- the text ------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, list[Record]]:
+        self.say(
+            "Docstrings are texts with titles: a line that sums up, then the details. The model reads the details\n"
+            "and is to write the line. Looking through the Python files of this machine (none is run) …"
+        )
+        found = find_pairs(per_package=self.size.files, packages=self.size.packages)
+        limits = {"train": self.size.train, "dev": self.size.dev, "test": self.size.test}
+        if not all(found.splits.values()):
+            raise DataError(
+                f"too few docstrings here: {found.docstrings} in {found.files} files",
+                "is this Python's standard library installed as .py files?",
+            )
+        found.splits = {name: found.splits[name][:limit] for name, limit in limits.items()}
+        self.say(_counts(found))
+        return {name: self._kept(found, name) for name in limits}
+
+    def _kept(self, found: Found, name: str) -> list[Record]:
+        """The pairs of one split as a file that `allmask finetune` and `evaluate` read, and as records."""
+        path = self.folder / "data" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        lines = [json.dumps(asdict(pair), ensure_ascii=False) for pair in found.splits[name]]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return TASK.read(path)
+
+    # ---- 1: the mask ---------------------------------------------------------------------------------------------
+
+    def show_mask(self, records: Sequence[Record]) -> None:
+        self.say(
+            "\n1. The mask. Each row is a token that looks, each ■ one that it may read. The text, up to the first\n"
+            "   [SEP], reads itself both ways, as BERT always does; what is written sees the text and what stands\n"
+            "   before it. Nothing else makes a reader a writer. (A real pair, cut to fit:)\n"
+        )
+        self.say(mask_of_a_pair(self.model, records))
+
+    # ---- 2: learning ---------------------------------------------------------------------------------------------
+
+    def learn(self, records: dict[str, list[Record]]) -> int:
+        self.say("\n2. Learning. MiniLM, a BERT of 6 layers, has never written a word. Before training it writes:\n")
+        self.model = TASK.prepare(self.model, records["train"], SETTINGS.seed)
+        tokenizer = tokenizer_of(self.model)
+        dev = records["dev"]
+        judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
+        work = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
+        before, seconds = self._before(judge)
+        settings = self._fitted(work, seconds)
+        self.say(f"{settings.steps} steps of {settings.batch_tokens:,} tokens; what it writes is shown as it learns.\n")
+        result = train(self.model, work, settings, self.folder / "training", quiet=self.quiet)
+        self._keep_metrics(before)
+        return result.steps
+
+    def _before(self, judge: Judge) -> tuple[Score, float]:
+        """What the untrained model writes, and how long it takes to judge it."""
+        began = time.monotonic()
+        score = judge(self.model)
+        for line in score.samples:
+            self.say(line)
+        return score, time.monotonic() - began
+
+    def _fitted(self, work: TitleWork, evaluation: float) -> Settings:
+        """Settings with as many steps as fit into the time, by the speed of the first few."""
+        settings = replace(SETTINGS, batch_tokens=self.size.batch_tokens)
+        plan = plan_epoch(work.lengths, settings.batch_tokens, settings.seed, 0)
+        steps = self.size.steps
+        if steps is None:
+            judging = evaluation * (self.size.evaluations + self.size.test / self.size.written)
+            left = self.deadline - time.monotonic() - judging - ENDING
+            fitting = int(left / seconds_per_step(self.model, work, settings, plan))
+            steps = max(10, min(fitting, self.size.most_epochs * len(plan)))
+        every = -(-steps // self.size.evaluations)
+        return replace(settings, steps=steps, eval_every=every, save_every=steps)
+
+    def _keep_metrics(self, before: Score) -> None:
+        """The metrics, begun with the evaluation before the first step; checkpoints have done their service."""
+        first = {"step": 0, **{f"eval_{name}": value for name, value in before.metrics.items()}}
+        lines = [first, *runs.read_metrics(self.folder / "training")]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (self.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        shutil.rmtree(self.folder / "training")
+
+    # ---- 3, 4, 5 -------------------------------------------------------------------------------------------------
+
+    def judge(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
+        self.say(
+            f"\n3. Judging. {len(records)} docstrings of packages it has not seen, beside a simple rule: take the\n"
+            "   text's first sentence. ROUGE counts words in common with the real line, in percent.\n"
+        )
+        scores = TASK.score(self._titles([record.fields["source"] for record in records]), records)
+        self.say(table(scores))
+        return scores
+
+    def write_titles(self, texts: Sequence[str]) -> list[dict[str, str]]:
+        self.say("\n4. Writing for other texts: a title for some passages of the README.\n")
+        told = [{"text": text, "title": title} for text, title in zip(texts, self._titles(texts), strict=True)]
+        for entry in told:
+            self.say(f"  text   {_short(entry['text'])}\n  title  {entry['title']}\n")
+        return told
+
+    def _titles(self, sources: Sequence[str]) -> list[str]:
+        return [best[0][0] for best in TASK.write(self.model, sources)]
+
+    def save(self, result: dict[str, Any]) -> None:
+        save_model(self.model, TASK, self.folder / "final")
+        draw_demo(self.folder / "demo.png", runs.read_metrics(self.folder), result["scores"])
+        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        (self.folder / RESULT).write_text(text, encoding="utf-8")
+        self.say(
+            f"5. Saved in {result['seconds']:.0f} s: the model in {self.out}/final, the pairs in {self.out}/data, "
+            f"the run in one picture:\n   {self.out}/demo.png"
+        )
+
+
+# ---- parts that stand alone ----------------------------------------------------------------------------------------
+
+
+def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, target: int = 6) -> str:
+    """The prefix mask of a real pair that takes little room: a whole title, and the beginning of its text."""
+    tokenizer = tokenizer_of(model)
+    rows: list[tuple[list[str], list[str]]] = []
+    for record in records[:500]:
+        text, title = (tokenizer.encode(record.fields[name], special=False).tokens for name in ("source", "target"))
+        rows.append((["[CLS]", *text[:source], "[SEP]"], [*title[:target], "[SEP]"]))
+    whole = [row for row in rows if len(row[1]) <= target] or rows
+    read, written = min(whole, key=lambda row: sum(map(len, row[0] + row[1])))
+    is_target = torch.arange(len(read) + len(written))[None] >= len(read)
+    return draw(TASK.mask_of(is_target), read + written)
+
+
+def seconds_per_step(model: Model, work: TitleWork, settings: Settings, plan: list[list[int]], tries: int = 4) -> float:
+    """How long a training step takes here: a copy of the model takes a few. The first warms up and does not count."""
+    model = copy.deepcopy(model).train()
+    optimiser, dtype = adamw(model, settings), resolve_precision(settings.precision)
+    spent: list[float] = []
+    for numbers in plan[: tries + 1]:
+        began = time.monotonic()
+        with torch.autocast("cpu", dtype, dtype != torch.float32):
+            loss = loss_of(model, work.batch(numbers, 0))
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        spent.append(time.monotonic() - began)
+    return sum(spent[1:] or spent) / len(spent[1:] or spent)
+
+
+def table(scores: dict[str, dict[str, float]]) -> str:
+    lines = [" " * 16 + "".join(f"{label:>10}" for label in LABELS.values())]
+    for name in reversed(scores):
+        lines.append(f"   {name:<13}" + "".join(f"{scores[name][key]:>10.1f}" for key in LABELS))
+    return "\n".join(lines)
+
+
+def _counts(found: Found) -> str:
+    parts = ", ".join(f"{len(found.splits[name]):,} {use}" for name, use in USES.items())
+    return (
+        f"{found.docstrings:,} docstrings in {found.files:,} files gave {parts}.\n"
+        f"Twins were left out ({found.dropped['twins']:,}); no package is on two sides, and no text to judge by\n"
+        f"shares a run of words with one to learn from ({found.dropped['like one for training']:,} did)."
+    )
+
+
+def _short(text: str, limit: int = 100) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def expect_replaceable(out: Path) -> None:
+    """Said before any work: a folder that is something else, or a place where nothing can be written."""
+    if out.exists() and not (out / RESULT).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise ResourceError(f"{out}: already there, and not a finished demo", "name another place with --out")
+    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ResourceError(f"{out}: cannot write in {above}", "name another place with --out")
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """A folder to fill; when all went well it takes the place of `out`, otherwise it goes and `out` stays as it was."""
+    out = out.absolute()
+    beside, old = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.old")
+    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            os.replace(out, old)
+        os.replace(beside, out)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise ResourceError(f"{out}: cannot be written: {error.strerror or error}", "free some space") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _stopped(out: Path, error: BaseException) -> Interrupted:
+    stopped = Interrupted("the demo was stopped; nothing is left of it", getattr(error, "exit_code", 130))
+    kept = f"the earlier one in {out} is as it was; " if out.exists() else ""
+    stopped.hint = f"{kept}the same command starts again from the beginning; --minutes 2 or --fast makes it shorter"
+    return stopped
