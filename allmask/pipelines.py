@@ -32,10 +32,11 @@ class Pipeline:
 
     model: Model
     task: Title | Continuation
+    precision: str = "auto"  # fp32, bf16, int8; auto is the fastest here
     writer: Writer = field(init=False, repr=False)
 
     def __post_init__(self):
-        self.writer = self.task.writer(self.model)
+        self.writer = self.task.writer(self.model, self.precision)
 
     @overload
     def __call__(self, texts: str, **options: Any) -> str: ...
@@ -66,21 +67,21 @@ class Pipeline:
         return self.task.decoding(self.model, **options)
 
 
-def pipeline(task: str, model: str | Path) -> Pipeline:
+def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline:
     """`task` is "title", for a model that was fine-tuned for it, or "generate", for any that writes, such as GPT-2."""
     if task not in TASKS:
         raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}")
-    made = open_pipeline(model)
+    made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')
     return made
 
 
-def open_pipeline(source: str | Path, max_new: int | None = None) -> Pipeline:
+def open_pipeline(source: str | Path, precision: str = "auto", max_new: int | None = None) -> Pipeline:
     """A writer from a model folder, or from a run: its task is the one it was fine-tuned for."""
     folder = model_folder(source)
     model = load(folder)
-    return Pipeline(model, _task(model, folder, source, max_new))
+    return Pipeline(model, _task(model, folder, source, max_new), precision)
 
 
 def model_folder(source: str | Path) -> Path:
@@ -100,8 +101,9 @@ def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -
             f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
         )
     if model.config.own_mask == "causal":
-        return Continuation.fitted(model, max_new or Continuation.max_target)
+        return Continuation.fitted(model, max_new)
     task = load_task(folder)
     if task is None:
         log.warning("%s: was not fine-tuned to write; expect nonsense", source)
-    return (task or Title()).fitted(model)
+        task = Title(max_target=min(Title.max_target, model.config.max_positions // 4))
+    return task.fitted(model)

@@ -19,6 +19,7 @@ from allmask.cli.generate import (
     MaxNew,
     MinNew,
     NoRepeat,
+    Precision,
     search_options,
 )  # fmt: skip
 from allmask.errors import UsageError
@@ -46,6 +47,7 @@ def command(
     no_repeat_ngram: NoRepeat = 0,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
+    precision: Precision = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N records.")] = None,
     show: Annotated[int, typer.Option(min=0, help="Print the N best and the N worst, by ROUGE-L.")] = 0,
     on_bad_record: Annotated[
@@ -62,7 +64,7 @@ def command(
     from allmask.pipelines import open_pipeline
     from allmask.tasks.title import Title
 
-    pipeline = open_pipeline(model)
+    pipeline = open_pipeline(model, precision)
     if not isinstance(pipeline.task, Title):
         raise UsageError(f"{model}: continues prompts; only titles can be scored", "name a model fine-tuned for titles")
     options = search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allmask.cli import listen, note, tell_skipped
-from allmask.cli.generate import Beams, Folder, LengthPenalty, MaxNew, MinNew, NBest, NoRepeat, search_options
+from allmask.cli.generate import (
+    Beams,
+    Folder,
+    LengthPenalty,
+    MaxNew,
+    MinNew,
+    NBest,
+    NoRepeat,
+    Precision,
+    search_options,
+)
 from allmask.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +52,7 @@ def command(
     no_repeat_ngram: NoRepeat = 0,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
+    precision: Precision = "auto",
     keep: Annotated[
         str, typer.Option(help="Other fields to copy, with commas between. id and target always are.")
     ] = "",
@@ -62,7 +73,7 @@ def command(
     read = _reader(file, on_bad_record, keep)
     total = sum(1 for _ in read(skipped))  # all records are checked before the first is written
     tell_skipped(skipped)
-    pipeline = open_pipeline(model, max_new)
+    pipeline = open_pipeline(model, precision, max_new)
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
     pipeline.settings(**options)
     with _output(out) as put:

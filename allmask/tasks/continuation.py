@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.decoding import Decoding, MaskWriter, Writer
+from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.tasks.writing import Written, tokenizer_of, write
+from allmask.tasks.writing import Written, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, truncate
 
 
@@ -25,7 +25,8 @@ class Continuation:
     max_target: int = 64
 
     @classmethod
-    def fitted(cls, model: Model, max_target: int = 64) -> Continuation:
+    def fitted(cls, model: Model, max_target: int | None = None) -> Continuation:
+        max_target = max_target or min(cls.max_target, model.config.max_positions // 2)
         room = model.config.max_positions - max_target + 1  # the last token is written, never read
         if room < 1:
             raise UsageError(f"{max_target} new tokens leave no room in {model.config.max_positions} positions")
@@ -42,8 +43,8 @@ class Continuation:
         end = tokenizer_of(model).eos_id
         return Decoding(**{"end": () if end is None else (end,), "max_new": self.max_target, **changes})
 
-    def writer(self, model: Model) -> Writer:
-        return MaskWriter(model)
+    def writer(self, model: Model, precision: str | None = None) -> Writer:
+        return writer_for(model, precision)
 
     def write(
         self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,

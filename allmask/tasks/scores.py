@@ -41,7 +41,7 @@ LABELS = ("rouge_1", "rouge_2", "rouge_l")
 
 
 def bleu(written: Sequence[str], references: Sequence[str], chinese: bool) -> float:
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize="zh" if chinese else "13a")
     return metric.corpus_score(list(written), [list(references)]).score

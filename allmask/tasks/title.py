@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from allmask.data import NO_LABEL, Batch, Example, Record, pack, read_records, text
-from allmask.decoding import Decoding, MaskWriter, Writer
+from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
-from allmask.tasks.writing import Written, tidy, tokenizer_of, write
+from allmask.tasks.writing import Written, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
 from allmask.text.lengths import RULES
 from allmask.training import Score, mean_loss
@@ -105,8 +105,8 @@ class Title:
         banned = tuple(sorted(tokenizer.special_ids - {sep}))
         return Decoding(**{"end": (sep,), "banned": banned, "max_new": self.max_target + 1, **changes})
 
-    def writer(self, model: Model) -> Writer:
-        return MaskWriter(model, SOURCE_MASKS[self.mask])
+    def writer(self, model: Model, precision: str | None = None) -> Writer:
+        return writer_for(model, precision, SOURCE_MASKS[self.mask])
 
     def write(
         self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,

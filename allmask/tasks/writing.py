@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from allmask.decoding import Decoding, Hypothesis, Writer, generate, stream
+from torch import Tensor
+
+from allmask.decoding import Decoding, Hypothesis, MaskWriter, Writer, generate, stream
 from allmask.errors import UsageError
+from allmask.masks import Mask
 from allmask.model import Model
 from allmask.text import Tokenizer
 
@@ -22,7 +25,7 @@ class Writes(Protocol):
 
     def decoding(self, model: Model, **changes: Any) -> Decoding: ...
 
-    def writer(self, model: Model) -> Writer: ...
+    def writer(self, model: Model, precision: str | None = None) -> Writer: ...
 
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str: ...
 
@@ -31,6 +34,15 @@ def tokenizer_of(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise UsageError("this model has no tokenizer", "put its vocab.txt or tokenizer.json into the folder")
     return model.tokenizer
+
+
+def writer_for(model: Model, precision: str | None, mask: Callable[[Tensor], Mask] | None = None) -> Writer:
+    """By the model itself, or, with a precision, by a copy of its weights as they are now, laid out for speed."""
+    if precision is None:
+        return MaskWriter(model, mask)
+    from allmask.decoding import engines  # here: what only trains needs no compiled step
+
+    return engines.writer_for(model, precision, mask)
 
 
 def write(

@@ -1,0 +1,121 @@
+"""`allmask predict`: a line for each record, in order, whole or not at all. `allmask verify`: every byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allmask.cli import predict
+from tests import tiny
+
+ROWS = [{**row, "id": number, "url": f"/{number}"} for number, row in enumerate(tiny.english(40, seed=2))]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tiny.write_jsonl(tmp_path / "in.jsonl", ROWS)
+
+
+def test_every_record_in_its_order(cli, titles: Path, file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(predict, "WINDOW", 7)
+    monkeypatch.setattr(predict, "BATCH", 3)
+    ran = cli("predict", titles, file, "-o", tmp_path / "out.jsonl", "--precision", "fp32")
+    assert ran.code == 0 and ran.out == "", ran.err
+    found = tiny.read_jsonl(tmp_path / "out.jsonl")
+    kept = [{name: row[name] for name in ("source", "target", "id")} for row in ROWS]
+    assert [{name: row[name] for name in ("source", "target", "id")} for row in found] == kept
+    assert set(found[0]) == {"source", "target", "id", "prediction", "score"}
+    for number in (0, 20, 39):
+        ran = cli("generate", titles, "--text", ROWS[number]["source"], "--json", "--precision", "fp32")
+        alone = json.loads(ran.out)["written"][0]
+        assert alone["text"] == found[number]["prediction"]
+        assert alone["score"] == pytest.approx(found[number]["score"], abs=1e-4)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+
+
+def test_n_best_and_other_fields(cli, titles: Path, file: Path, tmp_path: Path):
+    words = ("--beams", 3, "--n-best", 2, "--keep", "url, nosuch")
+    cli("predict", titles, file, "-o", tmp_path / "out.jsonl", *words)
+    found = tiny.read_jsonl(tmp_path / "out.jsonl")
+    assert [row["url"] for row in found] == [row["url"] for row in ROWS]
+    assert all(len(row["predictions"]) == 2 and "nosuch" not in row for row in found)
+
+
+def test_only_the_source_is_needed_in_any_format(cli, titles: Path, tmp_path: Path):
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"source": row["source"]} for row in ROWS[:5]]
+    tiny.write_jsonl(tmp_path / "in.jsonl", rows)
+    (tmp_path / "in.csv").write_text("\n".join(["source", *(row["source"] for row in rows)]))
+    (tmp_path / "in.txt").write_text("\n".join(row["source"] for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
+    kinds = ("jsonl", "csv", "txt", "parquet")
+    outputs = {cli("predict", titles, tmp_path / f"in.{kind}", "-o", "-").out for kind in kinds}
+    assert len(outputs) == 1 and len(outputs.pop().splitlines()) == 5
+
+
+def test_gpt2_predicts_too(cli, gpt2: Path, file: Path):
+    ran = cli("predict", gpt2, file, "-o", "-", "--max-new", 4)
+    assert ran.code == 0 and len(ran.out.splitlines()) == 40
+
+
+def test_a_bad_record_leaves_what_was_there(cli, titles: Path, file: Path, tmp_path: Path):
+    file.write_text(file.read_text() + '{"text": "no source"}\n')
+    (tmp_path / "out.jsonl").write_text("old")
+    ran = cli("predict", titles, file, "-o", tmp_path / "out.jsonl")
+    assert ran.code == 3 and f'{file}:41: no "source"' in ran.err
+    assert (tmp_path / "out.jsonl").read_text() == "old"
+    ran = cli("predict", titles, file, "-o", tmp_path / "out.jsonl", "--on-bad-record", "skip")
+    assert ran.code == 0 and "skipped records: 1 × missing field" in ran.err
+    assert len(tiny.read_jsonl(tmp_path / "out.jsonl")) == 40
+
+
+def test_an_interruption_leaves_nothing(cli, titles: Path, file: Path, tmp_path: Path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict, "_line", interrupt)
+    assert cli("predict", titles, file, "-o", tmp_path / "out.jsonl").code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "says"),
+    [("{tmp}", 2, "is a folder"), ("{tmp}/in.jsonl", 2, "is the input itself"), ("{tmp}/no/out", 5, "cannot write in")],
+)
+def test_refusals(cli, titles: Path, file: Path, tmp_path: Path, out: str, code: int, says: str):
+    ran = cli("predict", titles, file, "-o", out.format(tmp=tmp_path))
+    assert ran.code == code and says in ran.err
+
+
+# ---- verify --------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run(cli, titles: Path):
+    ran = cli("verify", titles)
+    assert ran.code == 0
+    names = [line.split()[0].removeprefix(str(titles)) for line in ran.out.splitlines()]
+    assert names[0] == "/start" and names[-1] == "/final" and "/checkpoints/step-00000060" in names
+    assert all(line.endswith("whole") for line in ran.out.splitlines())
+
+
+@pytest.mark.parametrize(("damage", "says"), [("flip", "model.safetensors is damaged"), ("remove", "is missing")])
+def test_damage_is_found(cli, titles: Path, tmp_path: Path, damage: str, says: str):
+    import shutil
+
+    copy = shutil.copytree(titles / "final", tmp_path / "final")
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content) if damage == "flip" else weights.unlink()
+    ran = cli("verify", copy, "--json")
+    assert ran.code == 4 and says in json.loads(ran.out)[0]["problem"]
+
+
+def test_nothing_to_verify(cli, bert: Path, tmp_path: Path):
+    assert cli("verify", tmp_path / "nowhere").code == 4
+    ran = cli("verify", bert)
+    assert ran.code == 4 and "nothing to compare with" in ran.err

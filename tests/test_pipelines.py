@@ -1,0 +1,73 @@
+"""`pipeline()`: text in, text out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import allmask
+from allmask.errors import CheckpointError, UsageError
+from allmask.tasks.saved import load_task, save_task
+from allmask.tasks.title import Title
+from tests import tiny
+
+TEXTS = ["red cat runs here.", "", "blue dog sings there.", "北京欢迎你。"]
+
+
+@pytest.fixture(scope="module")
+def titles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.bert(tmp_path_factory.mktemp("models") / "titles", ["lm"])
+    save_task(Title(max_target=8), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.gpt2(tmp_path_factory.mktemp("models") / "gpt2")
+
+
+def test_one_or_many(titles: Path):
+    write = allmask.pipeline("title", titles, precision="fp32")
+    many = write(TEXTS, min_new=2)
+    assert isinstance(many, list) and [bool(text) for text in many] == [True, False, True, True]
+    assert [write(text, min_new=2) for text in TEXTS] == many
+    assert write([]) == []
+
+
+def test_decoding_options(titles: Path):
+    write = allmask.pipeline("title", str(titles), precision="fp32")
+    several = write(TEXTS[0], beams=4, n_best=3)
+    assert len(set(several)) == 3
+    assert [len(best) for best in write(TEXTS, beams=4, n_best=3)] == [3, 0, 3, 3]
+    assert "".join(write.stream(TEXTS[0], min_new=3)) == write(TEXTS[0], min_new=3)
+    with pytest.raises(UsageError, match="no option beam"):
+        write(TEXTS[0], beam=4)
+
+
+def test_gpt2_goes_on(gpt2: Path):
+    write = allmask.pipeline("generate", gpt2)
+    assert write("red cat", max_new=6)
+    with pytest.raises(CheckpointError, match='not fine-tuned for "title"'):
+        allmask.pipeline("title", gpt2)
+
+
+def test_a_title_model_generates_too(titles: Path):
+    texts = (allmask.pipeline(task, titles, precision="fp32")(TEXTS[0]) for task in ("title", "generate"))
+    assert len(set(texts)) == 1
+
+
+def test_refusals(titles: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="expected one of title, generate"):
+        allmask.pipeline("poem", titles)
+    with pytest.raises(CheckpointError, match="allmask finetune"):
+        allmask.pipeline("title", tiny.bert(tmp_path / "body"))
+    with pytest.raises(UsageError, match="precision is 'int3'"):
+        allmask.pipeline("title", titles, precision="int3")
+
+
+def test_a_task_comes_back_as_it_was(tmp_path: Path):
+    task = Title(max_source=20, max_target=5, truncate="head+tail", mask="naive")
+    assert load_task(tmp_path) is None
+    save_task(task, tmp_path)
+    assert load_task(tmp_path) == task
