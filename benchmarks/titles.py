@@ -1,0 +1,202 @@
+"""Writing titles with MiniLM: decoding and a fine-tuning step, against transformers and against reading all again.
+
+    python benchmarks/titles.py [--quick] [--json]
+
+Decoding: 256 tokens of source, 32 new ones, greedy or four beams. The peer is `generate` of a GPT-2 as large as our
+model (6 layers, 384 wide, 12 heads, the same vocabulary), which has a cache; "everything again" reads the whole
+sequence for each token, as libraries without a cache for the prefix mask do. Fine-tuning: 32 texts of 128–256 source
+and 16–32 target tokens, dropout on attention too, forward, backward and fused AdamW; the peer pads to the longest and
+has a 4D mask and the same weights. One thread, CPU time, interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import timing  # first: it sets the number of threads
+
+# isort: split
+import tempfile
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+import allmask
+from allmask import Mask
+from allmask.data import Example, pack
+from allmask.decoding import Decoding, Writer, generate
+from allmask.decoding.engines import writer_for
+from allmask.training import Settings, loss_of
+from allmask.training.optimiser import adamw
+
+VOCABULARY, SOURCE, NEW = 12_000, 256, 32
+TEXTS = 32  # of a fine-tuning step
+WORK = {"batch 1": (1, 1), "batch 16": (16, 1), "beam 4": (1, 4)}  # rows, beams
+PEER = "transformers GPT-2 fp32"
+
+
+def main() -> None:
+    options = timing.arguments(__doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
+    model = allmask.load("minilm").keep_tokens(range(VOCABULARY)).with_language_model(rng)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(folder)
+        theirs = BertForMaskedLM.from_pretrained(folder)
+        theirs_bf16 = BertForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16)
+    rows = decoding_rows(model, theirs.eval(), rng, options.quick)
+    rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
+    about = timing.versions("transformers") | {"vocabulary": f"{VOCABULARY:,}"}
+    timing.show(f"Titles: {SOURCE} + {NEW} tokens", rows, about, options.json)
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------
+
+
+def decoding_rows(model: allmask.Model, bert: nn.Module, rng: torch.Generator, quick: bool) -> list[dict[str, object]]:
+    peer = gpt2(model.config)
+    writers = {f"allmask {name}": writer_for(model, name) for name in ("fp32", "bf16", "int8")}
+    rows = []
+    for name, (count, beams) in WORK.items():
+        prompts = torch.randint(1000, VOCABULARY, (count, SOURCE), generator=rng)
+        cases = {PEER: lambda prompts=prompts, beams=beams: peer_writes(peer, prompts, beams)}
+        cases |= {who: writing(writer, prompts.tolist(), beams) for who, writer in writers.items()}
+        if name == "batch 1":
+            cases["everything again fp32"] = lambda prompts=prompts: read_everything_again(bert, prompts)
+        for case in cases.values():
+            case()  # warm up
+        times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
+        rows += [decoding_row(name, who, times, count) for who in cases]
+    return rows
+
+
+def gpt2(config: allmask.Config) -> GPT2LMHeadModel:
+    """Of the same size as our model; no token ends a text."""
+    sizes = {"n_embd": config.width, "n_layer": config.layers, "n_head": config.heads, "n_inner": config.inner}
+    settings = GPT2Config(vocab_size=VOCABULARY, n_positions=512, bos_token_id=None, eos_token_id=None, **sizes)
+    return GPT2LMHeadModel(settings).eval()
+
+
+@torch.inference_mode()
+def peer_writes(model: GPT2LMHeadModel, prompts: Tensor, beams: int) -> None:
+    seen = torch.ones_like(prompts)
+    written = model.generate(
+        prompts, attention_mask=seen, max_new_tokens=NEW, do_sample=False, num_beams=beams, pad_token_id=0
+    )
+    assert written.shape[1] == SOURCE + NEW
+
+
+def writing(writer: Writer, prompts: list[list[int]], beams: int) -> Callable[[], None]:
+    settings = Decoding(max_new=NEW, beams=beams)
+
+    def case() -> None:
+        found = generate(writer, prompts, settings)
+        assert all(len(best.tokens) == NEW for [best] in found)
+
+    return case
+
+
+@torch.inference_mode()
+def read_everything_again(model: nn.Module, prompts: Tensor) -> None:
+    ids = prompts
+    for _ in range(NEW):
+        is_target = torch.arange(ids.shape[1]) >= SOURCE
+        mask = Mask.prefix(is_target[None]).visible()[:, None]
+        logits = model(input_ids=ids, attention_mask=mask, token_type_ids=is_target.long()[None]).logits
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+
+
+def decoding_row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
+    again = times.get("everything again fp32")
+    return {
+        "work": f"write, {name}",
+        "who": who,
+        "seconds": f"{times[who]:.3f}",
+        "tokens/s": f"{count * NEW / times[who]:,.0f}",
+        "to transformers": f"{times[PEER] / times[who]:.2f}",
+        "to everything again": "" if again is None else f"{again / times[who]:.1f}",
+    }
+
+
+# ---- fine-tuning -------------------------------------------------------------------------------------------
+
+
+def training_rows(
+    model: allmask.Model, theirs: nn.Module, theirs_bf16: nn.Module, rng: torch.Generator, quick: bool
+) -> list[dict[str, object]]:
+    examples = draw_examples(rng)
+    batch, padded = pack(examples), pad(examples)
+    plain = [peer_loss(theirs.eval(), *padded).item(), loss_of(model.eval(), batch).item() / batch.targets]
+    if abs(plain[0] - plain[1]) > 1e-4:
+        raise SystemExit(f"the two sides do not compute the same loss: {plain}")
+    fused = {side: torch.optim.AdamW(side.parameters(), lr=1e-5, fused=True) for side in (theirs, theirs_bf16)}
+    ours = adamw(model, Settings(lr=1e-5))
+    cases = {
+        "transformers, bf16 autocast": lambda: learn(theirs, fused[theirs], lambda: peer_loss(theirs, *padded)),
+        "transformers, bf16 weights": lambda: learn(
+            theirs_bf16, fused[theirs_bf16], lambda: peer_loss(theirs_bf16, *padded), autocast=False
+        ),
+        "allmask, bf16 autocast": lambda: learn(model, ours, lambda: loss_of(model, batch) / batch.targets),
+    }
+    for case in cases.values():
+        case()  # warm up
+    times = timing.medians(cases, rounds=1 if quick else 3)
+    best = min(taken for who, taken in times.items() if who.startswith("transformers"))
+    return [
+        {
+            "work": "fine-tune, a step",
+            "who": who,
+            "seconds": f"{taken:.3f}",
+            "tokens/s": f"{batch.tokens / taken:,.0f}",
+            "to transformers": f"{best / taken:.2f}",
+            "to everything again": "",
+        }
+        for who, taken in times.items()
+    ]
+
+
+def draw_examples(rng: torch.Generator) -> list[Example]:
+    """Random tokens; each position from the last of the source on must predict the token after it."""
+    examples = []
+    for _ in range(TEXTS):
+        source = int(torch.randint(128, 257, (), generator=rng))
+        length = source + int(torch.randint(16, 33, (), generator=rng))
+        ids = torch.randint(1000, VOCABULARY, (length,), generator=rng)
+        is_target = torch.arange(length) >= source
+        labels = torch.where(is_target, ids, -1).roll(-1)
+        examples.append(Example(ids, Mask.prefix(is_target[None]).order[0], is_target, labels))
+    return examples
+
+
+def pad(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ids, 4D mask, segments and labels (-100: none) as wide as the longest."""
+    longest = max(map(len, examples))
+
+    def rows(name: str, filler: int) -> Tensor:
+        values = (torch.from_numpy(getattr(example, name)).long() for example in examples)
+        return torch.stack([F.pad(row, (0, longest - len(row)), value=filler) for row in values])
+
+    segments, labels = rows("segments", 0), rows("labels", -1)
+    valid = torch.arange(longest) < torch.tensor([len(example) for example in examples])[:, None]
+    mask = Mask.prefix(segments.bool(), valid).visible()[:, None]
+    mask = mask | torch.eye(longest, dtype=torch.bool)  # padding reads itself: their kernel wants no empty row
+    return rows("ids", 0), mask, segments, labels.masked_fill(labels < 0, -100)
+
+
+def peer_loss(model: nn.Module, ids: Tensor, mask: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
+    return model(input_ids=ids, attention_mask=mask, token_type_ids=segments, labels=labels).loss
+
+
+def learn(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], autocast: bool = True) -> None:
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value = loss()
+    value.backward()
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+if __name__ == "__main__":
+    main()
