@@ -51,12 +51,11 @@ class Found:
         return sum(map(len, self.splits.values()))
 
 
-def find_pairs(roots: Sequence[Path] | None = None, per_package: int = 120, packages: int | None = None) -> Found:
-    """Pairs from the standard library and what is installed, split by package; at most so many files of each."""
+def find_pairs(roots: Sequence[Path], per_package: int = 120) -> Found:
+    """Pairs from the Python files under some folders, split by package; of each package at most so many files."""
     found = Found({})
-    chosen = list(_packages(default_roots() if roots is None else roots).items())[:packages]
     pairs: list[Pair] = []
-    for package, files in chosen:
+    for package, files in _packages(roots).items():
         trees = (
             (name, tree) for path, name in sorted(files, key=lambda file: _hash(file[1])) if (tree := _parsed(path))
         )
@@ -72,10 +71,11 @@ _PROMISING = re.compile(rb":[ \t]*\r?\n\s*r?(\"\"\"|''')\s*[^\"\n]{8,}\r?\n[ \t]
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
-def default_roots() -> list[Path]:
-    """The standard library first, then what is installed."""
+def python_folders(installed: bool = True) -> list[Path]:
+    """Where the standard library is, and what is installed."""
     places = sysconfig.get_paths()
-    return list(dict.fromkeys(Path(places[name]) for name in ("stdlib", "purelib", "platlib")))
+    names = ("stdlib", "purelib", "platlib") if installed else ("stdlib",)
+    return list(dict.fromkeys(Path(places[name]) for name in names))
 
 
 def _packages(roots: Iterable[Path]) -> dict[str, list[tuple[Path, str]]]:

@@ -38,9 +38,12 @@ def _loss(axes: Axes, metrics: list[dict[str, Any]]) -> None:
 
 
 def _rouge(axes: Axes, metrics: list[dict[str, Any]]) -> None:
-    axes.plot(*points(metrics, "eval_rouge_l"), color=MODEL, marker="o", markersize=4)
+    axes.plot(*points(metrics, "eval_rouge_l"), color=MODEL, marker="o", markersize=4, label="model")
+    for height in points(metrics, "eval_lead_rouge_l")[1]:
+        axes.axhline(height, color=BASELINE, linestyle="--", label="lead sentence")
     axes.set(title="ROUGE-L of what it writes, while it learns", xlabel="step")
     axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="lower right")
 
 
 def _bars(axes: Axes, scores: dict[str, dict[str, float]]) -> None:

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 
 from allmask.data import Record, plan_epoch
-from allmask.demo.docstrings import Found, find_pairs
+from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.picture import LABELS, draw_demo
 from allmask.demo.texts import sentences
 from allmask.drawing import draw
 from allmask.errors import DataError, Interrupted, ResourceError
 from allmask.model import Model, load
 from allmask.tasks.finetuning import save_model
+from allmask.tasks.scores import lead_sentence, rouge
 from allmask.tasks.title import Judge, Title, TitleWork
 from allmask.tasks.writing import tokenizer_of
 from allmask.training import Score, Settings, loss_of, resolve_precision, runs, train
@@ -46,7 +47,7 @@ class Size:
     """How much of everything."""
 
     files: int = 120  # parsed, of each package
-    packages: int | None = None
+    installed: bool = True  # packages besides the standard library
     train: int | None = None  # pairs
     dev: int = 200
     test: int = 400
@@ -58,7 +59,7 @@ class Size:
 
 
 FULL = Size()
-FAST = Size(files=3, packages=70, train=200, dev=8, test=16, written=4, steps=8, evaluations=2, batch_tokens=512)
+FAST = Size(files=1, installed=False, train=200, dev=8, test=16, written=4, steps=8, evaluations=2, batch_tokens=512)
 TASK = Title(max_source=112, max_target=24)
 SETTINGS = Settings(lr=5e-4, warmup=0.1, keep=1, seed=1)
 ENDING = 10.0  # seconds kept for saving and drawing
@@ -70,8 +71,8 @@ def run_demo(
     """All of it; `out` is replaced when the new run is complete, and not touched before."""
     began = time.monotonic()
     expect_replaceable(out)
-    model = load("minilm")  # first: it may be missing
     try:
+        model = load("minilm")  # first: it may be missing
         with _replacing(out) as folder:
             return Demo(model, size, folder, out, say, quiet, began + 60 * minutes).run()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -116,7 +117,7 @@ class Demo:
             "Docstrings are texts with titles: a line that sums up, then the details. The model reads the details\n"
             "and is to write the line. Looking through the Python files of this machine (none is run) …"
         )
-        found = find_pairs(per_package=self.size.files, packages=self.size.packages)
+        found = find_pairs(python_folders(self.size.installed), self.size.files)
         limits = {"train": self.size.train, "dev": self.size.dev, "test": self.size.test}
         if not all(found.splits.values()):
             raise DataError(
@@ -158,7 +159,7 @@ class Demo:
         settings = self._fitted(work, seconds)
         self.say(f"{settings.steps} steps of {settings.batch_tokens:,} tokens; what it writes is shown as it learns.\n")
         result = train(self.model, work, settings, self.folder / "training", quiet=self.quiet)
-        self._keep_metrics(before)
+        self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])})
         return result.steps
 
     def _before(self, judge: Judge) -> tuple[Score, float]:
@@ -182,9 +183,9 @@ class Demo:
         every = -(-steps // self.size.evaluations)
         return replace(settings, steps=steps, eval_every=every, save_every=steps)
 
-    def _keep_metrics(self, before: Score) -> None:
+    def _keep_metrics(self, before: dict[str, float]) -> None:
         """The metrics, begun with the evaluation before the first step; checkpoints have done their service."""
-        first = {"step": 0, **{f"eval_{name}": value for name, value in before.metrics.items()}}
+        first = {"step": 0, **{f"eval_{name}": value for name, value in before.items()}}
         lines = [first, *runs.read_metrics(self.folder / "training")]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (self.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -252,6 +253,12 @@ def seconds_per_step(model: Model, work: TitleWork, settings: Settings, plan: li
         optimiser.zero_grad()
         spent.append(time.monotonic() - began)
     return sum(spent[1:] or spent) / len(spent[1:] or spent)
+
+
+def lead_rouge_l(records: Sequence[Record]) -> float:
+    """ROUGE-L of the first sentences of some records."""
+    leads = [lead_sentence(record.fields["source"]) for record in records]
+    return rouge(leads, [record.fields["target"] for record in records], chinese=False)["rouge_l"]
 
 
 def table(scores: dict[str, dict[str, float]]) -> str:

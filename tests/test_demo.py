@@ -1,0 +1,326 @@
+"""The demo's parts: pairs out of docstrings, splits that share nothing, a folder replaced only when all is well."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allmask.data import Record
+from allmask.demo import docstrings, run
+from allmask.demo.docstrings import Pair, find_pairs, prose, python_folders, split, title_and_text
+from allmask.demo.picture import draw_demo
+from allmask.demo.texts import OTHERS, sentences
+from allmask.errors import DataError, Interrupted, ResourceError
+
+TEXT = "The lines are read one after another, blank ones are passed over, and what remains is handed to the caller."
+MORE = "Nothing is kept."
+
+
+# ---- one docstring ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("docstring", "title"),
+    [
+        (f"Read all lines of a file.\n\n{TEXT} {MORE}", "Read all lines of a file"),
+        (f"Read all ``lines`` of a :class:`~io.File`.\n\n{TEXT} {MORE}", "Read all lines of a io.File"),
+        (f"Read all lines\nof a *big* file!\n\n{TEXT} {MORE}", "Read all lines of a big file"),
+    ],
+)
+def test_a_docstring_is_a_title_and_a_text(docstring: str, title: str):
+    assert title_and_text(docstring) == (title, f"{TEXT} {MORE}")
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Read all lines of a file.",  # no text
+        f"Read all.\n\n{TEXT} {MORE}",  # too short a title
+        f"{TEXT} {MORE}\n\n{TEXT} {MORE}",  # too long a one
+        f"Read all lines of a file.\n\n{MORE}",  # too short a text
+        f"read(file) -> list of lines\n\n{TEXT} {MORE}",  # a signature
+        f"Deprecated: read all lines.\n\n{TEXT} {MORE}",
+        f"Blank ones are passed over.\n\n{TEXT} {MORE}",  # the title stands in the text
+        f"Read all lines of a file.\n\nArgs:\n    {TEXT} {MORE}",  # nothing but arguments
+        f"读一个文件的 所有 各行 内容\n\n{TEXT} {MORE}",  # not the language that is learnt here
+    ],
+)
+def test_what_makes_no_pair(docstring: str):
+    assert title_and_text(docstring) is None
+
+
+def test_only_sentences_are_kept():
+    text = """
+First ``words`` of a `link <http://a.b>`_, see [1]_.
+
+>>> read(3)
+[1, 2]
+
+    indented = code
+
+.. versionadded:: 3.2
+
+Second *words* for :func:`read`::
+
+    more = code
+
+Third words.
+:param x: a number
+
+Parameters
+----------
+x : int
+    A number.
+
+Last words.
+""".strip("\n")
+    assert prose(text) == "First words of a link, see . Second words for read: Third words."
+
+
+def test_numpy_google_and_sphinx_tables_end_the_text():
+    for table in ("Parameters\n---------\nx : int", "Args:\n  x: a number", "Returns:\n  all", ":param x: a number"):
+        assert prose(f"Some words.\n\n{table}\n\nOther words.") == "Some words."
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+FILE = '''
+raise SystemExit("this file must never be run")
+
+class Reader:
+    """Read {name} of many kinds.
+
+    Every {name} is opened once, its lines are read in their order, and all of them are closed in the very end.
+    """
+
+    if True:
+        async def close(self):
+            """Close the {name} for good.
+
+            Whatever has been written to a {name} so far is flushed to the disk before the handle is given back here.
+            """
+
+def short():
+    """Say nothing of {name}."""
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for package in ("apples", "pears", "plums"):
+        (tmp_path / package / "tests").mkdir(parents=True)
+        (tmp_path / package / "one.py").write_text(FILE.format(name=package))
+        (tmp_path / package / "tests" / "two.py").write_text(FILE.format(name=f"tested {package}"))
+    (tmp_path / "broken.py").write_text("def f(:\n    '''Broken by hand.\n\n    " + TEXT)
+    (tmp_path / "latin.py").write_bytes(b'def f():\n    """Caf\xe9 of the corner.\n\n    ' + TEXT.encode() + b'"""\n')
+    (tmp_path / "twin.py").write_text(FILE.format(name="apples"))
+    return tmp_path
+
+
+def test_files_are_parsed_and_never_run(tree: Path):
+    found = find_pairs([tree])
+    pairs = [pair for part in found.splits.values() for pair in part]
+    assert (found.files, found.docstrings) == (4, 12)
+    assert {pair.target for pair in pairs} == {
+        f"{words} {name} {end}"
+        for name in ("apples", "pears", "plums")
+        for words, end in (("Read", "of many kinds"), ("Close the", "for good"))
+    }
+    assert found.dropped["twins"] == 2
+    assert {pair.where for pair in pairs if pair.package == "pears"} == {"pears/one.py:4", "pears/one.py:11"}
+
+
+def test_the_same_files_give_the_same_pairs(tree: Path):
+    assert find_pairs([tree]).splits == find_pairs([tree]).splits
+
+
+def test_at_most_so_many_files_of_a_package(tree: Path):
+    (tree / "pears" / "three.py").write_text(FILE.format(name="wild pears"))
+    assert find_pairs([tree], per_package=1).files == find_pairs([tree]).files - 1
+
+
+# ---- splits ----------------------------------------------------------------------------------------------------------
+
+WORDS = st.lists(st.sampled_from("abc"), min_size=3, max_size=12).map(" ".join)
+PAIRS = st.lists(
+    st.builds(Pair, WORDS, WORDS, st.sampled_from([f"package{n}" for n in range(12)]), st.uuids().map(str))
+)
+
+
+def runs_of(pair: Pair, length: int = 8) -> set[str]:
+    """Every run of eight words as text, and a shorter text as a whole."""
+    result = set()
+    for text in (pair.source, pair.target):
+        told = re.findall("[a-z0-9]+", text.lower())
+        result |= {" ".join(told[i : i + length]) for i in range(len(told)) if i == 0 or i + length <= len(told)}
+    return result
+
+
+def expect_nothing_shared(splits: dict[str, list[Pair]]) -> None:
+    for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+        assert {pair.package for pair in splits[one]}.isdisjoint(pair.package for pair in splits[other])
+        seen = {run for pair in splits[one] for run in runs_of(pair)}
+        assert all(seen.isdisjoint(runs_of(pair)) for pair in splits[other])
+
+
+@given(PAIRS)
+def test_splits_share_no_package_and_no_run_of_words(pairs: list[Pair]):
+    dropped: Counter[str] = Counter()
+    splits = split(pairs, dropped)
+    expect_nothing_shared(splits)
+    assert sum(map(len, splits.values())) + dropped["like one for training"] == len(pairs)
+
+
+def test_a_copy_in_another_package_is_not_held_out():
+    """120 packages of one pair each, all alike in nine words: what is held out must lose them."""
+    copied = "one two three four five six seven eight nine"
+    pairs = [Pair(f"{copied} and {n}", f"title number {n}", f"package{n}", f"{n}") for n in range(120)]
+    dropped: Counter[str] = Counter()
+    splits = split(pairs, dropped)
+    assert splits["dev"] == splits["test"] == []
+    assert dropped["like one for training"] == 120 - len(splits["train"]) > 10
+
+
+def test_few_titles_of_a_package_begin_alike():
+    pairs = [Pair(f"text {n} of many words", f"Return the name of {n}", "package", str(n)) for n in range(30)]
+    kept = list(docstrings._without_twins(pairs, Counter()))
+    assert len(kept) == docstrings.SAME_OPENING
+
+
+def test_the_standard_library_alone_is_enough():
+    found = find_pairs(python_folders(installed=False), per_package=4)
+    assert len(found.splits["train"]) > 400
+    assert len(found.splits["dev"]) > 15 and len(found.splits["test"]) > 25
+    expect_nothing_shared(found.splits)
+    for pair in (pair for part in found.splits.values() for pair in part):
+        assert 3 <= len(pair.target.split()) <= 16 and len(pair.source.split()) >= 20
+        assert pair.target.lower() not in pair.source.lower()
+
+
+# ---- texts of the README ---------------------------------------------------------------------------------------------
+
+
+def test_passages_of_a_readme(tmp_path: Path):
+    long = "The **same** [weights](docs/a.md) read both ways, " + "and on " * 10 + "to the end."
+    prose = f"{TEXT} {MORE}"
+    parts = [f"# Title {prose}", long, f"- {prose}", f"    {prose}", f"```\n{prose}\n```", "Short.", prose]
+    (tmp_path / "README.md").write_text("\n\n".join(parts))
+    assert sentences(tmp_path / "README.md", 2) == [
+        "The same weights read both ways, " + "and on " * 10 + "to the end.",
+        f"{TEXT} {MORE}",
+    ]
+
+
+def test_without_a_readme_there_are_other_texts(tmp_path: Path):
+    (tmp_path / "README.md").write_text("Short.")
+    assert sentences(tmp_path / "nowhere.md") == sentences(tmp_path / "README.md") == OTHERS
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+class Lengths:
+    def __init__(self, count: int):
+        self.lengths = [100] * count
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL) -> int | None:
+    """Steps chosen when a step takes 1 s, an evaluation 5 s, and 200 s are left."""
+    monkeypatch.setattr(run, "seconds_per_step", lambda *_: 1.0)
+    monkeypatch.setattr(run.time, "monotonic", lambda: 1000.0)
+    demo = run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
+    return demo._fitted(Lengths(examples), 5.0).steps  # type: ignore[arg-type]
+
+
+def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
+    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100)
+    assert fitted(monkeypatch, 100_000, size) == 200 - 5 * 4 - 5 * 4 - 10
+    assert fitted(monkeypatch, 100, size) == 10 * size.most_epochs  # ten batches an epoch
+    assert fitted(monkeypatch, 100_000, run.FAST) == run.FAST.steps
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path, word: str) -> Path:
+    folder.mkdir()
+    (folder / run.RESULT).write_text(word)
+    return folder
+
+
+def test_a_demo_is_replaced_when_the_new_one_is_complete(tmp_path: Path):
+    out = finished(tmp_path / "demo", "old")
+    (tmp_path / ".demo.partial").mkdir()
+    (tmp_path / ".demo.partial" / "left by a killed run").write_text("")
+    with run._replacing(out) as folder:
+        (folder / run.RESULT).write_text("new")
+        assert (out / run.RESULT).read_text() == "old"
+    assert (out / run.RESULT).read_text() == "new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["demo", run.RESULT]
+
+
+def test_a_failed_demo_leaves_the_old_one(tmp_path: Path):
+    out = finished(tmp_path / "demo", "old")
+    with pytest.raises(ZeroDivisionError), run._replacing(out) as folder:
+        (folder / run.RESULT).write_text("new")
+        raise ZeroDivisionError
+    assert (out / run.RESULT).read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_that_is_no_demo_is_refused(tmp_path: Path):
+    run.expect_replaceable(tmp_path / "new" / "deep")
+    run.expect_replaceable(finished(tmp_path / "demo", "old"))
+    (tmp_path / "empty").mkdir()
+    run.expect_replaceable(tmp_path / "empty")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    for out in (tmp_path / "other", tmp_path / "other" / "thesis.tex"):
+        with pytest.raises(ResourceError, match="not a finished demo"):
+            run.expect_replaceable(out)
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted("stopped", 143), 143)])
+def test_an_interruption_says_how_to_go_on(monkeypatch, tmp_path: Path, error: BaseException, code: int):
+    def stop(self: run.Demo):
+        (self.folder / "half").write_text("")
+        raise error
+
+    monkeypatch.setattr(run, "load", lambda _: None)
+    monkeypatch.setattr(run.Demo, "run", stop)
+    with pytest.raises(Interrupted, match=r"stopped") as caught:
+        run.run_demo(finished(tmp_path / "demo", "old"))
+    assert caught.value.exit_code == code
+    assert "is as it was" in str(caught.value) and "same command" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [tmp_path / "demo"]
+
+
+def test_a_python_without_sources_is_told(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(run, "load", lambda _: None)
+    monkeypatch.setattr(run, "python_folders", lambda _: [tmp_path])
+    with pytest.raises(DataError, match="too few docstrings"):
+        run.run_demo(tmp_path / "demo", say=lambda _: None)
+
+
+# ---- words and pictures ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_sentence_as_a_title():
+    records = [Record({"source": "Read a file. Then stop.", "target": "Read a file"}, "a:1")]
+    records += [Record({"source": "Nothing alike. Then stop.", "target": "Read a file"}, "a:2")]
+    assert run.lead_rouge_l(records) == pytest.approx(50.0)
+
+
+def test_the_picture_is_a_png(tmp_path: Path):
+    metrics = [{"step": 0, "eval_loss": 9.0, "eval_rouge_l": 0.0, "eval_lead_rouge_l": 11.0}, {"step": 1, "loss": 8.0}]
+    scores = {name: {"rouge_1": 1.0, "rouge_2": 2.0, "rouge_l": 3.0} for name in ("model", "lead sentence")}
+    draw_demo(tmp_path / "a.png", metrics, scores)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert run.table(scores).splitlines()[1].split() == ["lead", "sentence", "1.0", "2.0", "3.0"]
