@@ -1,9 +1,9 @@
-"""Sentence vectors of 256 texts of varying length with MiniLM, against transformers, sentence-transformers, CTranslate2.
+"""Sentence vectors of 256 texts of varying length with MiniLM: transformers, sentence-transformers, CTranslate2, us.
 
     python benchmarks/encode.py [--quick] [--json]
 
-Everybody gets the same token ids, ready, and gives mean-pooled vectors; the rows "from texts" also tokenize. Batches are
-those with which each library was fastest. One thread, CPU time, interleaved, medians.
+Everybody gets the same token ids, ready, and gives mean-pooled vectors; the rows "from texts" also tokenize. Batch
+sizes are those with which each peer was fastest. One thread, CPU time, interleaved, medians.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/mask_memory.py [--quick] [--json]
 
-Each mask runs in a process of its own. "largest tensor" is the largest one any operation made; what a kernel uses inside
-itself shows in the growth of the process (peak resident memory).
+Each mask runs in a process of its own. "largest tensor" is the largest one any operation made; what a kernel uses
+inside itself shows in the growth of the process (peak resident memory).
 """
 
 from __future__ import annotations

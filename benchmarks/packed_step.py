@@ -14,6 +14,7 @@ import timing  # first: it sets the number of threads
 # isort: split
 import contextlib
 import tempfile
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ def main() -> None:
     }
     plain = [loss().item() for side, loss in losses.values() if side.eval()]
     cases = {
-        f"{name}, {precision}": lambda loss=loss, side=side.train(), around=around: step(side, loss, around)
+        f"{name}, {precision}": partial(step, side, loss, around)
         for precision, around in PRECISIONS.items()
         for name, (side, loss) in losses.items()
     }
@@ -83,7 +84,7 @@ def our_loss(model: allmask.Model, ids: Tensor, valid: Tensor, labels: Tensor) -
 
 
 def step(model: nn.Module, loss, around) -> None:
-    model.zero_grad(set_to_none=True)
+    model.train().zero_grad(set_to_none=True)
     with around():
         value = loss()
     value.backward()

@@ -1,0 +1,10 @@
+"""Inference only: weights laid out once for the CPU's kernels, and sentence vectors without work on padding.
+
+model = freeze(allmask.load("minilm"))
+vectors = embed(model, ["北京欢迎你", "Beijing welcomes you"], normalize=True)  # (2, 384)
+"""
+
+from allmask.inference.frozen import freeze
+from allmask.inference.vectors import embed, embed_ids
+
+__all__ = ["embed", "embed_ids", "freeze"]

@@ -1,0 +1,140 @@
+"""A model frozen for inference: weights packed for oneDNN, activations fused, short documents read by a kernel in C."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from allmask.attention import Attention, KeyValue, Readable, Route
+from allmask.dropout import Dropout
+from allmask.errors import UsageError
+from allmask.inference import compiled
+from allmask.layers import FeedForward, Layer
+from allmask.model import Model
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+USUAL_TOKENS = 1024  # the number of rows oneDNN chooses a layout for; any other works too
+FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+
+
+class Packed(nn.Module):
+    """A linear layer and the activation after it in one oneDNN call, its weight laid out beforehand for the kernel."""
+
+    def __init__(self, linear: nn.Linear, activation: str = "none"):
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), USUAL_TOKENS)
+        self.bias = linear.bias
+        self.after, self.formula = FUSED[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.after, [], self.formula)
+
+
+class DocumentAttention(nn.Module):
+    """Attention whose keys and values know the compiled kernel for rows of short documents."""
+
+    def __init__(self, attention: Attention):
+        super().__init__()
+        self.attention = attention
+
+    def remember(self, x: Tensor) -> compiled.Documents:
+        return compiled.Documents(*self.attention.remember(x))
+
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Tensor | None = None) -> Tensor:
+        return self.attention(x, read, route, bias)
+
+    def weigh(self, x: Tensor, read: KeyValue, route: Route) -> Tensor:
+        return self.attention.weigh(x, read, route)
+
+
+def freeze(model: Model, precision: str = "auto") -> Model:
+    """A copy for inference, called like the model itself: no gradients, no dropout, weights packed for this CPU.
+
+    `auto` is bf16 where the processor computes in it, otherwise fp32. Where weights cannot be packed they stay as they
+    are. The copy cannot be trained or saved.
+    """
+    if any(isinstance(module, Packed) for module in model.modules()):
+        raise UsageError("this model is frozen already", "freeze the model it was made from")
+    device = model.body.embedding.tokens.weight.device
+    dtype = _dtype(precision, device)
+    frozen = copy.deepcopy(model).to(dtype).requires_grad_(False).eval()
+    _drop_dropout(frozen)
+    if device.type == "cpu":
+        _keep_freed_memory()
+        if _can_pack(dtype):
+            _pack(frozen.body, model.config.activation)
+        if compiled.available():
+            _read_documents(frozen.body)
+    frozen.register_state_dict_pre_hook(_refuse_saving)
+    return frozen
+
+
+def _dtype(precision: str, device: torch.device) -> torch.dtype:
+    if precision == "auto":
+        return torch.bfloat16 if _computes_bf16(device) else torch.float32
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}; expected one of auto, {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
+
+
+def _computes_bf16(device: torch.device) -> bool:
+    """Whether bf16 is native there: emulated, it is slower than fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities()
+    return device.type == "cpu" and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+@cache
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Tried, not looked up: builds of torch differ in which of these operators they have."""
+    linear = nn.Linear(32, 32, dtype=dtype).requires_grad_(False)
+    x = torch.ones(8, 32, dtype=dtype)
+    try:
+        return torch.allclose(Packed(linear)(x), linear(x), atol=1e-2)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _pack(body: nn.Module, activation: str) -> None:
+    for module in list(body.modules()):
+        if isinstance(module, FeedForward):
+            module.expand, module.activation = Packed(module.expand, activation), nn.Identity()
+    _replace(body, nn.Linear, Packed)
+
+
+def _read_documents(body: nn.Module) -> None:
+    for module in list(body.modules()):
+        if isinstance(module, Layer):
+            module.attention = DocumentAttention(module.attention)
+
+
+def _drop_dropout(model: Model) -> None:
+    """Taken out, so that not even `train()` brings it back."""
+    _replace(model, Dropout, lambda _: nn.Identity())
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.dropout = 0.0
+
+
+def _replace(root: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> None:
+    for parent in list(root.modules()):
+        for name, child in parent.named_children():
+            if type(child) is kind:
+                setattr(parent, name, make(child))
+
+
+def _keep_freed_memory() -> None:
+    """Let the C allocator reuse activations instead of handing them back and having them zeroed again, page by page.
+
+    glibc gives memory back when more than twice its largest freed block is unused; this block is the largest it counts.
+    """
+    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
+
+
+def _refuse_saving(model: nn.Module, *_) -> None:
+    raise UsageError("a frozen model cannot be saved: its weights are laid out for this CPU", "save the one it is from")
