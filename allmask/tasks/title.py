@@ -91,7 +91,7 @@ class Title:
         ids = np.array([*prompt, *target[: self.max_target], _specials(tokenizer)[1]])
         is_target = np.arange(len(ids)) >= len(prompt)
         labels = np.where(np.append(is_target[1:], False), np.roll(ids, -1), NO_LABEL)
-        return Example(ids, self.mask_of(torch.from_numpy(is_target)[None]).order[0], is_target, labels)
+        return Example(ids, self.mask_of(torch.from_numpy(is_target)[None]).order[0].numpy(), is_target, labels)
 
     def mask_of(self, is_target: torch.Tensor) -> Mask:
         return Mask.prefix(is_target) if self.mask == "prefix" else Mask.causal(torch.ones_like(is_target))
