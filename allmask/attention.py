@@ -93,7 +93,7 @@ def attend(
     if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
         return flex_attend(q, k, v, route, scale)
     pieces = zip(route.blocks, route.cut(q), route.cut(k), route.cut(v), strict=True)
-    parts = [_attend_block(kernel, *qkv, route, block) for block, *qkv in pieces]
+    parts = [_attend_block(kernel, queries, keys, values, route, block) for block, queries, keys, values in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -269,9 +269,17 @@ def _dense(
         visible = route.visible(block.start + start, block.start + stop, block)[:, None]  # (B, 1, Q, K)
         if bias is not None:
             part = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
-            visible = torch.where(visible, part, -torch.inf)
-        parts.append(kernel(q[:, start:stop], k, v, visible))
+            parts.append(kernel(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
+            continue
+        read = _read_by_any(visible)
+        parts.append(kernel(q[:, start:stop], k[:, read], v[:, read], visible[..., read]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _read_by_any(visible: Tensor) -> slice:
+    """The keys from the first to the last that any query reads: with a window few, and only these are remembered."""
+    read = visible.flatten(0, -2).any(0).nonzero()[:, 0]
+    return slice(int(read[0]), int(read[-1]) + 1) if len(read) else slice(0, 1)
 
 
 # ---- lowering ----------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ class Pooler(nn.Linear):
 class LanguageModelHead(nn.Module):
     """Hidden states to logits over the vocabulary, through the token embedding unless it has a matrix of its own."""
 
+    output: nn.Linear | None
+
     def __init__(
-        self, transform: nn.Module, activation: nn.Module, norm: nn.Module, output: nn.Module | None, bias: int
+        self, transform: nn.Module, activation: nn.Module, norm: nn.Module, output: nn.Linear | None, bias: int
     ):
         super().__init__()
         self.transform = transform
@@ -43,7 +45,7 @@ def columnwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if x.device.type != "cpu" or x.dtype != torch.float32 or x.numel() == 0 or not torch.backends.mkldnn.is_available():
         return F.linear(x, weight, bias)
-    return torch._C._nn.mkldnn_linear(x.to_mkldnn(), weight, bias).to_dense()
+    return torch._C._nn.mkldnn_linear(x.to_mkldnn(), weight, bias).to_dense()  # pyright: ignore
 
 
 def bert_head(width: int, vocabulary: int, activation: nn.Module, epsilon: float, tied: bool) -> LanguageModelHead:
@@ -55,5 +57,5 @@ def plain_head(width: int, vocabulary: int, tied: bool) -> LanguageModelHead:
     return LanguageModelHead(nn.Identity(), nn.Identity(), nn.Identity(), _own(width, vocabulary, tied), bias=0)
 
 
-def _own(width: int, vocabulary: int, tied: bool) -> nn.Module | None:
+def _own(width: int, vocabulary: int, tied: bool) -> nn.Linear | None:
     return None if tied else nn.Linear(width, vocabulary, bias=False)

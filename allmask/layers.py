@@ -57,6 +57,8 @@ class Nothing(nn.Module):
 class Sinusoidal(nn.Module):
     """Fixed waves as positions: sin and cos of pos / 10000^(2i/width), interleaved (arXiv 1706.03762)."""
 
+    weight: Tensor
+
     def __init__(self, length: int, width: int):
         super().__init__()
         self.register_buffer("weight", sinusoids(length, width), persistent=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,8 @@ AnyCache = TypeVar("AnyCache", Cache, BranchedCache)
 
 class Transformer(nn.Module):
     """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
+
+    layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
 
     def __init__(self, config: Config, cross: bool = False):
         super().__init__()

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from allmask.errors import UsageError
 
 T = TypeVar("T")
-Encode = Callable[[Sequence[int]], T]
+Encode = Callable[[Any], T]  # of whatever the plan holds, usually the numbers of examples
 AHEAD = 2  # batches a worker makes before they are asked for
 
 
@@ -26,7 +26,7 @@ class Loader(Generic[T]):
     it belongs to. Leaving the `with`, or `close()`, ends the threads; so does the last batch.
     """
 
-    def __init__(self, encode: Encode[T], plan: Iterable[Sequence[int]], start: int = 0, workers: int = 1):
+    def __init__(self, encode: Encode[T], plan: Iterable[Any], start: int = 0, workers: int = 1):
         if start < 0 or workers < 0:
             raise UsageError(f"batches: start {start} and workers {workers} must not be negative")
         self.waited = 0.0
@@ -79,7 +79,7 @@ class Loader(Generic[T]):
         self.close()
 
 
-def batches(encode: Encode[T], plan: Iterable[Sequence[int]], start: int = 0, workers: int = 1) -> Loader[T]:
+def batches(encode: Encode[T], plan: Iterable[Any], start: int = 0, workers: int = 1) -> Loader[T]:
     """`encode(numbers)` for each batch of the plan from number `start` on, made ahead by `workers` threads.
 
     With 0 workers they are made when they are asked for. `encode` must be a function of the numbers alone.

@@ -41,7 +41,8 @@ class Score:
 class Work(Protocol):
     """What is learnt: examples by number, and a way to judge the model now and then."""
 
-    lengths: Sequence[int]  # tokens of each example
+    @property
+    def lengths(self) -> Sequence[int]: ...  # tokens of each example
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch: ...
 
