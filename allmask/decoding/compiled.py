@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.config import Config
@@ -32,6 +33,7 @@ SOURCE = Path(__file__).with_name("step.c")
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma")
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", *(f"-m{name}" for name in INSTRUCTIONS))
 ACTIVATION = {"relu": 1, "gelu": 2, "gelu_tanh": 3}
+KIND = {torch.int8: 0, torch.bfloat16: 1, torch.float32: 2}
 OUTPUTS = 64  # of a block of weights
 
 
@@ -100,7 +102,7 @@ def _numbers(names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), ctypes.c_int64)
 
 
-_Linear = _structure(**_pointers("weight scale bias"), **_numbers("inputs outputs"))
+_Linear = _structure(**_pointers("weight scale bias"), **_numbers("inputs outputs kind"))
 _Norm = _structure(**_pointers("weight bias"))
 _Layer = _structure(qkv=_Linear, output=_Linear, expand=_Linear, contract=_Linear, attention=_Norm, feed=_Norm)
 _Network = _structure(
@@ -109,20 +111,22 @@ _Network = _structure(
     layers=ctypes.c_void_p, last=_Norm, transform=_Linear, head_norm=_Norm, head=_Linear,
 )  # fmt: skip
 _Memory = _structure(
-    **_pointers("keys values lengths owner path own"), **_numbers("texts padded rows slots room time")
+    **_pointers("keys values lengths owner path own"), **_numbers("kind texts padded rows slots room time")
 )
 
 
-def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes as step.c reads them, and a scale for each output.
+def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """A weight (out, in) as step.c reads it: in blocks of 64 outputs, those of an input side by side.
 
-    64 outputs make a block: for every four inputs, four registers of sixteen outputs by four bytes. Bytes are 128 too
-    high, because the instruction takes one side without a sign.
+    Bytes also have a scale for each output. They stand by four inputs, sixteen outputs, and are 128 too high, because
+    the instruction takes one side without a sign.
     """
-    whole, scale = quantise(weight.detach().float())
-    outputs, inputs = whole.shape
-    rows = torch.zeros(-outputs % OUTPUTS, inputs, dtype=torch.int8)
-    blocks = torch.cat([whole, rows]).view(-1, 4, 16, inputs // 4, 4).permute(0, 3, 1, 2, 4)
+    outputs, inputs = weight.shape
+    rows = F.pad(weight.detach().float(), (0, 0, 0, -outputs % OUTPUTS))
+    if dtype != torch.int8:
+        return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None
+    whole, scale = quantise(rows)
+    blocks = whole.view(-1, 4, 16, inputs // 4, 4).permute(0, 3, 1, 2, 4)
     return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), scale[:, 0].contiguous()
 
 
@@ -130,9 +134,10 @@ class CompiledEngine:
     """A step in one call."""
 
     dtype = torch.float32
-    text_dtype = torch.bfloat16
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, weights: torch.dtype):
+        self.weights = weights
+        self.text_dtype = torch.float32 if weights == torch.float32 else torch.bfloat16
         self.library: Any = library()
         self.kept: list[Tensor] = []  # tensors that the structures point to
         parts = Parts.of(model, lambda weight, bias, _: self._linear(weight, bias), torch.float32)
@@ -172,7 +177,8 @@ class CompiledEngine:
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> Any:
         outputs, inputs = weight.shape
-        return _Linear(*self._pointers([*pack(weight), None if bias is None else bias.float()]), inputs, outputs)
+        tensors = [*pack(weight, self.weights), None if bias is None else bias.float()]
+        return _Linear(*self._pointers(tensors), inputs, outputs, KIND[self.weights])
 
     def _norm(self, norm: nn.Module) -> ctypes.Structure:
         return _Norm(*self._pointers([getattr(norm, "weight", None), getattr(norm, "bias", None)]))
@@ -187,5 +193,6 @@ def _memory(rows: Rows) -> tuple[ctypes.Structure, list[Tensor]]:
     """The rows as step.c sees them, and tensors that must live as long."""
     texts, own = rows.texts, rows.own.buffer
     tensors = [texts.keys, texts.values, texts.lengths, rows.fan.owner.int(), rows.path.contiguous(), own]
-    sizes = (texts.keys.shape[1], texts.keys.shape[-1], len(rows.path), own.shape[3], own.shape[2], rows.time)
+    kind = KIND[texts.keys.dtype]
+    sizes = (kind, texts.keys.shape[1], texts.keys.shape[-1], len(rows.path), own.shape[3], own.shape[2], rows.time)
     return _Memory(*(x.data_ptr() for x in tensors), *sizes), tensors

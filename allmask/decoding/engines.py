@@ -24,7 +24,7 @@ from allmask.decoding.rows import Rows, Texts
 from allmask.decoding.search import Writer
 from allmask.decoding.writers import MaskWriter, _padded
 from allmask.errors import UsageError
-from allmask.inference import PRECISIONS, _computes_bf16, freeze
+from allmask.inference.frozen import PRECISIONS, _computes_bf16, freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import BranchedCache
@@ -71,8 +71,8 @@ class Engine(Protocol):
 
 
 def _engine(model: Model, precision: str) -> Engine:
-    if precision == "int8" and compiled.fits(model):
-        return compiled.CompiledEngine(model)
+    if compiled.fits(model):
+        return compiled.CompiledEngine(model, PRECISIONS.get(precision, torch.int8))
     return TorchEngine(model, precision)
 
 

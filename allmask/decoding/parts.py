@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from allmask.inference import FUSED, Packed, _can_pack
+from allmask.inference.frozen import FUSED, Packed, _can_pack
 from allmask.layers import ACTIVATIONS, Layer
 from allmask.model import Model
 

@@ -1,8 +1,9 @@
-/* One decoding step in int8, for processors with AVX-512 VNNI. engines.py says in torch what this must compute.
+/* One decoding step, for processors with AVX-512 VNNI. engines.py says in torch what this must compute.
 
-   Weights are bytes with one scale an output; the activations of each token are bytes with a scale of their own, so no
-   row's rounding depends on the other rows. Keys and values of the text are bf16, everything else is fp32. A text is
-   read in place by all rows that continue it; what rows wrote themselves is found by `path` and never moved. */
+   Weights are bytes with one scale an output, bf16 or fp32. For bytes the activations of each token are bytes, too, with
+   a scale of their own. No row's rounding depends on the other rows. Keys and values of the text are bf16 or fp32,
+   everything else is fp32. A text is read in place by all rows that continue it; what rows wrote themselves is found by
+   `path` and never moved. */
 
 #include <immintrin.h>
 #include <math.h>
@@ -16,7 +17,8 @@
 #define UNROLLED _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
-typedef struct { const uint8_t *weight; const float *scale, *bias; int64_t in, out; } Linear; /* in a multiple of 16 */
+typedef enum { BYTES, BF16, FP32 } Kind;
+typedef struct { const void *weight; const float *scale, *bias; int64_t in, out, kind; } Linear; /* in % 16 is 0 */
 typedef struct { const float *weight, *bias; } Norm; /* without a weight there is none, without a bias it is RMS */
 typedef struct { Linear qkv, output, expand, contract; Norm attention, feed; } Layer;
 typedef struct {
@@ -29,17 +31,19 @@ typedef struct {
     Linear head;
 } Network;
 typedef struct {
-    const uint16_t *keys, *values; /* (depth, texts, heads, D, keys) and (depth, texts, heads, keys, D) */
+    const void *keys, *values; /* (depth, texts, heads, D, keys) and (depth, texts, heads, keys, D) */
     const int32_t *lengths, *owner; /* (texts,), (rows,) */
     const int32_t *path;           /* (rows, time + 1): in which slot a row finds what it wrote at each time */
     float *own;                    /* (depth, 2, room, slots, width) */
-    int64_t texts, padded, rows, slots, room, time;
+    int64_t kind, texts, padded, rows, slots, room, time;
 } Memory;
 
 /* ---- sixteen numbers at a time ----------------------------------------------------------------------------- */
 
-INLINE __m512 bf16(const uint16_t *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+INLINE __m512 load(const Kind kind, const void *p, int64_t at) { /* bf16 is the upper half of fp32 */
+    if (kind == FP32) return _mm512_loadu_ps((const float *)p + at);
+    __m256i half = _mm256_loadu_si256((const __m256i *)((const uint16_t *)p + at));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
 INLINE __m512 expo(__m512 x) { /* 2^n · e^r with |r| <= ln 2 / 2 */
@@ -111,9 +115,10 @@ static void quantise(const float *x, int64_t n, int8_t *q, float *scale, int32_t
     *shift = 128 * _mm512_reduce_add_epi32(sum); /* weights are stored 128 too high, to be unsigned */
 }
 
-INLINE void block(const int rows, const Linear *f, const int8_t *q, const float *scale, const int32_t *shift,
-                  int64_t first, float *y) {
-    const uint8_t *w = f->weight + first * f->in;
+typedef struct { const float *x; const int8_t *bytes; const float *scale; const int32_t *shift; } Inputs;
+
+INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t first, __m512 y[ROWS][4]) {
+    const uint8_t *w = (const uint8_t *)f->weight + first * f->in;
     __m512i sum[ROWS][4];
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) sum[r][c] = _mm512_setzero_si512();
     for (int64_t k = 0; k < f->in; k += 4, w += 4 * OUTPUTS) {
@@ -121,44 +126,72 @@ INLINE void block(const int rows, const Linear *f, const int8_t *q, const float 
         UNROLLED for (int c = 0; c < 4; c++) part[c] = _mm512_loadu_si512(w + 64 * c);
         UNROLLED for (int r = 0; r < rows; r++) {
             int32_t four;
-            memcpy(&four, q + r * f->in + k, 4);
+            memcpy(&four, in.bytes + r * f->in + k, 4);
             __m512i x = _mm512_set1_epi32(four);
             UNROLLED for (int c = 0; c < 4; c++) sum[r][c] = _mm512_dpbusd_epi32(sum[r][c], part[c], x);
         }
     }
-    UNROLLED for (int c = 0; c < 4; c++) {
-        int64_t at = first + 16 * c, left = f->out - at;
-        __mmask16 real = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-        __m512 by = _mm512_maskz_loadu_ps(real, f->scale + at);
-        __m512 bias = f->bias ? _mm512_maskz_loadu_ps(real, f->bias + at) : _mm512_setzero_ps();
-        UNROLLED for (int r = 0; r < rows; r++) {
-            __m512 v = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][c], _mm512_set1_epi32(shift[r])));
-            v = _mm512_fmadd_ps(v, _mm512_mul_ps(by, _mm512_set1_ps(scale[r])), bias);
-            _mm512_mask_storeu_ps(y + r * f->out + at, real, v);
-        }
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) {
+        __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][c], _mm512_set1_epi32(in.shift[r])));
+        __m512 by = _mm512_loadu_ps(f->scale + first + 16 * c);
+        y[r][c] = _mm512_mul_ps(whole, _mm512_mul_ps(by, _mm512_set1_ps(in.scale[r])));
     }
 }
 
-static void linear(const Linear *f, const float *x, int64_t rows, float *y, int8_t *q) {
-    float *scale = (float *)(q + rows * f->in);
-    int32_t *shift = (int32_t *)(scale + rows);
-    for (int64_t r = 0; r < rows; r++) quantise(x + r * f->in, f->in, q + r * f->in, scale + r, shift + r);
+INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t first, __m512 y[ROWS][4]) {
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) y[r][c] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < f->in; k++) {
+        __m512 part[4];
+        UNROLLED for (int c = 0; c < 4; c++) part[c] = load(kind, f->weight, first * f->in + k * OUTPUTS + 16 * c);
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++)
+            y[r][c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(in.x[r * f->in + k]), y[r][c]);
+    }
+}
+
+INLINE void block(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t first, float *out) {
+    __m512 y[ROWS][4];
+    if (kind == BYTES) sum_bytes(rows, f, in, first, y);
+    else sum_floats(rows, kind, f, in, first, y);
+    UNROLLED for (int c = 0; c < 4; c++) {
+        int64_t at = first + 16 * c, left = f->out - at;
+        __mmask16 real = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
+        __m512 bias = f->bias ? _mm512_maskz_loadu_ps(real, f->bias + at) : _mm512_setzero_ps();
+        UNROLLED for (int r = 0; r < rows; r++)
+            _mm512_mask_storeu_ps(out + r * f->out + at, real, _mm512_add_ps(y[r][c], bias));
+    }
+}
+
+INLINE void blocks(const Kind kind, const Linear *f, Inputs in, int64_t rows, float *out) {
     for (int64_t first = 0; first < f->out; first += OUTPUTS)
         for (int64_t r = 0; r < rows; r += ROWS) {
-#define CASE(n) case n: block(n, f, q + r * f->in, scale + r, shift + r, first, y + r * f->out); break;
+            Inputs part = {in.x + r * f->in, in.bytes + r * f->in, in.scale + r, in.shift + r};
+#define CASE(n) case n: block(n, kind, f, part, first, out + r * f->out); break;
             switch (rows - r < ROWS ? rows - r : ROWS) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
         }
 }
 
+static void linear(const Linear *f, const float *x, int64_t rows, float *y, int8_t *bytes) {
+    float *scale = (float *)(bytes + rows * f->in);
+    int32_t *shift = (int32_t *)(scale + rows);
+    Inputs in = {x, bytes, scale, shift};
+    if (f->kind == FP32) blocks(FP32, f, in, rows, y);
+    else if (f->kind == BF16) blocks(BF16, f, in, rows, y);
+    else {
+        for (int64_t r = 0; r < rows; r++) quantise(x + r * f->in, f->in, bytes + r * f->in, scale + r, shift + r);
+        blocks(BYTES, f, in, rows, y);
+    }
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------- */
 
-static void score_text(const float *q, const uint16_t *keys, int64_t d, int64_t padded, int64_t length, float *score) {
+INLINE void score_text(const Kind kind, const float *q, const void *keys, int64_t at, int64_t d, int64_t padded,
+                       int64_t length, float *score) {
     for (int64_t k = 0; k < length; k += KEYS) {
         __m512 sum[4];
         UNROLLED for (int c = 0; c < 4; c++) sum[c] = _mm512_setzero_ps();
         for (int64_t i = 0; i < d; i++)
             UNROLLED for (int c = 0; c < 4; c++)
-                sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), bf16(keys + i * padded + k + 16 * c), sum[c]);
+                sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), load(kind, keys, at + i * padded + k + 16 * c), sum[c]);
         UNROLLED for (int c = 0; c < 4; c++) _mm512_storeu_ps(score + k + 16 * c, sum[c]);
     }
     for (int64_t k = length; k % KEYS; k++) score[k] = -INFINITY;
@@ -182,25 +215,24 @@ static float exponentiate(float *score, int64_t n) { /* in place; returns the su
     return _mm512_reduce_add_ps(sum);
 }
 
-static void attend(const Memory *m, int64_t layer, int64_t row, int64_t heads, int64_t d, const float *q, float *y,
-                   float *score) {
+INLINE void attend(const Kind kind, const Memory *m, int64_t layer, int64_t row, int64_t heads, int64_t d,
+                   const float *q, float *y, float *score) {
     int64_t text = m->owner[row], length = m->lengths[text], seen = (length + KEYS - 1) / KEYS * KEYS;
     int64_t mine = m->time + 1, width = heads * d, end = (seen + mine + 15) / 16 * 16;
     const int32_t *path = m->path + row * mine;
     const float *keys = m->own + 2 * layer * m->room * m->slots * width, *values = keys + m->room * m->slots * width;
     for (int64_t h = 0; h < heads; h++, q += d, y += d, keys += d, values += d) {
         int64_t at = ((layer * m->texts + text) * heads + h) * d * m->padded;
-        score_text(q, m->keys + at, d, m->padded, length, score);
+        score_text(kind, q, m->keys, at, d, m->padded, length, score);
         for (int64_t j = 0; j < mine; j++) score[seen + j] = dot(q, keys + (j * m->slots + path[j]) * width, d);
         for (int64_t j = seen + mine; j < end; j++) score[j] = -INFINITY;
         __m512 share = _mm512_set1_ps(1.f / exponentiate(score, end));
         for (int64_t i = 0; i < d; i += 16) {
             __m512 sum[4];
             UNROLLED for (int c = 0; c < 4; c++) sum[c] = _mm512_setzero_ps();
-            const uint16_t *v = m->values + at + i;
             for (int64_t k = 0; k < seen; k += 4)
                 UNROLLED for (int c = 0; c < 4; c++)
-                    sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(score[k + c]), bf16(v + (k + c) * d), sum[c]);
+                    sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(score[k + c]), load(kind, m->values, at + i + (k + c) * d), sum[c]);
             for (int64_t j = 0; j < mine; j++) {
                 __m512 value = _mm512_loadu_ps(values + (j * m->slots + path[j]) * width + i);
                 sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(score[seen + j]), value, sum[0]);
@@ -258,7 +290,10 @@ int step(const Network *n, const Memory *m, float *x, float *logits) {
         if (n->pre) each(x, h, layer->attention, rows, width, n->epsilon);
         linear(&layer->qkv, n->pre ? h : x, rows, y, q);
         remember(m, i, y, width);
-        for (int64_t r = 0; r < rows; r++) attend(m, i, r, n->heads, d, y + 3 * r * width, h + r * width, score);
+        for (int64_t r = 0; r < rows; r++) {
+            if (m->kind == FP32) attend(FP32, m, i, r, n->heads, d, y + 3 * r * width, h + r * width, score);
+            else attend(BF16, m, i, r, n->heads, d, y + 3 * r * width, h + r * width, score);
+        }
         linear(&layer->output, h, rows, y, q);
         add(x, y, rows * width);
         each(x, n->pre ? h : x, n->pre ? layer->feed : layer->attention, rows, width, n->epsilon);
