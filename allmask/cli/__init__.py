@@ -32,7 +32,6 @@ def listen(quiet: bool = False) -> None:
 
     logger = logging.getLogger("allmask")
     logger.handlers = [Notes()]
-    logger.propagate = False
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
