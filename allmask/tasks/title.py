@@ -145,8 +145,9 @@ class Title:
 
     def work(self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = ()) -> TitleWork:
         tokenizer = tokenizer_of(model)
+        examples = self.examples(tokenizer, records)
         judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
-        return TitleWork(self.examples(tokenizer, records), judge)
+        return TitleWork(examples, judge)
 
 
 @dataclass
