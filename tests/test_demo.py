@@ -318,6 +318,11 @@ def test_the_first_sentence_as_a_title():
     assert run.lead_rouge_l(records) == pytest.approx(50.0)
 
 
+def test_what_is_shown_is_short():
+    records = [Record({"source": "x" * length, "target": "y"}, "") for length in (5, 3, 9, 1, 7)]
+    assert [len(record.fields["source"]) for record in run.shortest_first(records)] == [1, 3, 5, 9, 7]
+
+
 def test_the_picture_is_a_png(tmp_path: Path):
     metrics = [{"step": 0, "eval_loss": 9.0, "eval_rouge_l": 0.0, "eval_lead_rouge_l": 11.0}, {"step": 1, "loss": 8.0}]
     scores = {name: {"rouge_1": 1.0, "rouge_2": 2.0, "rouge_l": 3.0} for name in ("model", "lead sentence")}

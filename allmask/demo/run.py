@@ -59,7 +59,7 @@ class Size:
 
 
 FULL = Size()
-FAST = Size(files=1, installed=False, train=200, dev=8, test=16, written=4, steps=8, evaluations=2, batch_tokens=512)
+FAST = Size(files=1, installed=False, train=200, dev=6, test=12, written=3, steps=6, evaluations=2, batch_tokens=384)
 TASK = Title(max_source=112, max_target=24)
 SETTINGS = Settings(lr=5e-4, warmup=0.1, keep=1, seed=1)
 ENDING = 10.0  # seconds kept for saving and drawing
@@ -152,7 +152,7 @@ class Demo:
         self.say("\n2. Learning. MiniLM, a BERT of 6 layers, has never written a word. Before training it writes:\n")
         self.model = TASK.prepare(self.model, records["train"], SETTINGS.seed)
         tokenizer = tokenizer_of(self.model)
-        dev = records["dev"]
+        dev = shortest_first(records["dev"])
         judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
         work = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
         before, seconds = self._before(judge)
@@ -237,6 +237,12 @@ def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, tar
     read, written = min(whole, key=lambda row: sum(map(len, row[0] + row[1])))
     is_target = torch.arange(len(read) + len(written))[None] >= len(read)
     return draw(TASK.mask_of(is_target), read + written)
+
+
+def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
+    """The same records, the few that will be shown at the front: those whose text fits its line."""
+    order = sorted(records, key=lambda record: len(record.fields["source"]))
+    return [*order[:count], *(record for record in records if record not in order[:count])]
 
 
 def seconds_per_step(model: Model, work: TitleWork, settings: Settings, plan: list[list[int]], tries: int = 4) -> float:
