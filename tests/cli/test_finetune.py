@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from allmask.model import load
+from allmask.training import runs
 from allmask.training.progress import Progress
 from tests import tiny
 
@@ -193,6 +196,21 @@ def test_a_run_that_died_before_its_first_checkpoint_resumes(cli, monkeypatch, b
         patched.setattr("allmask.tasks.finetuning.train", lambda *_, **__: sys.exit(9))
         assert cli(*words, "--out", tmp_path / "cut").code == 9
     assert cli("finetune", "--resume", "--out", tmp_path / "cut").code == 0
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_at_the_end(cli, monkeypatch, bert: Path, data: Path, tmp_path: Path):
+    """The last checkpoint is there, so nothing is lost but the writing of the model."""
+    words = ("finetune", bert, "--data", data / "train.jsonl", *QUICK)
+    assert cli(*words, "--out", tmp_path / "whole").code == 0
+    with monkeypatch.context() as patched:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fill = Mock(side_effect=full)
+        patched.setattr("allmask.tasks.finetuning.plot_run", lambda run: patched.setattr(runs, "sign", fill))
+        ran = cli(*words, "--out", tmp_path / "cut")
+    assert ran.code == 5 and "No space left on device" in ran.err, ran.err
+    assert not (tmp_path / "cut" / "final").exists() and not (tmp_path / "cut" / ".final.partial").exists()
+    assert cli(*words, "--out", tmp_path / "cut", "--resume").code == 0
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
 
 
