@@ -272,7 +272,7 @@ def _dense(
             parts.append(kernel(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
             continue
         read = _read_by_any(visible)
-        parts.append(kernel(q[:, start:stop], k[:, read], v[:, read], visible[..., read]))
+        parts.append(kernel(q[:, start:stop], k[:, read], v[:, read], visible[..., read].clone()))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
