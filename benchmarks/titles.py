@@ -189,7 +189,7 @@ def peer_loss(model: nn.Module, ids: Tensor, mask: Tensor, segments: Tensor, lab
     return model(input_ids=ids, attention_mask=mask, token_type_ids=segments, labels=labels).loss
 
 
-def learn(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], autocast: bool = True) -> None:
+def learn(model: nn.Module, optimiser: torch.optim.AdamW, loss: Callable[[], Tensor], autocast: bool = True) -> None:
     model.train()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         value = loss()

@@ -51,11 +51,11 @@ def fits(model: Model) -> bool:
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled code, built if need be; None where it cannot be had."""
-    if os.environ.get("ALLMASK_COMPILED") == "0" or not torch.cpu.get_capabilities().get("avx512_vnni"):
+    if not torch.cpu.get_capabilities().get("avx512_vnni"):
         return None
     try:
         return ctypes.CDLL(str(_built(_cache_folder())))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
         log.debug("no compiled step: %s", error)
         return None
 

@@ -9,8 +9,10 @@ says otherwise, `MaskWriter` writes. Shapes are those of rows.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from allmask.attention import Route
 from allmask.branches import Branches
+from allmask.config import bert_tiny
 from allmask.decoding import compiled
 from allmask.decoding.parts import Int8Linear, Parts, packed_linear
 from allmask.decoding.rows import Rows, Texts
@@ -28,6 +31,8 @@ from allmask.inference.frozen import PRECISIONS, _computes_bf16, freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import BranchedCache
+
+log = logging.getLogger("allmask")
 
 CHOICES = ("auto", *PRECISIONS, "int8")
 
@@ -47,7 +52,7 @@ def writer_for(
     model.head("lm_head")  # or say that there is none
     device = model.body.embedding.tokens.weight.device
     if precision == "auto":
-        precision = "int8" if compiled.fits(model) else "bf16" if _computes_bf16(device) else "fp32"
+        precision = "int8" if _has_compiled(model) else "bf16" if _computes_bf16(device) else "fp32"
     reading = ("bf16" if _computes_bf16(device) else "fp32") if precision == "int8" else precision
     slow = MaskWriter(freeze(model, reading), mask, segments)
     if device.type != "cpu" or not model.body.tokenwise:
@@ -71,9 +76,37 @@ class Engine(Protocol):
 
 
 def _engine(model: Model, precision: str) -> Engine:
-    if compiled.fits(model):
-        return compiled.CompiledEngine(model, PRECISIONS.get(precision, torch.int8))
-    return TorchEngine(model, precision)
+    return _compiled(model, precision) if _has_compiled(model) else TorchEngine(model, precision)
+
+
+def _compiled(model: Model, precision: str) -> Engine:
+    return compiled.CompiledEngine(model, PRECISIONS.get(precision, torch.int8))
+
+
+def _has_compiled(model: Model) -> bool:
+    return compiled.fits(model) and _compiled_is_right()
+
+
+@cache
+def _compiled_is_right() -> bool:
+    """Whether the compiled step, on this machine, says of a small model what torch says."""
+    sizes = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "max_positions": 8}
+    model = Model.fresh(replace(bert_tiny(), **sizes, init_std=0.2), ["lm"], torch.Generator().manual_seed(0))
+    slow = MaskWriter(freeze(model, "fp32"))
+    for precision in CHOICES[1:]:
+        ours, torchs = (_answers(FastWriter(slow, make(model, precision))) for make in (_compiled, TorchEngine))
+        if not torch.allclose(ours, torchs, atol=0.03 * float(torchs.abs().max())):
+            log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+            return False
+    return True
+
+
+def _answers(writer: FastWriter) -> Tensor:
+    """Some logits: of two texts, and of three rows that go on from them."""
+    first, state = writer.begin([[1, 2, 3], [4]])
+    second, state = writer.step(torch.tensor([5, 6, 7]), state.select(torch.tensor([1, 0, 0])))
+    third, _ = writer.step(torch.tensor([9, 8]), state.select(torch.tensor([2, 1])))
+    return torch.cat([first, second, third]).float()
 
 
 class FastWriter:
@@ -171,4 +204,3 @@ class TorchEngine:
         on_text, on_own = scores.softmax(-1).split([over_text.shape[-1], keys.shape[2]], dim=-1)
         read = fan.gather((fan.spread(on_text[:, :, 0]).transpose(1, 2) @ texts.values[layer]).transpose(1, 2))
         return (read + (on_own @ values)[:, :, 0]).flatten(1)
-

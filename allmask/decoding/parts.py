@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from allmask.attention import Attention
 from allmask.inference.frozen import FUSED, Packed, _can_pack
 from allmask.layers import ACTIVATIONS, Layer
 from allmask.model import Model
@@ -41,12 +43,12 @@ class Parts:
     @classmethod
     def of(cls, model: Model, make: MakeLinear, dtype: torch.dtype) -> Parts:
         """Copies, so that the model may go on learning."""
-        kind = model.config.activation
-        head = model.head("lm_head")
+        kind, layers = model.config.activation, cast(list[Layer], list(model.body.layers))
+        head: Any = model.head("lm_head")
         weight = model.body.embedding.tokens.weight if head.output is None else head.output.weight
         has_transform = isinstance(head.transform, nn.Linear)
         return cls(
-            tuple(_layer_parts(layer, kind, make, dtype) for layer in model.body.layers),
+            tuple(_layer_parts(layer, kind, make, dtype) for layer in layers),
             _copied(model.body.norm, dtype),
             make(head.transform.weight, head.transform.bias, kind) if has_transform else None,
             _copied(head.norm, dtype),
@@ -71,10 +73,10 @@ def _copied(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(norm).to(dtype).requires_grad_(False)
 
 
-def _fused(attention: nn.Module) -> tuple[Tensor, Tensor]:
+def _fused(attention: Attention) -> tuple[Tensor, Tensor]:
     """One matrix for queries, keys and values; the scale of the scores is in the queries already."""
     linears = (attention.query, attention.key, attention.value)
-    weights, biases = [x.weight for x in linears], [x.bias for x in linears]
+    weights, biases = [x.weight.float() for x in linears], [x.bias.float() for x in linears]
     scale = (weights[0].shape[0] // attention.heads) ** -0.5
     weights[0], biases[0] = weights[0] * scale, biases[0] * scale
     return torch.cat(weights), torch.cat(biases)
@@ -118,4 +120,6 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         whole, scale = quantise(x)
-        return self.activation(torch.addcmul(self.bias, torch._int_mm(whole, self.weight.T), scale * self.scale))
+        return self.activation(
+            torch.addcmul(self.bias, torch.ops.aten._int_mm(whole, self.weight.T), scale * self.scale)
+        )

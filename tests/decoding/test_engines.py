@@ -1,0 +1,270 @@
+"""Fast writers write what `MaskWriter` writes: every engine, every search, any rows at any time; nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allmask import config as configs
+from allmask.decoding import Decoding, MaskWriter, compiled, engines, generate
+from allmask.decoding.engines import FastWriter, TorchEngine, writer_for
+from allmask.decoding.parts import quantise
+from allmask.decoding.rows import CHUNK
+from allmask.errors import UsageError
+from allmask.inference import freeze
+from allmask.masks import Mask
+from allmask.model import Model
+from allmask.transformer import BranchedCache
+from tests.decoding.references import close
+
+SMALL = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 3, "max_positions": 200}
+CONFIGS = {
+    "bert": replace(configs.bert_base(), **SMALL),
+    "gpt2": replace(configs.gpt2(), **SMALL),
+    "rms": replace(configs.gpt2(), **SMALL, norm="rms", activation="relu", position_kind="sinusoidal", tied=False),
+}
+END = (3,)
+PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
+RULES = {
+    "greedy": Decoding(end=END, max_new=10),
+    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
+    "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
+    "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
+}
+ENGINES = ["torch", "compiled"]
+LESS = ["bf16", "int8"]
+
+
+def tiny(family: str = "bert", seed: int = 0) -> Model:
+    model = Model.fresh(CONFIGS[family], ["lm"], torch.Generator().manual_seed(seed))
+    rng = torch.Generator().manual_seed(seed + 1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
+    return model.eval()
+
+
+def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastWriter:
+    slow = MaskWriter(freeze(model, "fp32"), mask)
+    if engine == "torch":
+        return FastWriter(slow, TorchEngine(model, precision))
+    if not compiled.fits(model):
+        pytest.skip("no compiled step on this machine")
+    return FastWriter(slow, engines._compiled(model, precision))
+
+
+def assert_same(found, expected, tolerance=1e-4):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- the same texts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fp32_writes_what_the_mask_writer_writes(engine, family, rules):
+    model = tiny(family)
+    found = generate(fast(model, engine), PROMPTS, RULES[rules])
+    assert_same(found, generate(MaskWriter(model), PROMPTS, RULES[rules]))
+
+
+@pytest.mark.parametrize("mask", [Mask.causal, Mask.bidirectional, Mask.reverse])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prompts_under_other_masks(engine, mask):
+    model = tiny()
+    found = generate(fast(model, engine, mask=mask), PROMPTS, RULES["beams"])
+    assert_same(found, generate(MaskWriter(model, mask), PROMPTS, RULES["beams"]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=15)
+@given(
+    st.sampled_from(list(CONFIGS)),
+    st.lists(st.lists(st.integers(0, 69), min_size=1, max_size=8), min_size=1, max_size=4),
+    st.data(),
+)
+def test_any_rows_at_any_time(engine, family, prompts, data):
+    """Rows repeated, dropped and reordered at will."""
+    model = tiny(family)
+    writer, slow = fast(model, engine), MaskWriter(model)
+    (logits, state), (expected, branches) = writer.begin(prompts), slow.begin(prompts)
+    for _ in range(4):
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
+        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 69), min_size=len(rows), max_size=len(rows))))
+        logits, state = writer.step(tokens, state.select(rows))
+        expected, branches = slow.step(tokens, branches.select(rows))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", *LESS])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_may_be_continued_twice(engine, precision):
+    writer = fast(tiny(), engine, precision)
+    _, state = writer.begin(PROMPTS[:2])
+    _, state = writer.step(torch.tensor([8, 9]), state)
+    _, one = writer.step(torch.tensor([10, 11]), state)
+    expected, _ = writer.step(torch.tensor([20, 21]), one)
+    _, one = writer.step(torch.tensor([10, 11]), state)
+    writer.step(torch.tensor([60, 61]), state)
+    again, _ = writer.step(torch.tensor([20, 21]), one)
+    assert torch.equal(again, expected)
+
+
+# ---- less precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", LESS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_compiled_step_computes_what_torch_computes(family, precision):
+    model = tiny(family)
+    ours, theirs = fast(model, "compiled", precision), fast(model, "torch", precision)
+    (a, mine), (b, other) = ours.begin(PROMPTS), theirs.begin(PROMPTS)
+    for token in range(4):
+        assert torch.cosine_similarity(a, b.float()).min() > 0.999
+        tokens = torch.arange(5) + 10 * token
+        (a, mine), (b, other) = ours.step(tokens, mine), theirs.step(tokens, other)
+
+
+@pytest.mark.parametrize("precision", ["fp32", *LESS])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_no_row_depends_on_the_others(family, precision):
+    """To the bit, in the compiled step: one row, and the same row among many."""
+    writer = fast(tiny(family), "compiled", precision)
+    _, state = writer.begin([PROMPTS[2]])
+    for rows in (1, 2, 5, 6, 7, 13):
+        several = state.select(torch.zeros(rows, dtype=torch.long))
+        alone, one = writer.step(torch.tensor([8]), state)
+        together, many = writer.step(torch.arange(8, 8 + rows), several)
+        assert torch.equal(together[0], alone[0])
+        assert torch.equal(writer.step(torch.arange(rows), many)[0][0], writer.step(torch.tensor([0]), one)[0][0])
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", *LESS])
+def test_a_text_does_not_depend_on_its_batch(precision):
+    writer = writer_for(tiny(), precision)
+    together = generate(writer, PROMPTS, RULES["beams"])
+    alone = [generate(writer, [prompt], RULES["beams"])[0] for prompt in PROMPTS]
+    assert_same(alone, together, tolerance=1e-4 if precision == "fp32" else 0.05)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_int8_by_whole_numbers(engine):
+    """GPT-2's output layer alone: bytes by the definition, products in Python's whole numbers."""
+    model = tiny("gpt2")
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    weight = model.body.embedding.tokens.weight.detach()
+    expected = torch.empty(3, 70)
+    for row in range(3):
+        for token in range(70):
+            (x, by), (w, times) = quantise(hidden[row]), quantise(weight[token])
+            whole = sum(a * b for a, b in zip(x.tolist(), w.tolist(), strict=True))
+            expected[row, token] = whole * by.item() * times.item()
+    torch.testing.assert_close(fast(model, engine, "int8").engine.logits(hidden), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_bytes_of_a_row():
+    whole, scale = quantise(torch.tensor([[0.5, -1.27, 0.006], [0.0, 0.0, 0.0]]))
+    assert whole.tolist() == [[50, -127, 1], [0, 0, 0]]
+    assert scale[:, 0].tolist() == pytest.approx([0.01, 0.0])
+
+
+# ---- what is shared, what is let go --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_beams_share_texts_and_move_nothing(engine):
+    writer = fast(tiny(), engine)
+    _, state = writer.begin([PROMPTS[2], PROMPTS[0]])
+    texts = state.texts
+    state = state.select(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    _, state = writer.step(torch.arange(8), state)
+    buffer = state.own.buffer.data_ptr()
+    for _ in range(3):
+        _, state = writer.step(torch.arange(8), state.select(torch.tensor([1, 0, 0, 3, 7, 7, 4, 5])))
+        assert state.texts is texts
+        assert state.own.buffer.data_ptr() == buffer
+    assert state.path[0].tolist() == [1, 0, 1, 0]  # row 0 goes on from row 1, that from row 0, that from row 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_texts_that_ended_are_let_go_when_they_are_half(engine):
+    writer = fast(tiny("gpt2"), engine)
+    _, state = writer.begin([[1, 2], [3]] * 4)
+    assert state.select(torch.arange(5)).texts is state.texts
+    four = state.select(torch.tensor([7, 1, 4, 5]))
+    assert len(four.texts.lengths) == 4
+    again, _ = writer.step(torch.tensor([4, 4, 4, 4]), four)
+    before, _ = writer.step(torch.tensor([4] * 8), state)
+    torch.testing.assert_close(again, before[[7, 1, 4, 5]], atol=1e-5, rtol=0)
+
+
+# ---- which engine --------------------------------------------------------------------------------------------
+
+
+def test_a_window_is_written_by_the_mask_writer():
+    model, mask = tiny("gpt2"), partial(Mask.causal, window=3)
+    writer = writer_for(model, "fp32", mask)
+    assert isinstance(writer.begin([[1, 2]])[1], BranchedCache)
+    assert_same(generate(writer, PROMPTS, RULES["beams"]), generate(MaskWriter(model, mask), PROMPTS, RULES["beams"]))
+
+
+def test_a_norm_over_the_batch_is_not_for_engines():
+    config = replace(CONFIGS["bert"], norm="batch")
+    assert isinstance(writer_for(Model.fresh(config, ["lm"]).eval(), "fp32"), MaskWriter)
+
+
+def test_without_a_compiler_torch_does_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compiled, "library", compiled.library.__wrapped__)
+    model = tiny()
+    for precision in ("auto", "fp32", *LESS):
+        writer = writer_for(model, precision)
+        assert isinstance(writer.engine, TorchEngine)
+        assert len(generate(writer, PROMPTS, RULES["greedy"])) == len(PROMPTS)
+
+
+def test_a_compiled_step_that_is_wrong_is_not_used(monkeypatch, caplog):
+    model = tiny()
+    if not compiled.fits(model):
+        pytest.skip("no compiled step on this machine")
+    right = compiled.CompiledEngine.step
+    monkeypatch.setattr(compiled.CompiledEngine, "step", lambda *args: right(*args).roll(1, 1))
+    monkeypatch.setattr(engines, "_compiled_is_right", engines._compiled_is_right.__wrapped__)
+    assert isinstance(writer_for(model).engine, TorchEngine)
+    assert "differs from torch's" in caplog.text
+
+
+def test_the_library_is_built_once(monkeypatch, tmp_path):
+    if compiled.library() is None:
+        pytest.skip("no compiled step on this machine")
+    path = compiled._built(tmp_path)
+    when = path.stat().st_mtime_ns
+    assert compiled._built(tmp_path) == path and path.stat().st_mtime_ns == when
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("width, heads", [(24, 2), (40, 1)])
+def test_sizes_that_do_not_fill_registers(width, heads):
+    model = Model.fresh(replace(CONFIGS["bert"], width=width, heads=heads), ["lm"], torch.Generator().manual_seed(0))
+    assert isinstance(writer_for(model.eval(), "int8").engine, TorchEngine)
+
+
+def test_mistakes_are_said():
+    model = tiny()
+    with pytest.raises(UsageError, match="precision is 'int4'; expected one of auto, fp32, bf16, int8"):
+        writer_for(model, "int4")
+    with pytest.raises(UsageError, match="prompt 1 is empty"):
+        generate(writer_for(model), [[1], []], Decoding())
+    model.lm_head = None
+    with pytest.raises(UsageError, match="no lm_head"):
+        writer_for(model)
