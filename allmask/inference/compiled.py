@@ -120,7 +120,5 @@ def _build(target: Path) -> None:
         raise FileNotFoundError("no C compiler")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        subprocess.run(
-            [compiler, *FLAGS, "-o", str(made), str(SOURCE)], check=True, capture_output=True, timeout=60
-        )
+        subprocess.run([compiler, *FLAGS, "-o", str(made), str(SOURCE)], check=True, capture_output=True, timeout=60)
         os.replace(made, target)

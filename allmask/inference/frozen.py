@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from allmask.errors import UsageError
 from allmask.inference import compiled
 from allmask.layers import FeedForward, Layer
 from allmask.model import Model
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 USUAL_TOKENS = 1024  # the number of rows oneDNN chooses a layout for; any other works too
@@ -103,14 +106,15 @@ def _can_pack(dtype: torch.dtype) -> bool:
 def _pack(body: nn.Module, activation: str) -> None:
     for module in list(body.modules()):
         if isinstance(module, FeedForward):
-            module.expand, module.activation = Packed(module.expand, activation), nn.Identity()
+            module.add_module("expand", Packed(module.expand, activation))
+            module.activation = nn.Identity()
     _replace(body, nn.Linear, Packed)
 
 
 def _read_documents(body: nn.Module) -> None:
     for module in list(body.modules()):
         if isinstance(module, Layer):
-            module.attention = DocumentAttention(module.attention)
+            module.add_module("attention", DocumentAttention(module.attention))
 
 
 def _drop_dropout(model: Model) -> None:
@@ -121,7 +125,7 @@ def _drop_dropout(model: Model) -> None:
             module.dropout = 0.0
 
 
-def _replace(root: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> None:
+def _replace(root: nn.Module, kind: type[Kind], make: Callable[[Kind], nn.Module]) -> None:
     for parent in list(root.modules()):
         for name, child in parent.named_children():
             if type(child) is kind:
