@@ -46,18 +46,19 @@ def main() -> None:
         model.save(folder)
         theirs = BertForMaskedLM.from_pretrained(folder)
         theirs_bf16 = BertForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16)
-    rows = decoding_rows(model, theirs.eval(), rng, options.quick)
+    writers = {f"allmask {name}": writer_for(model, name) for name in ("fp32", "bf16", "int8")}
+    rows = decoding_rows(gpt2(model.config), theirs.eval(), writers, rng, options.quick)
     rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
-    about = timing.versions("transformers") | {"vocabulary": f"{VOCABULARY:,}"}
+    about = timing.versions("transformers") | {"lowest cosine of logits to fp32": agreement(writers, rng)}
     timing.show(f"Titles: {SOURCE} + {NEW} tokens", rows, about, options.json)
 
 
 # ---- decoding ----------------------------------------------------------------------------------------------
 
 
-def decoding_rows(model: allmask.Model, bert: nn.Module, rng: torch.Generator, quick: bool) -> list[dict[str, object]]:
-    peer = gpt2(model.config)
-    writers = {f"allmask {name}": writer_for(model, name) for name in ("fp32", "bf16", "int8")}
+def decoding_rows(
+    peer: GPT2LMHeadModel, bert: nn.Module, writers: dict[str, Writer], rng: torch.Generator, quick: bool
+) -> list[dict[str, object]]:
     rows = []
     for name, (count, beams) in WORK.items():
         prompts = torch.randint(1000, VOCABULARY, (count, SOURCE), generator=rng)
@@ -70,6 +71,24 @@ def decoding_rows(model: allmask.Model, bert: nn.Module, rng: torch.Generator, q
         times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
         rows += [decoding_row(name, who, times, count) for who in cases]
     return rows
+
+
+@torch.inference_mode()
+def agreement(writers: dict[str, Writer], rng: torch.Generator) -> str:
+    """Over 16 tokens of 8 texts, all writers fed the same tokens."""
+    prompts = torch.randint(1000, VOCABULARY, (8, SOURCE), generator=rng).tolist()
+    tokens = torch.randint(1000, VOCABULARY, (16, 8), generator=rng)
+    logits = {}
+    for who, writer in writers.items():
+        first, state = writer.begin(prompts)
+        logits[who] = [first]
+        for row in tokens:
+            more, state = writer.step(row, state)
+            logits[who].append(more)
+    exact, *others = (torch.cat(parts).float() for parts in logits.values())
+    names = [who.split()[-1] for who in writers][1:]
+    lowest = [F.cosine_similarity(exact, other).min().item() for other in others]
+    return ", ".join(f"{name} {cosine:.4f}" for name, cosine in zip(names, lowest, strict=True))
 
 
 def gpt2(config: allmask.Config) -> GPT2LMHeadModel:

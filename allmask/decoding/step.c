@@ -115,6 +115,11 @@ static void quantise(const float *x, int64_t n, int8_t *q, float *scale, int32_t
     *shift = 128 * _mm512_reduce_add_epi32(sum); /* weights are stored 128 too high, to be unsigned */
 }
 
+INLINE void dot_bytes(__m512i *sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+    /* _mm512_dpbusd_epi32; gcc 12 copies every sum to another register and back around the intrinsic */
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+}
+
 typedef struct { const float *x; const int8_t *bytes; const float *scale; const int32_t *shift; } Inputs;
 
 INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t first, __m512 y[ROWS][4]) {
@@ -128,7 +133,7 @@ INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t first,
             int32_t four;
             memcpy(&four, in.bytes + r * f->in + k, 4);
             __m512i x = _mm512_set1_epi32(four);
-            UNROLLED for (int c = 0; c < 4; c++) sum[r][c] = _mm512_dpbusd_epi32(sum[r][c], part[c], x);
+            UNROLLED for (int c = 0; c < 4; c++) dot_bytes(&sum[r][c], part[c], x);
         }
     }
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) {
