@@ -125,7 +125,8 @@ def is_finished(out: Path) -> bool:
 
 
 def _checksums(plan: Plan) -> dict[str, str]:
-    return {path: _checksum(Path(path)) for path in (plan.data, plan.eval) if path}
+    files = {"data": plan.data, "eval": plan.eval}
+    return {name: _checksum(Path(path)) for name, path in files.items() if path}
 
 
 def _checksum(path: Path) -> str:
@@ -136,8 +137,9 @@ def _checksum(path: Path) -> str:
 def _expect_same_data(plan: Plan, out: Path) -> None:
     """Other data would make another run, in another order."""
     then = read_yaml(out / CONFIG).get("checksums", {})
-    for path, now in _checksums(plan).items():
-        if then.get(path) != now:
+    for name, now in _checksums(plan).items():
+        if then.get(name) != now:
+            path = getattr(plan, name)
             raise DataError(f"{path}: changed since {out} was started", "restore the file, or start a new run")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +17,7 @@ TASKS = ("title",)
 
 @dataclass(frozen=True)
 class Plan:
-    """`model` and files are named by absolute paths, so that a run can be resumed from anywhere."""
+    """Saved, `model` and files are named by absolute paths, so that a run can be resumed from anywhere."""
 
     model: str
     data: str
@@ -27,14 +28,13 @@ class Plan:
     on_bad_record: str = "stop"
 
     def __post_init__(self):
-        for name in ("model", "data", "eval"):
-            object.__setattr__(self, name, _absolute(getattr(self, name)))
         if self.on_bad_record not in ("stop", "skip"):
             raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected stop or skip")
 
     def to_dict(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in _OWN}
-        return {**named, **self.task.to_dict(), **as_plain(self.settings)}
+        paths = {name: _absolute(named[name]) for name in _PATHS}
+        return {**named, **paths, **self.task.to_dict(), **as_plain(self.settings)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> Plan:
@@ -49,6 +49,7 @@ class Plan:
         return cls(task=task, settings=Settings(**_part(values, Settings)), **_part(values, cls, _OWN))
 
 
+_PATHS = ("model", "data", "eval")
 _OWN = ("model", "data", "eval", "prune", "on_bad_record")
 _TYPES = {
     **{name: kind for name, kind in get_type_hints(Plan).items() if name in _OWN},
@@ -60,7 +61,7 @@ _TYPES = {
 
 def _absolute(name: str | None) -> str | None:
     """What is a file or folder here, from the root; a bundled or hub name as it is."""
-    return str(Path(name).expanduser().absolute()) if name and Path(name).expanduser().exists() else name
+    return os.path.abspath(Path(name).expanduser()) if name and Path(name).expanduser().exists() else name
 
 
 def _part(values: dict[str, Any], kind: type, names: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def differences(saved: Plan, given: dict[str, Any]) -> list[str]:
     told = []
     for name, value in given.items():
         before, now = saved.to_dict()[name], _typed(name, value, f"--{name.replace('_', '-')}")
-        now = _absolute(now) if name in ("model", "data", "eval") else list(now) if name == "betas" else now
+        now = _absolute(now) if name in _PATHS else list(now) if name == "betas" else now
         if now != before and not (name == "max_source" and now > before):  # it was fitted to the model's positions
             told.append(f"{name} is {before}, not {now}")
     return told

@@ -228,6 +228,14 @@ def test_a_resumed_run_keeps_its_settings(cli, titles: Path):
     assert "lr is 0.02, not 0.5" in ran.err and "mask is prefix, not naive" in ran.err and "steps" not in ran.err
 
 
+def test_the_same_file_by_another_name_is_no_other_setting(cli, monkeypatch, titles: Path, bert: Path, data: Path):
+    monkeypatch.chdir(data)
+    ran = cli(
+        "finetune", bert, "--data", f"../{data.name}/train.jsonl", "--eval", "dev.jsonl", "--resume", "--out", titles
+    )
+    assert ran.code == 0, ran.err
+
+
 def test_a_resumed_run_keeps_its_data(cli, monkeypatch, bert: Path, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "train.jsonl", tiny.english(32))
     with monkeypatch.context() as patched:
