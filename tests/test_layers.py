@@ -11,6 +11,7 @@ import allmask
 
 LAYERS = [  # lowest first: a module imports only from its own line or from lines above
     "errors",
+    "native",
     "config",
     "masks",
     "text",

@@ -7,14 +7,7 @@ takes its place; nothing else changes.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allmask import native
 from allmask.config import Config
 from allmask.decoding.parts import LayerParts, Parts, quantise
 from allmask.decoding.rows import Rows
 from allmask.model import Model
 
-log = logging.getLogger("allmask")
-
 SOURCE = Path(__file__).with_name("step.c")
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma")
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", *(f"-m{name}" for name in INSTRUCTIONS))
 ACTIVATION = {"relu": 1, "gelu": 2, "gelu_tanh": 3}
 KIND = {torch.int8: 0, torch.bfloat16: 1, torch.float32: 2}
 OUTPUTS = 64  # of a block of weights
@@ -45,46 +36,9 @@ def fits(model: Model) -> bool:
     return on_cpu and config.norm in ("layer", "rms") and not any(size % 16 for size in sizes) and library() is not None
 
 
-# ---- building ------------------------------------------------------------------------------------------------
-
-
-@cache
-def library() -> ctypes.CDLL | None:
+def library() -> Any:
     """The compiled code, built if need be; None where it cannot be had."""
-    if not torch.cpu.get_capabilities().get("avx512_vnni"):
-        return None
-    try:
-        return ctypes.CDLL(str(_built(_cache_folder())))
-    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
-        log.debug("no compiled step: %s", error)
-        return None
-
-
-def _built(folder: Path) -> Path:
-    """The shared library in the folder, named by what it was built from, so that no old one is ever taken."""
-    source = SOURCE.read_bytes()
-    path = folder / f"step-{hashlib.sha256(source + repr(FLAGS).encode()).hexdigest()[:16]}.so"
-    if path.exists():
-        return path
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise FileNotFoundError("there is no C compiler")
-    with tempfile.TemporaryDirectory(dir=folder) as inner:
-        fresh = Path(inner, "step.so")
-        command = [compiler, *FLAGS, "-o", str(fresh), str(SOURCE), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        os.replace(fresh, path)  # whole or not at all, whoever else builds it
-    return path
-
-
-def _cache_folder() -> Path:
-    """The user's own: code is loaded from it, so nobody else may write there."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root, "allmask")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
-    return folder
+    return native.library(SOURCE, INSTRUCTIONS)
 
 
 # ---- the structures of step.c ----------------------------------------------------------------------------------

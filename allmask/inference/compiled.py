@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from allmask import native
 from allmask.attention import Block, KeyValue, Route
 
-log = logging.getLogger("allmask")
-
 SOURCE = Path(__file__).with_name("documents.c")
-FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 LONGEST = 512  # tokens; beyond, torch's kernel has enough work in a call
 LANES = 16
 
@@ -82,43 +75,17 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
 
 def available() -> bool:
     """Whether the kernel is there, building it if need be (once for a machine, about a second)."""
-    try:
-        _library()
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("the kernel for short documents cannot be built (%s); torch's own is used", error)
-        return False
-    return True
+    return _library() is not None
+
+
+def _library() -> Any:
+    built = native.library(SOURCE, INSTRUCTIONS)
+    if built is not None and built.attend_documents.argtypes is None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        built.attend_documents.argtypes = [*[pointer] * 5, *[size] * 3, ctypes.c_float, ctypes.c_int]
+    return built
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allmask"
-    built = folder / f"documents-{_key()}.so"
-    if not built.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _build(built)
-    library = ctypes.CDLL(str(built))
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.attend_documents.argtypes = [*[pointer] * 5, *[size] * 3, ctypes.c_float, ctypes.c_int]
-    return library
-
-
-def _key() -> str:
-    """One file for a source and a kind of processor: home folders are shared by machines that differ."""
-    machine = repr((FLAGS, sorted(torch.cpu.get_capabilities().items()))).encode()
-    return hashlib.sha256(SOURCE.read_bytes() + machine).hexdigest()[:16]
-
-
-def _build(target: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        subprocess.run([compiler, *FLAGS, "-o", str(made), str(SOURCE)], check=True, capture_output=True, timeout=60)
-        os.replace(made, target)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allmask import config as configs
+from allmask import native
 from allmask.decoding import Decoding, MaskWriter, compiled, engines, generate
 from allmask.decoding.engines import FastWriter, TorchEngine, writer_for
 from allmask.decoding.parts import quantise
@@ -222,10 +223,8 @@ def test_a_norm_over_the_batch_is_not_for_engines():
     assert isinstance(writer_for(Model.fresh(config, ["lm"]).eval(), "fp32"), MaskWriter)
 
 
-def test_without_a_compiler_torch_does_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(compiled, "library", compiled.library.__wrapped__)
+def test_without_the_compiled_step_torch_does_it(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda source, instructions: None)
     model = tiny()
     for precision in ("auto", "fp32", *LESS):
         writer = writer_for(model, precision)
@@ -242,15 +241,6 @@ def test_a_compiled_step_that_is_wrong_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(engines, "_compiled_is_right", engines._compiled_is_right.__wrapped__)
     assert isinstance(writer_for(model).engine, TorchEngine)
     assert "differs from torch's" in caplog.text
-
-
-def test_the_library_is_built_once(monkeypatch, tmp_path):
-    if compiled.library() is None:
-        pytest.skip("no compiled step on this machine")
-    path = compiled._built(tmp_path)
-    when = path.stat().st_mtime_ns
-    assert compiled._built(tmp_path) == path and path.stat().st_mtime_ns == when
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("width, heads", [(24, 2), (40, 1)])

@@ -1,0 +1,71 @@
+"""C files of this package as libraries: built once with the system's compiler, kept in the user's cache.
+
+They are optional everywhere. Where there is no compiler, or the processor lacks an instruction, `library` is None and
+torch does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger("allmask")
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
+
+
+@cache
+def library(source: Path, instructions: Sequence[str]) -> ctypes.CDLL | None:
+    """The compiled file, built if need be, for a processor with these instruction sets; None where it cannot be had."""
+    try:
+        _need(instructions)
+        return ctypes.CDLL(str(_built(source, (*FLAGS, *(f"-m{name}" for name in instructions)))))
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
+        log.info("%s is not used, torch's own kernels are (%s)", source.name, error)
+        return None
+
+
+def _need(instructions: Sequence[str]) -> None:
+    """All of them, by the processor's own word: code that it cannot run would end the process."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().replace("_", "").split()
+    except OSError:
+        raise RuntimeError("what this processor can do is not known") from None
+    missing = sorted(set(instructions) - set(flags))
+    if missing:
+        raise RuntimeError(f"this processor has no {', '.join(missing)}")
+
+
+def _built(source: Path, flags: Sequence[str]) -> Path:
+    """The shared library, named by what it was built from, so that no old one is ever taken."""
+    folder = _cache_folder()
+    name = hashlib.sha256(source.read_bytes() + repr(flags).encode()).hexdigest()[:16]
+    path = folder / f"{source.stem}-{name}.so"
+    if path.exists():
+        return path
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("there is no C compiler")
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        fresh = Path(inner, path.name)
+        subprocess.run(
+            [compiler, *flags, "-o", str(fresh), str(source), "-lm"], check=True, capture_output=True, timeout=60
+        )
+        os.replace(fresh, path)  # whole or not at all, whoever else builds it
+    return path
+
+
+def _cache_folder() -> Path:
+    """The user's own: code is loaded from it, so nobody else may write there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by somebody else")
+    return folder
