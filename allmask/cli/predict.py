@@ -108,7 +108,11 @@ def _output(out: str) -> Iterator[Callable[[str], None]]:
     if out == "-":
         yield lambda line: print(line, flush=True)
         return
-    path = Path(out)
+    path = Path(out).resolve()  # through a link, to what it names
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, never replaced
+        with path.open("w", encoding="utf-8") as stream:
+            yield lambda line: print(line, file=stream)
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with beside.open("w", encoding="utf-8") as stream:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -71,6 +73,23 @@ def test_a_bad_record_leaves_what_was_there(cli, titles: Path, file: Path, tmp_p
     ran = cli("predict", titles, file, "-o", tmp_path / "out.jsonl", "--on-bad-record", "skip")
     assert ran.code == 0 and "skipped records: 1 × missing field" in ran.err
     assert len(tiny.read_jsonl(tmp_path / "out.jsonl")) == 40
+
+
+def test_a_pipe_is_written_to_and_not_replaced(cli, titles: Path, file: Path, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    read: list[str] = []
+    reader = Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    assert cli("predict", titles, file, "-o", tmp_path / "pipe").code == 0
+    reader.join(timeout=30)
+    assert len(read[0].splitlines()) == 40 and (tmp_path / "pipe").is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "pipe"}
+
+
+def test_a_link_stays_a_link(cli, titles: Path, file: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to("real.jsonl")
+    assert cli("predict", titles, file, "-o", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink() and len(tiny.read_jsonl(tmp_path / "real.jsonl")) == 40
 
 
 def test_an_interruption_leaves_nothing(cli, titles: Path, file: Path, tmp_path: Path, monkeypatch):
