@@ -7,7 +7,10 @@ takes its place; nothing else changes.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fm
 ACTIVATION = {"relu": 1, "gelu": 2, "gelu_tanh": 3}
 KIND = {torch.int8: 0, torch.bfloat16: 1, torch.float32: 2}
 OUTPUTS = 64  # of a block of weights
+SHARE = 64  # rows, at least, for each thread that reads a text
 
 
 def fits(model: Model) -> bool:
@@ -110,6 +114,20 @@ class CompiledEngine:
         self._run(self.library.head, ctypes.c_int64(len(hidden)), hidden.clone(), logits)
         return logits
 
+    def feed(self, layer: int, hidden: Tensor) -> Tensor:
+        """One layer's feed-forward of hidden states (…, W), on as many threads as torch has."""
+        flat = hidden.flatten(0, -2).float().contiguous()  # a copy if it was not fp32
+        flat = flat.clone() if flat.data_ptr() == hidden.data_ptr() else flat
+
+        def run(rows: Tensor) -> int:
+            pointer = ctypes.c_void_p(rows.data_ptr())
+            return self.library.feed(ctypes.byref(self.network), *map(ctypes.c_int64, (layer, len(rows))), pointer)
+
+        shares = flat.tensor_split(min(torch.get_num_threads(), math.ceil(len(flat) / SHARE)))
+        if not all(map(run, shares) if len(shares) == 1 else _threads().map(run, shares)):
+            raise MemoryError("no memory to read a text")
+        return flat.view(hidden.shape).to(hidden.dtype)
+
     def _run(self, function: Callable[..., int], what: Any, x: Tensor, logits: Tensor) -> None:
         """Both overwrite x."""
         pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(logits.data_ptr())
@@ -141,6 +159,22 @@ class CompiledEngine:
         solid = [None if x is None else x.detach().contiguous() for x in tensors]
         self.kept += [x for x in solid if x is not None]
         return [None if x is None else x.data_ptr() for x in solid]
+
+
+class ByteFeedForward(nn.Module):
+    """The feed-forward layer of a model that reads texts, by the weights of an engine."""
+
+    def __init__(self, engine: CompiledEngine, layer: int):
+        super().__init__()
+        self.engine, self.layer = engine, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.engine.feed(self.layer, x)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads())
 
 
 def _memory(rows: Rows) -> tuple[ctypes.Structure, list[Tensor]]:

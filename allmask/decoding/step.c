@@ -14,6 +14,7 @@
 #define ROWS 6    /* of activations that share one pass over a block of weights: 6 × 4 sums stay in registers */
 #define OUTPUTS 64 /* of a block of weights: four registers of sixteen sums */
 #define KEYS 64    /* of a text are scored at a time; its length is padded to a multiple */
+#define CHUNK 64   /* rows of a text go through the feed-forward layer at a time, so that they stay in the cache */
 #define UNROLLED _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
@@ -273,6 +274,22 @@ int head(const Network *n, int64_t rows, float *x, float *logits) {
     free(q);
     free(y);
     return q && y;
+}
+
+/* One layer's feed-forward of hidden states (rows, width), in place: what a text is read with. */
+int feed(const Network *n, int64_t layer, int64_t rows, float *x) {
+    const Layer *part = n->layers + layer;
+    float *y = malloc(CHUNK * n->inner * sizeof(float));
+    int8_t *q = malloc(CHUNK * ((n->inner > n->width ? n->inner : n->width) + 8));
+    for (int64_t r = 0; y && q && r < rows; r += CHUNK) {
+        int64_t some = rows - r < CHUNK ? rows - r : CHUNK;
+        linear(&part->expand, x + r * n->width, some, y, q);
+        activate(y, some * n->inner, n->activation);
+        linear(&part->contract, y, some, x + r * n->width, q);
+    }
+    free(y);
+    free(q);
+    return y && q;
 }
 
 static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t width) {

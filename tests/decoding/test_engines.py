@@ -172,6 +172,26 @@ def test_int8_by_whole_numbers(engine):
     torch.testing.assert_close(fast(model, engine, "int8").engine.logits(hidden), expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_texts_are_fed_forward_as_rows_are(family, threads):
+    """300 tokens at once, on some threads: for each what torch makes of it, and the argument is left alone."""
+    model, before = tiny(family), torch.get_num_threads()
+    engine = fast(model, "compiled", "int8").engine
+    part = TorchEngine(model, "int8").parts.layers[1]
+    x = torch.randn(3, 100, 32, generator=torch.Generator().manual_seed(0))
+    kept = x.clone()
+    try:
+        torch.set_num_threads(threads)
+        found = engine.feed(1, x)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(x, kept)
+    expected = part.contract(part.expand(x.flatten(0, 1))).view_as(x)
+    assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.9995
+    assert torch.equal(engine.feed(1, x[1, 7:8]), found[1, 7:8])
+
+
 def test_bytes_of_a_row():
     whole, scale = quantise(torch.tensor([[0.5, -1.27, 0.006], [0.0, 0.0, 0.0]]))
     assert whole.tolist() == [[50, -127, 1], [0, 0, 0]]
