@@ -11,10 +11,15 @@ Names are resolved on first use, so that `import allmask` does not import torch.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# Torch keeps a prepared kernel for each shape it has met, 1024 of a kind: gigabytes where every row has its own length.
+for _name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "64")
 
 _HOME = {
     "Config": "config",

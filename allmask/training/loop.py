@@ -189,7 +189,7 @@ class Trainer:
         if self.bad_steps >= self.settings.max_bad_steps:
             raise DivergedError(
                 f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
-                f"no such step changed a weight; lower --lr (now {self.settings.lr}), then --resume or start again",
+                f"no such step changed a weight; start again with a lower --lr (now {self.settings.lr})",
             )
 
     # ---- judging and keeping -------------------------------------------------------------------------------
