@@ -55,12 +55,12 @@ class Size:
     steps: int | None = None  # None: as many as the time allows
     most_epochs: int = 4  # with little text, more would be learning by heart
     evaluations: int = 4
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
 
 
 FULL = Size()
 FAST = Size(files=1, installed=False, train=200, dev=6, test=12, written=3, steps=6, evaluations=2, batch_tokens=384)
-TASK = Title(max_source=96, max_target=24)
+TASK = Title(max_source=64, max_target=24)
 SETTINGS = Settings(lr=5e-4, warmup=0.1, keep=1, seed=1)
 ENDING = 10.0  # seconds kept for saving and drawing
 
