@@ -128,11 +128,16 @@ class Title:
 
     def prepare(self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = True) -> Model:
         """A model that can write: with an output layer, and a vocabulary no larger than the data needs."""
-        if model.lm_head is None:
+        fresh = model.lm_head is None
+        if fresh:
             log.info("the checkpoint has no language model head; one is made from the token embedding")
         model = model.with_language_model(torch.Generator().manual_seed(seed))
-        if not prune:
-            return model
+        model = self._pruned(model, records) if prune else model
+        if fresh:
+            _expect_frequencies(model, [record.fields["target"] for record in records])
+        return model
+
+    def _pruned(self, model: Model, records: Sequence[Record]) -> Model:
         texts = (value for record in records for value in record.fields.values())
         kept = propose_keep_tokens(tokenizer_of(model), texts)
         before = model.config.vocabulary
@@ -194,6 +199,15 @@ class Judge:
             ]
             lines += [f"  written    {_short(title)}", ""]
         return lines
+
+
+def _expect_frequencies(model: Model, targets: Sequence[str]) -> None:
+    """Start a fresh output bias at how often each token is written: what the first hundred steps would find out."""
+    tokenizer = tokenizer_of(model)
+    written = [id for ids in _ids(tokenizer, targets) for id in (*ids, _specials(tokenizer)[1])]
+    counts = torch.bincount(torch.tensor(written), minlength=model.config.vocabulary) + 1.0
+    with torch.no_grad():
+        model.head("lm_head").get_parameter("bias").copy_((counts / counts.sum()).log())
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -182,6 +182,13 @@ def test_a_body_gets_a_head_and_keeps_what_the_data_uses(tmp_path: Path, caplog)
         "the checkpoint has no language model head; one is made from the token embedding",
         f"vocabulary: {body.config.vocabulary} → {made.config.vocabulary} tokens, −0.0M parameters",
     ]
+    bias, words = (
+        made.lm_head.bias.exp(),
+        [token for row in rows for token in made.tokenizer.encode(row.fields["target"]).ids[1:]],
+    )
+    assert bias.sum().item() == pytest.approx(1.0, rel=1e-4)  # it expects what is written, how often it is written
+    for token in set(words):
+        assert bias[token].item() == pytest.approx((words.count(token) + 1) / (len(words) + len(bias)), rel=1e-4)
     again = Title().prepare(body, rows, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
 
