@@ -95,6 +95,17 @@ class Transformer(nn.Module):
         padded = hidden.new_zeros(ids.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
         return padded.unflatten(0, ids.shape)
 
+    def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
+        """Hidden states (M, W) of the positions where `where` (B, T) is True; the last feed-forward is spent on no other."""
+        route = Route.find(mask)
+        if not route.is_regular or not self.tokenwise:
+            return self(ids, mask, segments=segments)[where]
+        x = self.embed(ids, mask, None, segments)
+        for layer in self.layers[:-1]:
+            x, _ = layer(x, route)
+        x, _ = self.layers[-1].attend(x, route, None, None)
+        return self.norm(self.layers[-1].feed(x[where]))
+
     def run(self, x: Tensor, route: Route) -> Tensor:
         for layer in self.layers:
             x, _ = layer(x, route)

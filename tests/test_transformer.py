@@ -170,6 +170,16 @@ def test_a_cache_refuses_tokens_that_earlier_ones_should_have_seen():
         model.step(ids[:, 2:], mask[:, 2:], cache)
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_hidden_states_at_some_positions_are_those_of_all(name, family):
+    mask, model, ids = CONSTRUCTORS[name], body(family), draw_ids(2, 6)
+    for rows in (slice(None), slice(0, 1)):
+        where = torch.rand(mask[rows].shape, generator=torch.Generator().manual_seed(2)) < 0.4
+        expected = model(ids[rows], mask[rows])[where]
+        torch.testing.assert_close(model.at(where, ids[rows], mask[rows]), expected, atol=1e-12, rtol=0)
+
+
 def test_a_batch_of_nothing_but_padding_is_zeros():
     hidden = body()(draw_ids(2, 3), Mask.causal(torch.zeros(2, 3).bool()))
     assert hidden.shape == (2, 3, 16) and hidden.abs().sum() == 0

@@ -252,9 +252,8 @@ class Trainer:
 
 def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """Summed cross-entropy over the tokens that have a label; logits are made only there."""
-    hidden = model.body(batch.ids, batch.mask, segments=batch.segments)
     where = batch.labels >= 0
-    logits = model.logits(hidden[where])
+    logits = model.logits(model.body.at(where, batch.ids, batch.mask, batch.segments))
     return F.cross_entropy(logits.float(), batch.labels[where], reduction="sum", label_smoothing=smoothing)
 
 
