@@ -96,7 +96,7 @@ class Transformer(nn.Module):
         return padded.unflatten(0, ids.shape)
 
     def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
-        """Hidden states (M, W) of the positions where `where` (B, T) is True; the last feed-forward is spent on no other."""
+        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
         route = Route.find(mask)
         if not route.is_regular or not self.tokenwise:
             return self(ids, mask, segments=segments)[where]
