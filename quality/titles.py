@@ -1,0 +1,210 @@
+"""How good are the titles? The prefix mask against the naive mask, two BERTs as encoder–decoder, and the lead sentence.
+
+    python quality/titles.py DATA --out quality-runs/acl        # DATA holds train.jsonl, test.jsonl and maybe dev.jsonl
+    python quality/titles.py DATA --systems prefix,naive --steps 360
+
+All systems see the same batches of the same examples in the same order; the table is scored on test.jsonl, never seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import allmask
+from allmask.checkpoints import resolve
+from allmask.data import Record, plan_epoch
+from allmask.tasks.finetuning import save_model
+from allmask.tasks.scores import lead_sentence, score_texts
+from allmask.tasks.title import Title
+from allmask.training import Settings, resolve_precision, train
+from allmask.training.runs import read_metrics
+from allmask.training.schedule import linear
+
+
+@dataclass(frozen=True)
+class Row:
+    system: str
+    steps: int
+    minutes: float
+    scores: dict[str, float]
+
+
+def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
+    """Fine-tune under a mask; write greedily and with four beams."""
+    model = task.prepare(allmask.load(args.model), data.train, args.seed)
+    work = task.work(model, data.train, data.dev)
+    run = Path(args.out) / name
+    result = train(model, work, settings(args), run)
+    save_model(model, task, run / "final")
+    rows = []
+    for label, beams in ((f"{name}, greedy", 1), (f"{name}, 4 beams", 4)):
+        decoding = task.decoding(model, beams=beams)
+        written = [best[0][0] for best in task.write(model, data.sources, decoding)]
+        rows.append(Row(label, result.steps, result.seconds / 60, score_texts(written, data.references)))
+    return rows
+
+
+def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
+    """transformers: one BERT reads, another writes through cross-attention it has yet to learn."""
+    from transformers import BertTokenizerFast, EncoderDecoderModel, logging
+
+    logging.set_verbosity_error()
+    folder = resolve(args.model)
+    tokenizer = BertTokenizerFast.from_pretrained(folder)
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    model.config.decoder_start_token_id, model.config.pad_token_id = tokenizer.cls_token_id, tokenizer.pad_token_id
+    model.config.eos_token_id = tokenizer.sep_token_id
+    began = time.monotonic()
+    steps = _learn(model, tokenizer, task, data, args)
+    minutes = (time.monotonic() - began) / 60
+    written = _write(model.eval(), tokenizer, task, data.sources)
+    return [Row("two BERTs (transformers), greedy", steps, minutes, score_texts(written, data.references))]
+
+
+def _learn(model, tokenizer, task: Title, data: Data, args: argparse.Namespace) -> int:
+    how, dtype = settings(args), resolve_precision("auto")
+    optimiser = torch.optim.AdamW(model.parameters(), lr=how.lr, weight_decay=how.weight_decay, fused=True)
+    plan = data.plan(allmask.load(args.model).tokenizer, task, how)
+    steps = how.steps or len(plan)
+    model.train()
+    for step, numbers in enumerate(plan[:steps]):
+        torch.manual_seed(step)
+        for group in optimiser.param_groups:
+            group["lr"] = how.lr * linear(step, steps, how.warmup_steps(steps))
+        chosen = [data.train[number].fields for number in numbers]
+        source = _encode(tokenizer, [fields["source"] for fields in chosen], task.max_source + 2)
+        target = _encode(tokenizer, [fields["target"] for fields in chosen], task.max_target + 2)
+        labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)[:, 1:]
+        with torch.autocast("cpu", dtype, dtype != torch.float32):
+            logits = model(
+                **source,
+                decoder_input_ids=target["input_ids"][:, :-1],
+                decoder_attention_mask=target["attention_mask"][:, :-1],
+            ).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), how.clip)
+        optimiser.step()
+        optimiser.zero_grad()
+        if step % 20 == 0:
+            print(f"two BERTs: step {step + 1}/{steps} loss {loss.item():.3f}", flush=True)
+    return steps
+
+
+def _encode(tokenizer, texts: list[str], limit: int):
+    how = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "pt"}
+    return tokenizer(texts, **how, return_token_type_ids=False)
+
+
+@torch.no_grad()
+def _write(model, tokenizer, task: Title, sources: list[str]) -> list[str]:
+    written = []
+    for start in range(0, len(sources), 32):
+        batch = _encode(tokenizer, sources[start : start + 32], task.max_source + 2)
+        ids = model.generate(
+            **batch, max_new_tokens=task.max_target + 1, do_sample=False, num_beams=1,
+            decoder_start_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        written += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return written
+
+
+@dataclass(frozen=True)
+class Data:
+    train: list[Record]
+    dev: list[Record]
+    test: list[Record]
+
+    @property
+    def sources(self) -> list[str]:
+        return [record.fields["source"] for record in self.test]
+
+    @property
+    def references(self) -> list[str]:
+        return [record.fields["target"] for record in self.test]
+
+    def plan(self, tokenizer, task: Title, how: Settings) -> list[list[int]]:
+        """The batches our own runs see."""
+        lengths = [len(example) for example in task.examples(tokenizer, self.train)]
+        return [batch for epoch in range(10) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)]
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    return Settings(
+        epochs=args.epochs, steps=args.steps, batch_tokens=args.batch_tokens, lr=args.lr, seed=args.seed,
+        eval_every=args.eval_every, keep=1,
+    )  # fmt: skip
+
+
+def read(folder: Path, task: Title, limit: int) -> Data:
+    dev = folder / "dev.jsonl"
+    held = task.read(dev)[:200] if dev.exists() else []
+    return Data(task.read(folder / "train.jsonl"), held, task.read(folder / "test.jsonl")[:limit])
+
+
+def table(rows: list[Row]) -> str:
+    names = ("system", "steps", "minutes", "ROUGE-1", "ROUGE-2", "ROUGE-L", "BLEU", "length")
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for row in rows:
+        numbers = [f"{row.scores[name]:.1f}" for name in ("rouge_1", "rouge_2", "rouge_l", "bleu", "length")]
+        lines.append(f"| {row.system} | {row.steps or ''} | {row.minutes:.1f} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+def plot(runs: list[Path], path: Path) -> None:
+    """Steps against ROUGE-L on the held-out records."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for run in runs:
+        points = [(line["step"], line["eval_rouge_l"]) for line in read_metrics(run) if "eval_rouge_l" in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=run.name)
+    axes.set(xlabel="step", ylabel="ROUGE-L, held out", title="Titles: learning by mask")
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a folder with train.jsonl, test.jsonl and maybe dev.jsonl")
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--out", default="quality-runs/titles")
+    parser.add_argument("--systems", default="prefix,naive,two-berts")
+    parser.add_argument("--epochs", type=float, default=1.0)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch-tokens", type=int, default=7200, help="about 32 abstracts")
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--eval-every", type=int, default=100)
+    parser.add_argument("--max-source", type=int, default=254)
+    parser.add_argument("--limit", type=int, default=1000, help="test records")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    task = Title(max_source=args.max_source)
+    data = read(args.data, task, args.limit)
+    lead = score_texts([lead_sentence(source) for source in data.sources], data.references)
+    rows = [Row("lead sentence", 0, 0.0, lead)]
+    for name in args.systems.split(","):
+        made = Title(max_source=args.max_source, mask=name) if name != "two-berts" else task
+        rows += two_berts(made, data, args) if name == "two-berts" else ours(name, made, data, args)
+        print(table(rows), flush=True)
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        (Path(args.out) / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    plot([Path(args.out) / name for name in args.systems.split(",")], Path(args.out) / "learning.png")
+
+
+if __name__ == "__main__":
+    main()
