@@ -43,8 +43,9 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: ## quality of trained models (none yet)
-	@echo "There is no quality run yet: nothing is trained so far."
+quality: setup ## train and judge titles: make quality DATA=folder with train.jsonl and test.jsonl
+	@if [ -z "$(DATA)" ]; then echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl)" >&2; exit 2; fi
+	$(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA))
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

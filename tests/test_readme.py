@@ -10,7 +10,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def blocks() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in found if "import" in block]
+    return [block for block in found if "import" in block]  # the others go on from a model one has to train first
 
 
 def test_recipes_run():
