@@ -21,7 +21,7 @@ SKIPPED_FOLDERS = frozenset(
 )
 SPLITS = ("train", "dev", "test")
 SHARES = {"test": 0.08, "dev": 0.05}  # of all pairs; the rest is for training
-LARGEST_HELD_OUT = 300  # pairs; a package with more is worth more in training
+LARGEST_HELD_OUT = 300  # pairs; a file with more is worth more in training
 SAME_OPENING = 12  # summaries that may begin with the same three words in one package
 RUN = 8  # words in a row that a held-out text may not share with one for training
 
@@ -33,8 +33,13 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 class Pair:
     source: str  # the docstring's text after its first line
     target: str  # its first line
-    package: str  # "asyncio", "torch": pairs of one package are never split
+    package: str  # "asyncio", "torch"
     where: str  # "asyncio/tasks.py:357"
+
+    @property
+    def file(self) -> str:
+        """Pairs of one file are never on two sides."""
+        return self.where.rpartition(":")[0] or self.where
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Found:
 
 
 def find_pairs(roots: Sequence[Path], per_package: int = 120) -> Found:
-    """Pairs from the Python files under some folders, split by package; of each package at most so many files."""
+    """Pairs from the Python files under some folders, split by file; of each package at most so many files."""
     found = Found({})
     pairs: list[Pair] = []
     for package, files in _packages(roots).items():
@@ -221,16 +226,16 @@ def _without_twins(pairs: Iterable[Pair], dropped: Counter[str]) -> Iterator[Pai
 
 
 def split(pairs: Sequence[Pair], dropped: Counter[str]) -> dict[str, list[Pair]]:
-    """Whole packages to test, dev and training; then held-out texts that resemble one for training are dropped."""
-    sizes = Counter(pair.package for pair in pairs)
+    """Whole files to test, dev and training; then held-out texts that resemble one for training are dropped."""
+    sizes = Counter(pair.file for pair in pairs)
     room = {name: share * len(pairs) for name, share in SHARES.items()}
     home = dict.fromkeys(sizes, "train")
-    for package in sorted(sizes, key=_hash):
-        fitting = [name for name in room if sizes[package] <= min(room[name], LARGEST_HELD_OUT)]
+    for file in sorted(sizes, key=_hash):
+        fitting = [name for name in room if sizes[file] <= min(room[name], LARGEST_HELD_OUT)]
         if fitting:
-            home[package] = fitting[0]
-            room[fitting[0]] -= sizes[package]
-    parts = {name: [pair for pair in pairs if home[pair.package] == name] for name in SPLITS}
+            home[file] = fitting[0]
+            room[fitting[0]] -= sizes[file]
+    parts = {name: [pair for pair in pairs if home[pair.file] == name] for name in SPLITS}
     known: set[int] = set()
     for name in SPLITS:
         before = len(parts[name])

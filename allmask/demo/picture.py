@@ -52,6 +52,6 @@ def _bars(axes: Axes, scores: dict[str, dict[str, float]]) -> None:
         drawn = axes.bar([0.4 * place + row for row in range(len(LABELS))], values, 0.38, color=colour, label=name)
         axes.bar_label(drawn, fmt="%.1f", fontsize=9)
     axes.set_xticks([0.2 + row for row in range(len(LABELS))], list(LABELS.values()))
-    axes.set_title("held-out packages")
+    axes.set_title("held-out files")
     axes.margins(y=0.2)
     axes.legend(frameon=False)

@@ -195,7 +195,7 @@ class Demo:
 
     def judge(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
         self.say(
-            f"\n3. Judging. {len(records)} docstrings of packages it has not seen, beside a simple rule: take the\n"
+            f"\n3. Judging. {len(records)} docstrings of files it has not seen, beside a simple rule: take the\n"
             "   text's first sentence. ROUGE counts words in common with the real line, in percent.\n"
         )
         scores = TASK.score(self._titles([record.fields["source"] for record in records]), records)
@@ -278,7 +278,7 @@ def _counts(found: Found) -> str:
     parts = ", ".join(f"{len(found.splits[name]):,} {use}" for name, use in USES.items())
     return (
         f"{found.docstrings:,} docstrings in {found.files:,} files gave {parts}.\n"
-        f"Twins were left out ({found.dropped['twins']:,}); no package is on two sides, and no text to judge by\n"
+        f"Twins were left out ({found.dropped['twins']:,}); no file is on two sides, and no text to judge by\n"
         f"shares a run of words with one to learn from ({found.dropped['like one for training']:,} did)."
     )
 
