@@ -38,7 +38,7 @@ def command(
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch. [default: 4096]")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 3e-4]")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 5e-4]")] = None,
     schedule: Annotated[
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
         typer.Option(help="The learning rate after the warm-up. [default: linear]"),
@@ -49,6 +49,9 @@ def command(
     weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
     clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="0 learns faster where no record is seen twice. [default: the model's own]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of data order, dropout, a new head. [default: 1]")] = None,
     precision: Annotated[
         Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")

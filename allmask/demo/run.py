@@ -61,7 +61,7 @@ class Size:
 FULL = Size()
 FAST = Size(files=1, installed=False, train=200, dev=6, test=12, written=3, steps=6, evaluations=2, batch_tokens=384)
 TASK = Title(max_source=64, max_target=24)
-SETTINGS = Settings(lr=5e-4, warmup=0.1, keep=1, seed=1)
+SETTINGS = Settings(lr=8e-4, warmup=0.1, dropout=0.0, keep=1, seed=1)
 ENDING = 10.0  # seconds kept for saving and drawing
 
 

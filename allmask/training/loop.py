@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
+from allmask.dropout import Dropout
 from allmask.errors import DivergedError, Interrupted
 from allmask.model import Model
 from allmask.training import runs
@@ -86,6 +88,8 @@ class Trainer:
 
     def __post_init__(self):
         self.optimiser = adamw(self.model, self.settings)
+        if self.settings.dropout is not None:
+            set_dropout(self.model, self.settings.dropout)
         self.plans: dict[int, list[list[int]]] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
@@ -248,6 +252,15 @@ class Trainer:
         self.save()
         code = 128 + self.asked_to_stop
         raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", code)
+
+
+def set_dropout(model: Model, p: float) -> None:
+    """Another dropout for this training; what is saved keeps the model's own."""
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.p = p
+        elif isinstance(module, Attention):
+            module.dropout = p
 
 
 def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:

@@ -40,7 +40,7 @@ def titles(bert: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         str(bert),
         str(data / "train.jsonl"),
         Title(max_target=8),
-        Settings(steps=60, lr=2e-2, batch_tokens=256, eval_every=30, precision="fp32"),
+        Settings(steps=120, lr=1e-2, batch_tokens=256, eval_every=60, precision="fp32"),
         eval=str(data / "dev.jsonl"),
     )
     run = tmp_path_factory.mktemp("runs") / "titles"

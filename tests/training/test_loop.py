@@ -247,6 +247,13 @@ def test_occupied_and_empty_run_folders(tmp_path):
         train(model(), Copying(), FAST, tmp_path / "file" / "run", quiet=True)
 
 
+def test_dropout_of_a_run_is_not_the_models(tmp_path):
+    made, plain = model(dropout=0.1), model(dropout=0.0)
+    train(made, Copying(), replace(FAST, dropout=0.0), tmp_path / "made", quiet=True)
+    train(plain, Copying(), FAST, tmp_path / "plain", quiet=True)
+    assert same(weights(made), weights(plain)) and made.config.dropout == 0.1
+
+
 def test_norms_and_biases_are_not_decayed():
     decayed, spared = adamw(model(), FAST).param_groups
     assert decayed["weight_decay"] == 0.01 and all(p.ndim == 2 for p in decayed["params"])
