@@ -1,4 +1,4 @@
-"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length. Chinese counts characters."""
+"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length. Case does not count; Chinese counts characters."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ LABELS = ("rouge_1", "rouge_2", "rouge_l")
 def bleu(written: Sequence[str], references: Sequence[str], chinese: bool) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
-    metric = BLEU(tokenize="zh" if chinese else "13a")
+    metric = BLEU(tokenize="zh" if chinese else "13a", lowercase=True)  # as ROUGE counts, too
     return metric.corpus_score(list(written), [list(references)]).score
 
 
 def score_texts(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """All of them at once."""
     chinese = is_chinese(references)
-    same = sum(mine.strip() == theirs.strip() for mine, theirs in zip(written, references, strict=True))
+    same = sum(mine.strip().lower() == theirs.strip().lower() for mine, theirs in zip(written, references, strict=True))
     return {
         **rouge(written, references, chinese),
         "bleu": bleu(written, references, chinese),
