@@ -1,4 +1,7 @@
-"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length. Case does not count; Chinese counts characters."""
+"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length.
+
+Upper and lower case are the same; Chinese counts by the character.
+"""
 
 from __future__ import annotations
 
