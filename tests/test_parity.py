@@ -137,7 +137,7 @@ def test_gradients_equal_transformers(make, family, tmp_path):
     for name, ours_name in PAIRS[family].items():
         reference, gradient = theirs.get_parameter(name).grad, ours.get_parameter(ours_name).grad
         reference = reference.T if reference.shape != gradient.shape else reference
-        assert (gradient - reference).abs().max() <= 1e-4 * max(1.0, reference.abs().max().item())
+        assert (gradient - reference).abs().max() <= 1e-4
         compared += 1
     assert compared == len(PAIRS[family])
 

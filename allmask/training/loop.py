@@ -131,7 +131,7 @@ class Trainer:
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
             while self.step < self.steps and not self._out_of_patience():
-                self._one_step(source, metrics, bar, began)
+                self._one_step(source, metrics, bar)
                 if self.asked_to_stop:
                     self._stop()
         finally:
@@ -141,7 +141,7 @@ class Trainer:
         best = Score(self.best, self.history.get("best", {})) if self.best_step is not None else None
         return Result(self.step, self.best_step, best, time.monotonic() - began, self.step < self.steps)
 
-    def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress, began: float) -> None:
+    def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress) -> None:
         started = time.monotonic()
         micro = [next(source) for _ in range(self.settings.accumulate)]
         loss, norm, rate = self._learn(micro)

@@ -86,7 +86,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, precision, accumulat
         metrics = runs_metrics(first)
         source = first.batches_from(0)
         for _ in range(stop):
-            first._one_step(source, metrics, quiet_bar(first), 0.0)
+            first._one_step(source, metrics, quiet_bar(first))
         source.close()
         again, rest = model(dropout=0.1), Copying()
         with torch.no_grad():  # whatever it starts with must be replaced
