@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -49,12 +50,19 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples in one row. `mask.group` is the number of the example that a token came from."""
+    """Examples in one row. `mask.group` is the number of the example that a token came from.
+
+    With `query`, labels are predicted by a second stream that embeds this id at each place and reads strictly older
+    tokens only, so never the one it guesses (XLNet).
+    """
 
     ids: Tensor  # (1, N)
     mask: Mask  # (1, N)
     segments: Tensor  # (1, N)
     labels: Tensor  # (1, N), -1 where nothing is predicted
+    name: str = "lm"  # what its loss is called
+    query: int | None = None
+    relations: Tensor | None = None  # (examples,) 0: segment 1 follows segment 0; 1: it comes from elsewhere
 
     @property
     def tokens(self) -> int:
@@ -66,7 +74,30 @@ class Batch:
         return int((self.labels != NO_LABEL).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return _moved(self, device)
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatch:
+    """Texts for an encoder and what its decoder reads and predicts, a pair a row, padded (group -1 of the masks)."""
+
+    source_ids: Tensor  # (B, S)
+    source_mask: Mask  # (B, S)
+    ids: Tensor  # (B, T)
+    mask: Mask  # (B, T)
+    labels: Tensor  # (B, T), -1 where nothing is predicted
+    name: str = "lm"
+
+    @property
+    def tokens(self) -> int:
+        return int(self.source_mask.valid.sum() + self.mask.valid.sum())
+
+    @property
+    def targets(self) -> int:
+        return int((self.labels != NO_LABEL).sum())
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        return _moved(self, device)
 
 
 def pack(examples: Sequence[Example]) -> Batch:
@@ -78,18 +109,38 @@ def pack(examples: Sequence[Example]) -> Batch:
     if not examples:
         raise UsageError("pack: there are no examples to make a batch of")
     lengths = np.array([len(example) for example in examples])
-    by_length = lengths.argsort(kind="stable")
-    ordered, lengths = [examples[number] for number in by_length], lengths[by_length]
-    starts = np.cumsum(lengths) - lengths
-    group = by_length.repeat(lengths)
-    place = np.arange(len(group)) - starts.repeat(lengths)
-    order = np.concatenate([example.order for example in ordered])
-    sort = np.lexsort((order, np.arange(len(ordered)).repeat(lengths)))  # stable: by document, then by order
+    names = ("ids", "order", "segments", "labels")
+    ids, order, segments, labels = (np.concatenate([getattr(example, name) for example in examples]) for name in names)
+    return pack_flat(lengths, ids, order, segments, labels)
 
-    def row(values: np.ndarray) -> Tensor:
+
+def pack_flat(
+    lengths: np.ndarray, ids: np.ndarray, order: np.ndarray, segments: np.ndarray, labels: np.ndarray,
+    name: str = "lm", query: int | None = None, relations: np.ndarray | None = None,
+) -> Batch:  # fmt: skip
+    """The same of examples that already stand in flat arrays, one after another."""
+    row = np.arange(len(lengths)).repeat(lengths)
+    rank = np.empty_like(lengths)
+    rank[lengths.argsort(kind="stable")] = np.arange(len(lengths))
+    place = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
+    order = order.astype(np.int64)
+    lowest = order.min()
+    # stable: by the rank of the example, then by order
+    sort = (rank[row] * (order.max() - lowest + 1) + (order - lowest)).argsort(kind="stable")
+
+    def tokens(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[sort].astype(np.int64))[None]
 
-    ids, segments, labels = (
-        row(np.concatenate([getattr(example, name) for example in ordered])) for name in ("ids", "segments", "labels")
+    mask = Mask(tokens(order), tokens(row), tokens(place))
+    labelled = None if relations is None else torch.from_numpy(relations.astype(np.int64))
+    return Batch(tokens(ids), mask, tokens(segments), tokens(labels), name, query, labelled)
+
+
+AnyBatch = TypeVar("AnyBatch", Batch, PairBatch)
+
+
+def _moved(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(
+        batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor | Mask)}
     )
-    return Batch(ids, Mask(row(order), row(group), row(place)), segments, labels)
