@@ -1,0 +1,33 @@
+"""Causal language model (GPT-2): each position predicts the token after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import Batch, pack_flat
+from allmask.objectives.draws import Draw
+from allmask.objectives.objective import Samples, next_in_row, read
+from allmask.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Causal:
+    """From left to right, nothing hidden.
+
+            [CLS]  北    京    欢    迎  [SEP]
+    order     0     1     2     3     4     5
+    labels   北    京    欢    迎  [SEP]  -1
+    """
+
+    vocabulary: Vocabulary
+    name: ClassVar[str] = "causal"
+    frame: ClassVar[int] = 2
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        text = self.vocabulary.framed(read(samples, draw))
+        zeros = np.zeros_like(text.values)
+        return pack_flat(text.lengths, text.values, text.place, zeros, next_in_row(text), self.name)

@@ -1,0 +1,53 @@
+"""MASS (arXiv 1905.02450): the encoder reads a text with a gap, the decoder writes what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import PairBatch
+from allmask.errors import UsageError
+from allmask.objectives.draws import Draw
+from allmask.objectives.objective import Samples, read
+from allmask.objectives.pairs import pair_batch
+from allmask.objectives.ragged import Ragged
+from allmask.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Mass:
+    """A run of half the tokens, anywhere, is hidden from the encoder; the decoder sees and predicts only that run.
+
+    encoder   [CLS]  北  [MASK] [MASK] [MASK]  你    好  [SEP]
+    decoder                [MASK]  京    欢
+    place                     2     3     4
+    labels                   京    欢    迎
+    """
+
+    vocabulary: Vocabulary
+    share: float = 0.5
+    name: ClassVar[str] = "mass"
+    frame: ClassVar[int] = 2
+    heads: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        self.vocabulary.need(self.name, "mask")
+        if not 0.0 < self.share <= 1.0:
+            raise UsageError(f"mass: share is {self.share}; expected more than 0 and at most 1")
+
+    def batch(self, samples: Samples, draw: Draw) -> PairBatch:
+        text = read(samples, draw)
+        hidden, mask = self.choose(text, draw), self.vocabulary.id_of("mask")
+        source = self.vocabulary.framed(Ragged(np.where(hidden, mask, text.values), text.lengths))
+        labels = text.keep(hidden)
+        place = text.place[hidden] + (self.vocabulary.begin is not None)
+        ids = np.where(labels.place == 0, mask, np.append(0, labels.values[:-1]))
+        return pair_batch(source, Ragged(ids, labels.lengths), labels, self.name, place)
+
+    def choose(self, text: Ragged, draw: Draw) -> np.ndarray:
+        """(N,) the run that is hidden; at least one token."""
+        size = np.maximum((text.lengths * self.share).round().astype(np.int64), 1)
+        start = (draw.rows("start") * (text.lengths - size + 1)).astype(np.int64)[text.row]
+        return (text.place >= start) & (text.place < start + size[text.row])

@@ -1,0 +1,90 @@
+"""Masked language model (BERT, arXiv 1810.04805): hide some tokens, read both ways, guess them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import NO_LABEL, Batch, pack_flat
+from allmask.errors import UsageError
+from allmask.objectives.draws import Draw
+from allmask.objectives.objective import Samples, read
+from allmask.objectives.ragged import Ragged
+from allmask.objectives.vocabulary import Vocabulary
+
+HIDDEN, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+
+
+@dataclass(frozen=True, eq=False)
+class Mlm:
+    """Of 15 % of the tokens, 80 % become [MASK], 10 % a random token, 10 % stay; all of them are to be guessed.
+
+                [CLS]  北    京    欢    迎    你  [SEP]
+    read        [CLS]  北  [MASK]  欢    迎    好  [SEP]
+    order         0     0     0     0     0     0     0
+    labels       -1    -1    京    -1    -1    你    -1
+
+    `whole_words` chooses words, not pieces. `ngrams` are the weights of choosing 1, 2, 3, … tokens (or words) at once;
+    (6, 3, 2) is ALBERT's. Each such unit is chosen with probability `share`, special tokens never.
+    """
+
+    vocabulary: Vocabulary
+    share: float = 0.15
+    whole_words: bool = False
+    ngrams: Sequence[float] = (1.0,)
+    name: ClassVar[str] = "mlm"
+    frame: ClassVar[int] = 2
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+
+    def __post_init__(self):
+        self.vocabulary.need(self.name, "mask")
+        if not 0.0 < self.share < 1.0:
+            raise UsageError(f"mlm: share is {self.share}; expected more than 0 and less than 1")
+        if not self.ngrams or min(self.ngrams) < 0 or not 0 < sum(self.ngrams) < float("inf"):
+            raise UsageError(f"mlm: ngrams are {self.ngrams}; expected weights, not all 0")
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        text = self.vocabulary.framed(read(samples, draw))
+        ids, labels = self.corrupt(text, draw)
+        zeros = np.zeros_like(ids)
+        return pack_flat(text.lengths, ids, zeros, zeros, labels, self.name)
+
+    def corrupt(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        """What is read in place of the text, and what is to be guessed."""
+        chosen, ordinary = self.choose(text, draw), self.vocabulary.ordinary
+        fate, other = (draw.tokens(name, text.lengths)[chosen] for name in ("fate", "other"))
+        ids, labels = text.values.copy(), np.full_like(text.values, NO_LABEL)
+        labels[chosen] = ids[chosen]
+        strangers = ordinary[(other * len(ordinary)).astype(np.int64)]
+        kept_or_strange = np.where(fate < HIDDEN + REPLACED, strangers, ids[chosen])
+        ids[chosen] = np.where(fate < HIDDEN, self.vocabulary.id_of("mask"), kept_or_strange)
+        return ids, labels
+
+    def choose(self, text: Ragged, draw: Draw) -> np.ndarray:
+        """(N,) which tokens are to be guessed: the units whose first token drew a low number."""
+        lots = draw.tokens("chosen", text.lengths)
+        first = np.maximum.accumulate(np.where(self.units(text, draw), np.arange(len(lots)), 0))
+        return (lots[first] < self.share) & ~self.vocabulary.special[text.values]
+
+    def units(self, text: Ragged, draw: Draw) -> np.ndarray:
+        """(N,) where something begins that is chosen as a whole: a token, a word, several of them."""
+        special = self.vocabulary.special[text.values]
+        edge = special | np.append(True, special[:-1]) | (text.place == 0)
+        words = edge | ~self.vocabulary.continues[text.values] if self.whole_words else np.ones_like(edge)
+        return words if len(self.ngrams) == 1 else edge | self._grouped(text.keep(words), words, draw)
+
+    def _grouped(self, row: Ragged, words: np.ndarray, draw: Draw) -> np.ndarray:
+        """Of the words' beginnings those that begin an n-gram; the length of each n-gram of a row is drawn."""
+        weights = np.cumsum(self.ngrams) / np.sum(self.ngrams)
+        length = 1 + weights.searchsorted(draw.tokens("length", row.lengths), side="right")
+        ends = length.cumsum()
+        begin = ends - length - np.append(0, ends)[row.starts[row.row]]  # counted in words from the row's first
+        inside = begin < row.lengths[row.row]
+        begins = np.zeros(len(row.values), dtype=bool)
+        begins[(row.starts[row.row] + begin)[inside]] = True
+        grouped = words.copy()
+        grouped[words] = begins
+        return grouped

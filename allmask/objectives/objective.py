@@ -1,0 +1,51 @@
+"""What an objective is: corruption, order and targets. Models know none of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from allmask.data import NO_LABEL, Batch, PairBatch
+from allmask.objectives.draws import Draw
+from allmask.objectives.ragged import Ragged
+
+
+class Samples(Protocol):
+    """What is trained on, by number: rows of ids without the special tokens around them. A list of arrays will do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> np.ndarray: ...
+
+
+class Passages(Samples, Protocol):
+    """Samples that know their sentences and documents."""
+
+    def sentences(self, number: int, /) -> np.ndarray:
+        """Where in the sample its sentences begin; the first is 0."""
+        ...
+
+    def document(self, number: int, /) -> int:
+        """Which document the sample is of."""
+        ...
+
+
+class Objective(Protocol):
+    """Each is built with a `Vocabulary`; its options have defaults."""
+
+    name: ClassVar[str]
+    frame: ClassVar[int]  # special tokens it puts around a sample: what a model needs positions for, too
+    heads: ClassVar[tuple[str, ...]]  # of the model, besides its body; none: an encoder–decoder learns it
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch | PairBatch: ...
+
+
+def read(samples: Samples, draw: Draw) -> Ragged:
+    return Ragged.of([samples[int(number)] for number in draw.numbers])
+
+
+def next_in_row(text: Ragged) -> np.ndarray:
+    """(N,) the value after each, none after the last of a row."""
+    following = np.append(text.values[1:], NO_LABEL)
+    return np.where(text.place == text.lengths[text.row] - 1, NO_LABEL, following)

@@ -1,0 +1,77 @@
+"""Permutation language model (XLNet, arXiv 1906.08237, on any body): tokens are guessed in a drawn order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import NO_LABEL, Batch, pack_flat
+from allmask.errors import UsageError
+from allmask.objectives.draws import Draw
+from allmask.objectives.objective import Samples, read
+from allmask.objectives.ragged import Ragged
+from allmask.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """Special tokens are known first, then the others in an order drawn anew; the last 1/`part` of it is guessed.
+
+            [CLS]  北    京    欢    迎    你    们  [SEP]
+    order     0     3     6     1     5     2     4    0
+    labels   -1    -1    京    -1    迎    -1    -1   -1       (part = 3)
+
+    With `two_streams` a second stream, which sees only what is older, guesses at the place itself. Without, the input
+    is plainly shuffled: an ordinary causal model over moved tokens that carry their places. Each predicts the next one
+    of the order, and is not told where that stands:
+
+            [CLS] [SEP]  欢    你    北    们    迎    京
+    place     0     7     3     5     1     6     4     2
+    labels   -1    -1    -1    -1    -1    迎    京    -1
+
+    Both read the same: a batch always stands in its order, which turns the permuted mask into a causal one.
+    """
+
+    vocabulary: Vocabulary
+    part: int = 6
+    two_streams: bool = True
+    name: ClassVar[str] = "permutation"
+    frame: ClassVar[int] = 2
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+
+    def __post_init__(self):
+        if self.part < 1:
+            raise UsageError(f"permutation: part is {self.part}; expected 1 (guess all) or more")
+        if self.two_streams:
+            self.vocabulary.need(self.name, "mask")
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        text = self.vocabulary.framed(read(samples, draw))
+        order, guessed = self.order(text, draw)
+        if self.two_streams:
+            labels, query = np.where(guessed, text.values, NO_LABEL), self.vocabulary.id_of("mask")
+        else:
+            labels, query = _of_the_next(text, order, guessed), None
+        return pack_flat(text.lengths, text.values, order, np.zeros_like(order), labels, self.name, query)
+
+    def order(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        """When each token becomes known, 0 for special ones, and which are guessed: some, but none before all else."""
+        special = self.vocabulary.special[text.values]
+        rank = text.rank(np.where(special, -1.0, draw.tokens("order", text.lengths)))
+        known = np.bincount(text.row[special], minlength=len(text.lengths))  # these have the first ranks
+        tokens = text.lengths - known
+        guesses = np.minimum(-(-tokens // self.part), text.lengths - 1)
+        order = np.where(special, 0, rank - known[text.row] + 1)
+        return order, ~special & (order > (tokens - guesses)[text.row])
+
+
+def _of_the_next(text: Ragged, order: np.ndarray, guessed: np.ndarray) -> np.ndarray:
+    """For each token the one that follows it in the order, where that is to be guessed."""
+    by_order = np.lexsort((order, text.row))
+    follower = np.append(by_order[1:], 0)
+    asked = guessed[follower] & np.append(text.row[by_order[1:]] == text.row[by_order[:-1]], False)
+    labels = np.full_like(text.values, NO_LABEL)
+    labels[by_order[asked]] = text.values[follower[asked]]
+    return labels

@@ -1,0 +1,68 @@
+"""Rows of different lengths in one flat array: what whole batches are cut, joined and corrupted in, without loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """B rows, one after another: 北 京 | 你 好 吗 has lengths 2 3."""
+
+    values: np.ndarray  # (N,)
+    lengths: np.ndarray  # (B,)
+
+    @classmethod
+    def of(cls, rows: list[np.ndarray]) -> Ragged:
+        values = np.concatenate(rows).astype(np.int64) if rows else np.empty(0, np.int64)
+        return cls(values, np.array([len(row) for row in rows], dtype=np.int64))
+
+    @classmethod
+    def constant(cls, value: int, rows: int) -> Ragged:
+        """The same value once in every row."""
+        return cls(np.full(rows, value), np.ones(rows, dtype=np.int64))
+
+    @classmethod
+    def join(cls, *parts: Ragged) -> Ragged:
+        """Row by row one part after another."""
+        lengths = np.sum([part.lengths for part in parts], axis=0)
+        values = np.empty(lengths.sum(), dtype=np.int64)
+        begin = lengths.cumsum() - lengths
+        for part in parts:
+            values[begin[part.row] + part.place] = part.values
+            begin = begin + part.lengths
+        return cls(values, lengths)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(B,) where each row begins."""
+        return self.lengths.cumsum() - self.lengths
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """(N,) the row of each value."""
+        return np.arange(len(self.lengths)).repeat(self.lengths)
+
+    @cached_property
+    def place(self) -> np.ndarray:
+        """(N,) the place of each value in its row."""
+        return np.arange(len(self.values)) - self.starts[self.row]
+
+    def keep(self, where: np.ndarray) -> Ragged:
+        """Only some of the values, (N,) booleans."""
+        return Ragged(self.values[where], np.bincount(self.row[where], minlength=len(self.lengths)))
+
+    def rank(self, keys: np.ndarray) -> np.ndarray:
+        """(N,) the how-manieth of its row each value is when rows are sorted by keys."""
+        rank = np.empty(len(keys), dtype=np.int64)
+        rank[np.lexsort((keys, self.row))] = self.place
+        return rank
+
+    def padded(self, fill: int = 0) -> np.ndarray:
+        """(B, longest)"""
+        table = np.full((len(self.lengths), int(self.lengths.max(initial=0))), fill, dtype=np.int64)
+        table[self.row, self.place] = self.values
+        return table

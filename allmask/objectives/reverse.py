@@ -1,0 +1,34 @@
+"""Reverse language model: each position predicts the token before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import NO_LABEL, Batch, pack_flat
+from allmask.objectives.draws import Draw
+from allmask.objectives.objective import Samples, read
+from allmask.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Reverse:
+    """From right to left, nothing hidden; [CLS] is how a text ends.
+
+            [CLS]  北    京    欢    迎  [SEP]
+    order     5     4     3     2     1     0
+    labels   -1   [CLS]  北    京    欢    迎
+    """
+
+    vocabulary: Vocabulary
+    name: ClassVar[str] = "reverse"
+    frame: ClassVar[int] = 2
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        text = self.vocabulary.framed(read(samples, draw))
+        order = text.lengths[text.row] - 1 - text.place
+        labels = np.where(text.place == 0, NO_LABEL, np.append(NO_LABEL, text.values[:-1]))
+        return pack_flat(text.lengths, text.values, order, np.zeros_like(order), labels, self.name)

@@ -1,0 +1,77 @@
+"""UniLM's pretraining (arXiv 1905.03197): masked tokens under four orders, one of them for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from allmask.data import Batch, pack_flat
+from allmask.errors import UsageError
+from allmask.objectives.draws import Draw
+from allmask.objectives.mlm import Mlm
+from allmask.objectives.objective import Samples, read
+from allmask.objectives.prefix import source_and_target
+from allmask.objectives.ragged import Ragged
+from allmask.objectives.vocabulary import Vocabulary
+
+WAYS = ("bidirectional", "left-to-right", "right-to-left", "seq2seq")
+
+
+@dataclass(frozen=True, eq=False)
+class Unilm:
+    """Tokens are hidden as in `Mlm` and guessed where they stand; the order says from what.
+
+                     [CLS]  北  [MASK]  欢  [SEP]              [CLS]  北  [SEP] [MASK] 欢  [SEP]
+    bidirectional      0     0     0     0     0      seq2seq    0     0     0     1     2     3
+    left-to-right      0     1     2     3     4      segments   0     0     0     1     1     1
+    right-to-left      4     3     2     1     0
+    labels            -1    -1    京    -1    -1                -1    -1    -1    京    -1    -1
+
+    Of what is hidden, 80 % are single tokens, the others two or three in a row.
+    """
+
+    vocabulary: Vocabulary
+    weights: Sequence[float] = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # of the four ways
+    share: float = 0.15
+    ngrams: Sequence[float] = (0.8, 0.1, 0.1)
+    name: ClassVar[str] = "unilm"
+    frame: ClassVar[int] = 3
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+
+    def __post_init__(self):
+        self.vocabulary.need(self.name, "end", "mask")
+        if len(self.weights) != len(WAYS) or min(self.weights) < 0 or not 0 < sum(self.weights) < float("inf"):
+            raise UsageError(f"unilm: weights are {self.weights}; expected one for each of {', '.join(WAYS)}")
+        assert self.mlm.share == self.share  # its options are checked here and now
+
+    @cached_property
+    def mlm(self) -> Mlm:
+        return Mlm(self.vocabulary, self.share, ngrams=self.ngrams)
+
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        text, order, segments = self.lay_out(read(samples, draw), draw)
+        ids, labels = self.mlm.corrupt(text, draw)
+        return pack_flat(text.lengths, ids, order, segments, labels, self.name)
+
+    def way(self, draw: Draw) -> str:
+        """One for all samples of a batch: documents of one length and order are one call of a kernel."""
+        shares = np.cumsum(self.weights) / np.sum(self.weights)
+        return WAYS[int(shares.searchsorted(draw.batch("way"), side="right"))]
+
+    def lay_out(self, samples: Ragged, draw: Draw) -> tuple[Ragged, np.ndarray, np.ndarray]:
+        """The framed text, its order and its segments."""
+        way = self.way(draw)
+        if way == "seq2seq":
+            text, order = source_and_target(samples, self.vocabulary, draw)
+            return text, order, order > 0
+        text = self.vocabulary.framed(samples)
+        orders = {
+            "bidirectional": np.zeros_like(text.place),
+            "left-to-right": text.place,
+            "right-to-left": text.lengths[text.row] - 1 - text.place,
+        }
+        return text, orders[way], np.zeros_like(text.place)
