@@ -1,0 +1,148 @@
+"""Pretraining text as a stream of sentences, each with the number of its document.
+
+Plain text has a sentence a line and a blank line between documents. A record of any other file (JSON lines, parquet,
+csv) is a document, its lines are the sentences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from allmask.data.fields import Bad, text
+from allmask.data.lines import decode, lines, unreadable
+from allmask.data.records import MAX_LINE, read_records
+from allmask.errors import DataError, UsageError
+
+KINDS = (".txt", ".jsonl", ".ndjson", ".parquet", ".csv")  # what is taken out of a folder, also as .gz
+ON_BAD_RECORD = ("stop", "skip")
+
+Sentence = tuple[int, str]  # the number of its document, which only grows; the text
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the files are read. `skipped` counts, by reason, what was left out."""
+
+    text_field: str = "text"
+    on_bad_record: str = "stop"
+    verbatim: bool = False  # nothing is trimmed: line ends stay, a text file is one document, blank lines and all
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self):
+        if self.on_bad_record not in ON_BAD_RECORD:
+            raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected one of {', '.join(ON_BAD_RECORD)}")
+
+    @property
+    def skip(self) -> bool:
+        return self.on_bad_record == "skip"
+
+
+def find_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files, those of folders in the order of their names; what cannot be read is said before any work is done."""
+    if not paths:
+        raise DataError("no text files given", "name at least one .txt, .jsonl or .parquet file, or a folder of them")
+    found = [file for path in map(Path, paths) for file in (_inside(path) if path.is_dir() else [path])]
+    for file in found:
+        _check(file)
+    return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and _is_ours(file.relative_to(folder)))
+    if not files:
+        raise DataError(f"{folder}: no text in this folder", f"expected files of these kinds: {', '.join(KINDS)}")
+    return files
+
+
+def _is_ours(file: Path) -> bool:
+    return kind(file) in KINDS and not any(part.startswith(".") for part in file.parts)
+
+
+def kind(file: Path) -> str:
+    """The ending of the name, before .gz."""
+    return (Path(file.stem) if file.suffix.lower() == ".gz" else file).suffix.lower()
+
+
+def _check(file: Path) -> None:
+    try:
+        with file.open("rb") as stream:
+            empty = not stream.read(1)
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file", "check the path") from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+    if empty:
+        raise DataError(f"{file}: the file is empty", "check how it was made, or remove it from the list")
+
+
+def sentences(files: Sequence[Path], reading: Reading) -> Iterator[Sentence]:
+    """All sentences of all files, one after another; never more than a record in memory."""
+    document = 0
+    for file in files:
+        source = _lines_of_text(file, reading) if kind(file) == ".txt" else _lines_of_records(file, reading)
+        found, document = False, document + 1
+        for line in source:
+            if line is None:
+                document += 1
+            else:
+                found = True
+                yield document, line
+        if not found:
+            raise DataError(f"{file}: there is no text in it", "check how it was made, or remove it from the list")
+
+
+def _lines_of_text(file: Path, reading: Reading) -> Iterator[str | None]:
+    """The lines that hold text; None where a document ends."""
+    for line in lines(file, MAX_LINE):
+        try:
+            found = decode(line, MAX_LINE)
+        except Bad as bad:
+            if not reading.skip:
+                raise DataError(
+                    f"{file}:{line.number}: {bad.what}", f"{bad.hint}, or pass --on-bad-record skip"
+                ) from None
+            reading.skipped[bad.reason] += 1
+        else:
+            yield found if reading.verbatim else found.strip() or None
+
+
+def _lines_of_records(file: Path, reading: Reading) -> Iterator[str | None]:
+    fields = {reading.text_field: text}
+    for record in read_records(file, fields, reading.on_bad_record, reading.skipped):
+        found = record.fields[reading.text_field]
+        if reading.verbatim:
+            yield from StringIO(found, newline="\n")
+        else:
+            yield from filter(None, map(str.strip, found.split("\n")))
+        yield None
+
+
+def text_size(file: Path, text_field: str) -> int:
+    """About how many bytes of text are in a file, for a bar of progress: of a compressed one what it says itself."""
+    size = file.stat().st_size
+    try:
+        if file.suffix.lower() == ".gz":
+            return max(size, _unpacked(file))
+        return _column_size(file, text_field) if kind(file) == ".parquet" else size
+    except Exception:  # whatever is wrong with the file is said when it is read
+        return size
+
+
+def _unpacked(file: Path) -> int:
+    """The last four bytes of a gzip file: its size, if that is below 4 GB and it was written in one go."""
+    with file.open("rb") as stream:
+        stream.seek(-4, 2)
+        return int.from_bytes(stream.read(4), "little")
+
+
+def _column_size(file: Path, name: str) -> int:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        groups = (opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups))
+        columns = (group.column(place) for group in groups for place in range(group.num_columns))
+        return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)

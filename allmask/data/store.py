@@ -1,0 +1,261 @@
+"""The files of a token store, written so that at any moment they are whole, or can be gone on with, or are not there.
+
+corpus/
+  tokens.bin      all tokens one after another, uint16 or uint32
+  sentences.bin   int64: where each sentence begins among the tokens, and the end of the last
+  documents.bin   int64: where each document begins among the sentences, and the end of the last
+  meta.json       what it was made of, counts, and the SHA-256 of each file above
+
+While it is made it is called .corpus.partial and has a journal.jsonl: a line for each finished part, with the sizes and
+checksums of the files at its end. Little-endian, as every machine torch runs on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from allmask.errors import ResourceError
+
+TOKENS, SENTENCES, DOCUMENTS = FILES = ("tokens.bin", "sentences.bin", "documents.bin")
+META, JOURNAL, ASKED = "meta.json", "journal.jsonl", "asked.json"
+PART_TOKENS = 1 << 22  # between two lines of the journal; what a kill can cost
+_READ = 1 << 20
+
+
+class Piece(NamedTuple):
+    """Sentences that follow each other, encoded."""
+
+    ids: np.ndarray  # of all of them
+    sizes: np.ndarray  # tokens of each; one without any is left out
+    documents: np.ndarray  # the number of the document of each, which only grows
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    tokens: int = 0
+    sentences: int = 0
+    documents: int = 0
+    read: int = 0  # sentences taken from the source, those without a token too
+    last: int = -1  # the number of the document that was written last
+    text_bytes: int = 0
+
+
+def checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """See a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A full or read-only disk, in words."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some space and run again: what is finished is kept; or name another folder"
+        raise ResourceError(f"{folder}: could not be written: {error.strerror or error}", hint) from error
+
+
+@contextmanager
+def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time makes a store, the others wait; the system frees the lock of a process that was killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = folder.with_name(f".{folder.name}.lock").open("a")
+    except OSError:  # a store that is finished may lie where nothing can be written
+        yield
+        return
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{folder}: another process is preparing it; waiting")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            say(f"{folder}: cannot be locked ({error.strerror}): let only one process prepare it")
+        yield
+
+
+class Writer:
+    """Appends pieces to the store beside `folder`; `counts` is how far it is, also after an interruption."""
+
+    def __init__(self, folder: Path, asked: dict[str, Any], dtype: np.dtype):
+        self.folder, self.beside, self.dtype = folder, partial(folder), dtype
+        self.counts = self.written = Counts()
+        self.hashes = {name: hashlib.sha256() for name in FILES}
+        with writing(folder):
+            self._begin(asked)
+            self.files = {name: (self.beside / name).open("ab") for name in FILES}
+
+    def _begin(self, asked: dict[str, Any]) -> None:
+        """Go on with what is there if it was asked for in the same words; otherwise start anew."""
+        if read_json(self.beside / ASKED) == asked:
+            self._recover()
+            return
+        shutil.rmtree(self.beside, ignore_errors=True)
+        self.beside.mkdir(parents=True)
+        (self.beside / ASKED).write_text(json.dumps(asked), encoding="utf-8")
+        self._truncate({})
+
+    def _recover(self) -> None:
+        """Hash the files from one line of the journal to the next, as far as they are what it says."""
+        sizes: dict[str, int] = {}
+        kept = []
+        for line in _read_lines(self.beside / JOURNAL):
+            if not self._follows(sizes, line):
+                break
+            sizes, self.counts = line["sizes"], Counts(**line["counts"])
+            kept.append(json.dumps(line) + "\n")
+        (self.beside / JOURNAL).write_text("".join(kept), encoding="utf-8")
+        self._truncate(sizes)
+
+    def _follows(self, sizes: dict[str, int], line: dict[str, Any]) -> bool:
+        """Take the bytes up to this line of the journal into the checksums, if they are right."""
+        hashes = {name: self.hashes[name].copy() for name in FILES}
+        for name in FILES:
+            start, end = sizes.get(name, 0), line["sizes"][name]
+            try:
+                missing = _feed(hashes[name], self.beside / name, start, end)
+            except FileNotFoundError:
+                return False
+            if missing or hashes[name].hexdigest() != line["sha256"][name]:
+                return False
+        self.hashes = hashes
+        return True
+
+    def _truncate(self, sizes: dict[str, int]) -> None:
+        """Cut off what came after the last finished part."""
+        for name in FILES:
+            with (self.beside / name).open("ab") as file:
+                file.truncate(sizes.get(name, 0))
+        self.written = self.counts
+
+    def add(self, piece: Piece) -> None:
+        """Append; now and then make sure that it is on the disk, and note it in the journal."""
+        there = piece.sizes > 0
+        sizes, numbers = piece.sizes[there], piece.documents[there]
+        begins = self.counts.tokens + np.cumsum(sizes) - sizes
+        fresh = np.flatnonzero(np.diff(numbers, prepend=self.counts.last))  # sentences that begin a document
+        self._append(TOKENS, piece.ids, self.dtype)
+        self._append(SENTENCES, begins, np.int64)
+        self._append(DOCUMENTS, self.counts.sentences + fresh, np.int64)
+        self.counts = Counts(
+            self.counts.tokens + len(piece.ids),
+            self.counts.sentences + len(sizes),
+            self.counts.documents + len(fresh),
+            self.counts.read + len(there),
+            int(numbers[-1]) if len(numbers) else self.counts.last,
+            self.counts.text_bytes + piece.text_bytes,
+        )
+        if self.counts.tokens - self.written.tokens >= PART_TOKENS:
+            self._note()
+
+    def _append(self, name: str, numbers: np.ndarray, dtype: Any) -> None:
+        raw = np.ascontiguousarray(numbers, dtype).data.cast("B") if len(numbers) else b""
+        with writing(self.folder):
+            self.files[name].write(raw)
+        self.hashes[name].update(raw)
+
+    def _note(self) -> None:
+        with writing(self.folder):
+            self._sync()
+            line = {"counts": asdict(self.counts), "sizes": self._sizes(), "sha256": self._checksums()}
+            with (self.beside / JOURNAL).open("a", encoding="utf-8") as journal:
+                journal.write(json.dumps(line) + "\n")
+            flush(self.beside / JOURNAL)
+        self.written = self.counts
+
+    def _sync(self) -> None:
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: file.tell() for name, file in self.files.items()}
+
+    def _checksums(self) -> dict[str, str]:
+        return {name: digest.hexdigest() for name, digest in self.hashes.items()}
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Close the lists of beginnings with an end, sign the files, and give the folder its name."""
+        if self.counts != self.written:
+            self._note()
+        self._append(SENTENCES, np.array([self.counts.tokens]), np.int64)
+        self._append(DOCUMENTS, np.array([self.counts.sentences]), np.int64)
+        with writing(self.folder):
+            self._sync()
+            meta = meta | {"files": {name: {"bytes": size} for name, size in self._sizes().items()}}
+            for name, digest in self._checksums().items():
+                meta["files"][name]["sha256"] = digest
+            (self.beside / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            flush(self.beside / META)
+            self._rename()
+
+    def _rename(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.replace(self.beside, self.folder)
+        for name in (JOURNAL, ASKED):
+            (self.folder / name).unlink(missing_ok=True)
+        flush(self.folder)
+        flush(self.folder.parent)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+def _feed(digest: Any, file: Path, start: int, end: int) -> int:
+    """Hash a stretch of a file; how many bytes of it are not there."""
+    with file.open("rb") as stream:
+        stream.seek(start)
+        while start < end and (block := stream.read(min(_READ, end - start))):
+            digest.update(block)
+            start += len(block)
+    return end - start
+
+
+def read_json(file: Path) -> Any:
+    """What is in a JSON file, None if that cannot be told."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a journal, up to one that a crash cut off."""
+    found = []
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            found.append(json.loads(line))
+    except (OSError, ValueError):
+        pass
+    return found
