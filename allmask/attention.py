@@ -16,25 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allmask.documents import Block, attend_documents, suits
 from allmask.dropout import survivors
 from allmask.masks import Mask
 
 SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
 DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
-
-
-class Block(NamedTuple):
-    """A stretch of tokens whose sight has a name, so that its kernel needs no matrix, or at most a small one.
-
-    `full`: every query reads every key. `causal`: each reads those up to itself. `prefix`: the first `source` tokens
-    read each other, the rest is causal. `dense`: a boolean matrix. `empty`: padding, which reads nothing.
-    """
-
-    start: int
-    stop: int
-    kind: str
-    source: int = 0
-    documents: int = 1  # of equal length, side by side
 
 
 @dataclass(frozen=True)
@@ -92,6 +79,8 @@ def attend(
         return _dense(kernel, q, k, v, replace(route, blocks=(whole,)), whole, bias)
     if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
         return flex_attend(q, k, v, route, scale)
+    if suits(q, k, v, route.blocks, dropout):
+        return attend_documents(q, k, v, route.blocks, dropout, scale)
     pieces = zip(route.blocks, route.cut(q), route.cut(k), route.cut(v), strict=True)
     parts = [_attend_block(kernel, queries, keys, values, route, block) for block, queries, keys, values in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -334,15 +323,11 @@ def _join(blocks) -> tuple[Block, ...]:
     joined: list[Block] = []
     for block in blocks:
         last = joined[-1] if joined else None
-        if last and block.kind != "dense" and _length(last) == _length(block) and last[2:4] == block[2:4]:
+        if last and block.kind != "dense" and last.length == block.length and last[2:4] == block[2:4]:
             joined[-1] = last._replace(stop=block.stop, documents=last.documents + 1)
         else:
             joined.append(block)
     return tuple(joined)
-
-
-def _length(block: Block) -> int:
-    return (block.stop - block.start) // block.documents
 
 
 def _all_seen(queries: Mask, keys: Mask) -> tuple[Block, ...] | None:

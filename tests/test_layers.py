@@ -18,6 +18,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "prover",
     "drawing",
     "dropout",
+    "documents",
     "attention",
     "branches",
     "layers",
