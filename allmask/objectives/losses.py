@@ -73,7 +73,7 @@ class _Grid(NamedTuple):
     def of(cls, text: Tensor, texts: int) -> _Grid:
         """`text` (M,) is the number of the text that a token is of; those of a text are neighbours."""
         counts = text.bincount(minlength=texts)
-        width = int(counts.max())
+        width = max(1, int(counts.max()))
         place = torch.arange(len(text), device=text.device) - (counts.cumsum(0) - counts)[text]
         return cls((texts, width), text * width + place)
 

@@ -61,7 +61,7 @@ class Nsp:
 
 def pairs(samples: Passages, draw: Draw) -> tuple[Ragged, Ragged, list[int]]:
     """A and B of each sample, and whether B follows."""
-    cuts, lots, others, begins = (draw.rows(name) for name in ("cut", "elsewhere", "other", "begin"))
+    cuts, lots, strangers, begins = (draw.rows(name) for name in ("cut", "elsewhere", "stranger", "begin"))
     first, second, relations = [], [], []
     for row, number in enumerate(map(int, draw.numbers)):
         text = samples[number]
@@ -69,7 +69,9 @@ def pairs(samples: Passages, draw: Draw) -> tuple[Ragged, Ragged, list[int]]:
         elsewhere = lots[row] < 0.5 or cut == len(text)
         first.append(text[:cut])
         second.append(
-            _stranger(samples, number, others[row], begins[row], max(1, len(text) - cut)) if elsewhere else text[cut:]
+            _stranger(samples, number, strangers[row], begins[row], max(1, len(text) - cut))
+            if elsewhere
+            else text[cut:]
         )
         relations.append(ELSEWHERE if elsewhere else FOLLOWS)
     return Ragged.of(first), Ragged.of(second), relations

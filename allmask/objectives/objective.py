@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from allmask.data import NO_LABEL, Batch, PairBatch
+from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.ragged import Ragged
 
@@ -42,7 +43,11 @@ class Objective(Protocol):
 
 
 def read(samples: Samples, draw: Draw) -> Ragged:
-    return Ragged.of([samples[int(number)] for number in draw.numbers])
+    """The samples of a batch, one after another."""
+    text = Ragged.of([samples[int(number)] for number in draw.numbers])
+    if not text.lengths.all():
+        raise UsageError(f"sample {draw.numbers[int(text.lengths.argmin())]} has no tokens", "leave such samples out")
+    return text
 
 
 def next_in_row(text: Ragged) -> np.ndarray:

@@ -25,7 +25,8 @@ class Span:
     decoder   [CLS]  <0>  天  气  <1>  去
     labels     <0>   天   气  <1>  去  [SEP]
 
-    Runs alternate with what is read, beginning with the latter and so ending with a run, as T5 draws them.
+    Lengths and counts are T5's. Where the runs stand is drawn among all ways that leave a token between them; T5 always
+    hides the end of a text, which in a short one is all there is to hide.
     """
 
     vocabulary: Vocabulary
@@ -57,25 +58,37 @@ class Span:
         return pair_batch(Ragged.join(source, end), Ragged.join(begin, written), Ragged.join(written, end), self.name)
 
     def choose(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) which tokens are hidden, and where a run, hidden or not, begins."""
+        """(N,) which tokens are hidden, and where a run, hidden or shown, begins."""
         hidden = (text.lengths * self.share).round().astype(np.int64)
         hidden = np.minimum(np.maximum(hidden, 1), text.lengths - 1)  # a single token is left alone
-        runs = np.maximum((hidden / self.mean_length).round().astype(np.int64), 1)
-        runs = np.minimum(np.minimum(runs, text.lengths - hidden), len(self.vocabulary.sentinels))
-        shown_runs, hidden_runs = cut(text.lengths - hidden, runs, "shown", draw), cut(hidden, runs, "hidden", draw)
-        lengths = np.stack([shown_runs, hidden_runs], axis=1).flatten()
-        is_hidden = np.tile([False, True], len(shown_runs)).repeat(lengths)
-        first = np.zeros(len(is_hidden), dtype=bool)
-        first[(lengths.cumsum() - lengths)[lengths > 0]] = True
-        return is_hidden, first
+        shown = text.lengths - hidden
+        runs = np.minimum(np.maximum((hidden / self.mean_length).round().astype(np.int64), 1), hidden)
+        runs = np.minimum(np.minimum(runs, shown), len(self.vocabulary.sentinels))
+        around = cut(shown + 2, runs + 1, "shown", draw)  # one token too many at both ends, where there may be none
+        around.values[around.starts] -= 1
+        around.values[around.starts + runs] -= 1
+        return _alternating(around, cut(hidden, runs, "hidden", draw))
 
 
-def cut(totals: np.ndarray, parts: np.ndarray, name: str, draw: Draw) -> np.ndarray:
-    """Each total as so many parts of at least 1, all ways alike likely, row after row. A total of 0 is one part."""
-    units = Ragged(np.empty(np.maximum(totals, 1).sum()), np.maximum(totals, 1))
-    keys = np.where(units.place == 0, -1.0, draw.tokens(name, units.lengths))
+def cut(totals: np.ndarray, parts: np.ndarray, name: str, draw: Draw) -> Ragged:
+    """Each total as so many parts of at least 1, all ways alike likely."""
+    units = Ragged(np.empty(totals.sum()), totals)
+    keys = np.where(units.place == 0, -1.0, draw.tokens(name, totals))
     begins = np.flatnonzero(units.rank(keys) < parts[units.row])
-    return np.diff(begins, append=len(units.row)) * (totals > 0)[units.row[begins]]
+    return Ragged(np.diff(begins, append=len(units.row)), parts)
+
+
+def _alternating(shown: Ragged, hidden: Ragged) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of these lengths in turn, as (N,) flags: which tokens are hidden, and where a run begins."""
+    start = 2 * shown.starts - np.arange(len(shown.lengths))  # in each row, one more is shown than hidden
+    lengths = np.empty(len(shown.values) + len(hidden.values), dtype=np.int64)
+    is_hidden = np.zeros(len(lengths), dtype=bool)
+    lengths[start[shown.row] + 2 * shown.place] = shown.values
+    lengths[start[hidden.row] + 2 * hidden.place + 1] = hidden.values
+    is_hidden[start[hidden.row] + 2 * hidden.place + 1] = True
+    first = np.zeros(lengths.sum(), dtype=bool)
+    first[(lengths.cumsum() - lengths)[lengths > 0]] = True
+    return is_hidden.repeat(lengths), first
 
 
 def _with_sentinels(hidden: Ragged, first: np.ndarray, sentinel: np.ndarray, runs: Ragged) -> Ragged:
