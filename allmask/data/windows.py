@@ -20,8 +20,8 @@ import numpy as np
 from allmask.data.corpus import Corpus
 from allmask.errors import DataError, UsageError
 
-IN_MEMORY = 1 << 27  # bytes; a longer list of rows is a file without a name
-_BLOCK = 1 << 20  # documents looked at at once
+IN_MEMORY = 1 << 26  # bytes; a longer list of rows is a file without a name
+_BLOCK = 1 << 16  # documents looked at at once
 
 
 class Windows:
