@@ -182,3 +182,28 @@ def test_both_forms_of_a_permutation_guess_the_same_tokens_in_the_same_order():
     assert made[True].mask == made[False].mask and torch.equal(made[True].ids, made[False].ids)
     guessed = made[True].labels[0]
     assert torch.equal(made[False].labels[0], torch.cat([guessed[1:], guessed.new_tensor([-1])]))
+
+
+# ---- learning ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_few_steps_lower_the_loss(name: str):
+    """As in training, with dropout and in bf16: gradients are finite, and a batch is better known after 15 steps."""
+    objective, model = ALL[name](small_vocabulary()), small_model(name).float().train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    batch = objective.batch(small_texts(), draw(NUMBERS))
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    sums = []
+    for _ in range(15):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = loss_of(model, batch)
+        loss = sum(loss for loss, _ in losses.values())
+        assert loss.dtype == torch.float32
+        loss.backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        optimiser.step()
+        optimiser.zero_grad()
+        sums.append(loss.item())
+    assert sums[-1] < 0.9 * sums[0]
