@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 
 from allmask.data.fields import Bad, text
-from allmask.data.lines import decode, lines, unreadable
+from allmask.data.lines import decode, lines, open_bytes, unreadable
 from allmask.data.records import MAX_LINE, read_records
 from allmask.errors import DataError, UsageError
 
 KINDS = (".txt", ".jsonl", ".ndjson", ".parquet", ".csv")  # what is taken out of a folder, also as .gz
+_BLOCK = 1 << 18  # bytes
 ON_BAD_RECORD = ("stop", "skip")
 
 Sentence = tuple[int, str]  # the number of its document, which only grows; the text
@@ -97,17 +99,51 @@ def sentences(files: Sequence[Path], reading: Reading) -> Iterator[Sentence]:
 
 def _lines_of_text(file: Path, reading: Reading) -> Iterator[str | None]:
     """The lines that hold text; None where a document ends."""
-    for line in lines(file, MAX_LINE):
+    for line in _text(file, reading):
+        yield line if reading.verbatim else line.strip() or None
+
+
+def _text(file: Path, reading: Reading) -> Iterator[str]:
+    """The lines with their ends: by the block as long as all is well, which is much faster, then one by one."""
+    done = 0
+    for block in _blocks(file):
+        if block is None:
+            yield from _one_by_one(file, done, reading)
+        else:
+            yield from block
+            done += len(block)
+
+
+def _blocks(file: Path) -> Iterator[list[str] | None]:
+    """The lines of a block of the file at a time; None, and the end, where one of them is not plainly text."""
+    with open_bytes(file) as stream:
+        rest, more, first = b"", True, True
+        while more:
+            data = stream.read(_BLOCK)
+            more, block = bool(data), rest + data
+            cut = block.rfind(b"\n") + 1 if more else len(block)
+            if len(block) > MAX_LINE or b"\0" in block:
+                yield None
+                return
+            try:
+                text = block[:cut].decode("utf-8-sig" if first and cut else "utf-8")
+            except UnicodeDecodeError:
+                yield None
+                return
+            yield list(StringIO(text, newline="\n"))
+            rest, first = block[cut:], first and not cut
+
+
+def _one_by_one(file: Path, start: int, reading: Reading) -> Iterator[str]:
+    """The lines from number `start` on, each checked, so that what is wrong is named or skipped."""
+    for line in islice(lines(file, MAX_LINE), start, None):
         try:
-            found = decode(line, MAX_LINE)
+            yield decode(line, MAX_LINE)
         except Bad as bad:
             if not reading.skip:
-                raise DataError(
-                    f"{file}:{line.number}: {bad.what}", f"{bad.hint}, or pass --on-bad-record skip"
-                ) from None
+                hint = f"{bad.hint}, or pass --on-bad-record skip"
+                raise DataError(f"{file}:{line.number}: {bad.what}", hint) from None
             reading.skipped[bad.reason] += 1
-        else:
-            yield found if reading.verbatim else found.strip() or None
 
 
 def _lines_of_records(file: Path, reading: Reading) -> Iterator[str | None]:
