@@ -97,10 +97,8 @@ def _guessed(body: Transformer, batch: Batch) -> Tensor:
     text = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).long().cumsum(0)])
     texts = int(text[-1]) + 1
     known, queries = _Grid.of(text, texts), _Grid.of(text[asked], texts)
-    seen = known.mask(batch.mask)
-    # What fills a row of queries up is younger than its text: it reads, so that no gradient is NaN; nobody reads it.
-    order = queries.spread(batch.mask.order[0, asked], int(batch.mask.order.max()) + 1)
-    mask = Mask(order, seen.group[:, :1].expand_as(order), queries.spread(batch.mask.place[0, asked]))
-    ids, segments = torch.full_like(order, batch.query), queries.spread(batch.segments[0, asked])
-    hidden = body.peek(ids, mask, content.branch(seen, known.cells), segments=segments)
+    ids = queries.spread(torch.full_like(text[asked], batch.query))
+    segments = queries.spread(batch.segments[0, asked])
+    memory = content.branch(known.mask(batch.mask), known.cells)
+    hidden = body.peek(ids, queries.mask(batch.mask[:, asked]), memory, segments=segments)
     return hidden.flatten(0, 1)[queries.cells]

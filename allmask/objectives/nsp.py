@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -37,17 +36,14 @@ class Nsp:
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
+    mlm: Mlm = field(init=False)  # how tokens are hidden
     name: ClassVar[str] = "nsp"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm", "nsp")
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end", "mask")
-        assert self.mlm.share == self.share  # its options are checked here and now
-
-    @cached_property
-    def mlm(self) -> Mlm:
-        return Mlm(self.vocabulary, self.share, self.whole_words, self.ngrams)
+        object.__setattr__(self, "mlm", Mlm(self.vocabulary, self.share, self.whole_words, self.ngrams))
 
     def batch(self, samples: Passages, draw: Draw) -> Batch:
         first, second, relations = pairs(samples, draw)

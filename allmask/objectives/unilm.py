@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -38,6 +37,7 @@ class Unilm:
     weights: Sequence[float] = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # of the four ways
     share: float = 0.15
     ngrams: Sequence[float] = (0.8, 0.1, 0.1)
+    mlm: Mlm = field(init=False)  # how tokens are hidden
     name: ClassVar[str] = "unilm"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm",)
@@ -46,11 +46,7 @@ class Unilm:
         self.vocabulary.need(self.name, "end", "mask")
         if len(self.weights) != len(WAYS) or min(self.weights) < 0 or not 0 < sum(self.weights) < float("inf"):
             raise UsageError(f"unilm: weights are {self.weights}; expected one for each of {', '.join(WAYS)}")
-        assert self.mlm.share == self.share  # its options are checked here and now
-
-    @cached_property
-    def mlm(self) -> Mlm:
-        return Mlm(self.vocabulary, self.share, ngrams=self.ngrams)
+        object.__setattr__(self, "mlm", Mlm(self.vocabulary, self.share, ngrams=self.ngrams))
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text, order, segments = self.lay_out(read(samples, draw), draw)

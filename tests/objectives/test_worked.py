@@ -42,7 +42,7 @@ def test_mlm_of_whole_words(vocabulary: Vocabulary):
     """11 31 32 | 12 | [UNK] | 33 13: pieces from 30 on go on with a word, but not with a special token."""
     samples = [np.array([11, 31, 32, 12, UNK, 33, 13])]
     #      [CLS]  11   31     32     12   [UNK]  33    13   [SEP]
-    lots = [0.5, 0.1, NEVER, NEVER, 0.5, 0.0, 0.1, NEVER, 0.5]
+    lots = [0.5, 0.1, NEVER, NEVER, 0.5, 0.5, 0.1, NEVER, 0.5]
     draw = Scripted(chosen=lots, fate=[0.0] * 9, other=[0.0] * 9)
     made = rows(Mlm(vocabulary, whole_words=True).batch(samples, draw))
     assert made["ids"] == [CLS, MASK, MASK, MASK, 12, UNK, MASK, 13, SEP]
