@@ -119,6 +119,14 @@ class Model(nn.Module):
         }
         return _assemble(config, self.heads, tokenizer, rows)
 
+    def keep_layers(self, count: int) -> Model:
+        """The same model with its first layers only: cheaper, and often as quick to learn something new."""
+        if not 1 <= count <= self.config.layers:
+            raise UsageError(f"cannot keep {count} layers; this model has {self.config.layers}")
+        gone = tuple(f"body.layers.{number}." for number in range(count, self.config.layers))
+        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items() if not name.startswith(gone)}
+        return _assemble(replace(self.config, layers=count), self.heads, self.tokenizer, tensors)
+
     def with_language_model(self, rng: torch.Generator | None = None) -> Model:
         """The same model with a language model head; a missing one is made around the token embedding."""
         if self.lm_head is not None:

@@ -30,6 +30,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "model",
     "inference",
     "data",
+    "objectives",
     "decoding",
     "training",
     "tasks",

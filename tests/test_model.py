@@ -177,3 +177,16 @@ def test_an_added_token_without_an_embedding_is_only_said(tmp_path, caplog):
     assert "no embedding for <start>" in caplog.text
     with pytest.raises(UsageError, match="token id 40"):
         model(torch.tensor([[model.tokenizer.bos_id]]))
+
+
+def test_keep_layers_is_the_state_after_them():
+    model = fresh(layers=3)
+    seen = []
+    model.body.layers[1].register_forward_hook(lambda module, read, out: seen.append(out))
+    mask = Mask.bidirectional(torch.ones_like(IDS, dtype=torch.bool))
+    model.body(IDS, mask)
+    kept = model.keep_layers(2)
+    assert kept.config.layers == 2
+    assert torch.equal(kept.body(IDS, mask), seen[0][0])
+    with pytest.raises(UsageError, match="has 3"):
+        model.keep_layers(4)

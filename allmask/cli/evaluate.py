@@ -44,7 +44,7 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="jsonl, csv or parquet with source and target.")],
     beams: Beams = 1,
     length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = 0,
+    no_repeat_ngram: NoRepeat = None,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
     precision: Precision = "auto",

@@ -32,7 +32,10 @@ NBest = Annotated[int, typer.Option("--n-best", min=1, help="How many texts for 
 LengthPenalty = Annotated[
     float, typer.Option("--length-penalty", help="Scores are divided by length to this power: more is longer.")
 ]
-NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No N tokens in a row twice; 0: no such rule.")]
+NoRepeat = Annotated[
+    int | None,
+    typer.Option("--no-repeat-ngram", min=0, help="No N tokens in a row twice; 0: no such rule. [default: the task's]"),
+]
 MinNew = Annotated[int, typer.Option("--min-new", min=0, help="No end before this many tokens.")]
 MaxNew = Annotated[
     int | None, typer.Option("--max-new", min=1, help="At most this many new tokens. [default: the task's]")
@@ -49,7 +52,7 @@ def command(
     beams: Beams = 1,
     n_best: NBest = 1,
     length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = 0,
+    no_repeat_ngram: NoRepeat = None,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
@@ -90,7 +93,7 @@ def _check(text: str | None, stream: bool, show_mask: bool, as_json: bool) -> No
 
 
 def search_options(
-    beams: int, n_best: int, length_penalty: float, no_repeat_ngram: int, min_new: int, max_new: int | None
+    beams: int, n_best: int, length_penalty: float, no_repeat_ngram: int | None, min_new: int, max_new: int | None
 ) -> dict[str, Any]:
     """The options that all writing commands share, as `Decoding` calls them."""
     options = {name: value for name, value in locals().items() if value is not None}

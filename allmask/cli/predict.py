@@ -49,7 +49,7 @@ def command(
     beams: Beams = 1,
     n_best: NBest = 1,
     length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = 0,
+    no_repeat_ngram: NoRepeat = None,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
     precision: Precision = "auto",

@@ -24,6 +24,9 @@ SHARES = {"test": 0.08, "dev": 0.05}  # of all pairs; the rest is for training
 LARGEST_HELD_OUT = 300  # pairs; a file with more is worth more in training
 SAME_OPENING = 12  # summaries that may begin with the same three words in one package
 RUN = 8  # words in a row that a held-out text may not share with one for training
+LEAST_WORDS = 10  # of a text
+SUPPORT = 0.5  # of the words that matter in a title, the share that its text must speak of
+LOOKED_AT = 50  # words of a text, from its beginning
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -147,6 +150,9 @@ _MARKUP = [  # in this order
     (re.compile(r"::(?=\s|$)"), ":"),
     (re.compile(r"\s+"), " "),
 ]
+_SMALL_WORDS = re.compile(
+    "a|an|the|this|that|its|it|is|are|be|of|to|in|on|for|with|from|by|as|at|into|and|or|not|if|when|than"
+)
 _UNLIKE_A_TITLE = re.compile(
     r"[<>={}|\\]|->|\w\(.*\)|https?:|^\W|deprecated|todo|fixme|^(see|note|internal|same as)\b", re.I
 )
@@ -161,9 +167,24 @@ def title_and_text(docstring: str) -> tuple[str, str] | None:
     if _UNLIKE_A_TITLE.search(title) or _letters(title) < 0.75:
         return None
     text = prose(rest)
-    if len(text.split()) < 20 or _letters(text) < 0.65 or words(title) in words(text):
+    if len(text.split()) < LEAST_WORDS or _letters(text) < 0.65 or words(title) in words(text):
         return None
-    return title, text
+    return (title, text) if support(title, text) >= SUPPORT else None
+
+
+def support(title: str, text: str) -> float:
+    """The share of a title's words, small ones aside, that begin like a word near the beginning of its text.
+
+    A title that speaks of other things than its text cannot be learnt from it, nor fairly be asked for.
+    """
+    told = {_beginning(word) for word in words(text).split()[:LOOKED_AT]}
+    asked = [_beginning(word) for word in words(title).split() if not _SMALL_WORDS.fullmatch(word)]
+    return sum(word in told for word in asked) / max(1, len(asked))
+
+
+def _beginning(word: str) -> str:
+    """Of a word without its plural: lines and line, returned and returns are one."""
+    return word.removesuffix("s")[:5]
 
 
 def prose(text: str) -> str:

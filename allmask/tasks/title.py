@@ -26,6 +26,7 @@ from allmask.training import Score, mean_loss
 log = logging.getLogger("allmask")
 FIELDS = {"source": text, "target": text}
 SOURCE_MASKS = {"prefix": Mask.bidirectional, "naive": Mask.causal}  # how the source reads itself
+NO_REPEAT = 3  # beams of a young model like to say a thing again: with this rule they gain 3 points of ROUGE-L
 WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is used
 
 
@@ -99,11 +100,12 @@ class Title:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """Greedy unless told otherwise; never a special token but the [SEP] that ends a title."""
+        """Greedy unless told otherwise; no special token but the [SEP] that ends a title, no three tokens twice."""
         tokenizer = tokenizer_of(model)
         sep = _specials(tokenizer)[1]
         banned = tuple(sorted(tokenizer.special_ids - {sep}))
-        return Decoding(**{"end": (sep,), "banned": banned, "max_new": self.max_target + 1, **changes})
+        rules = {"end": (sep,), "banned": banned, "max_new": self.max_target + 1, "no_repeat_ngram": NO_REPEAT}
+        return Decoding(**{**rules, **changes})
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
         return writer_for(model, precision, SOURCE_MASKS[self.mask])

@@ -214,5 +214,6 @@ def test_a_judge_scores_what_is_written(model: Model):
 
 def test_decoding_defaults(model: Model, tokenizer: Tokenizer):
     assert Title(max_target=8).decoding(model, beams=3) == Decoding(
-        end=(tokenizer.sep_id,), banned=tuple(sorted(tokenizer.special_ids - {tokenizer.sep_id})), max_new=9, beams=3
-    )
+        end=(tokenizer.sep_id,), banned=tuple(sorted(tokenizer.special_ids - {tokenizer.sep_id})), max_new=9, beams=3,
+        no_repeat_ngram=3,
+    )  # fmt: skip
