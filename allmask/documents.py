@@ -53,7 +53,7 @@ def attend_documents(
     documents = layout(blocks, *q.shape[:2])
     assert documents is not None
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) if dropout else 0
-    how = _How(documents, round(dropout * 2**32), seed, scale or q.shape[-1] ** -0.5)
+    how = _How(documents, min(round(dropout * 2**32), 2**32 - 1), seed, scale or q.shape[-1] ** -0.5)
     return _Documents.apply(*(x.flatten(0, 1) for x in (q, k, v)), how).view(q.shape)  # type: ignore[union-attr]
 
 
@@ -72,11 +72,12 @@ def layout(blocks: tuple[Block, ...], rows: int, tokens: int) -> np.ndarray | No
     """(documents, 3): start, length, and how many tokens are read by all from there; None if any is long or dense."""
     found = []
     for block in blocks:
+        if block.kind == "empty" or block.length == 0:
+            continue
         if block.kind == "dense" or block.length > LONGEST:
             return None
         source = {"full": block.length, "causal": 0}.get(block.kind, block.source)
-        if block.kind != "empty" and block.length:
-            found += [(block.start + i * block.length, block.length, source) for i in range(block.documents)]
+        found += [(block.start + i * block.length, block.length, source) for i in range(block.documents)]
     each = np.array(found, dtype=np.int64).reshape(1, -1, 3)
     return (each + np.arange(rows).reshape(-1, 1, 1) * np.array([tokens, 0, 0])).reshape(-1, 3)
 

@@ -344,6 +344,7 @@ def test_what_is_left_to_torch():
     assert not suits(*(x.to("meta") for x in (q, k, v)), full)
     assert documents.layout((Block(0, LONGEST, "full"),), 1, LONGEST) is not None
     assert documents.layout((Block(0, LONGEST + 1, "full"),), 1, LONGEST + 1) is None
+    assert len(documents.layout((Block(0, LONGEST + 1, "empty"),), 1, LONGEST + 1)) == 0
 
 
 def test_transforms_of_torch_see_through():
