@@ -162,9 +162,12 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def read(folder: Path, task: Title, limit: int) -> Data:
-    dev = folder / "dev.jsonl"
-    held = task.read(dev)[:200] if dev.exists() else []
-    return Data(task.read(folder / "train.jsonl"), held, task.read(folder / "test.jsonl")[:limit])
+    """What is in the folder; without a dev.jsonl, a twentieth of train.jsonl is held out in its place."""
+    train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
+    if not dev.exists():
+        held = len(train) // 20
+        return Data(train[held:], train[:held], task.read(folder / "test.jsonl")[:limit])
+    return Data(train, task.read(dev)[:200], task.read(folder / "test.jsonl")[:limit])
 
 
 def table(rows: list[Row]) -> str:

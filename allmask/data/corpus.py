@@ -96,14 +96,11 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     file = folder / META
     if not file.is_file():
         raise DataError(f"{folder}: not a token store: there is no {META} in it", "prepare the corpus first")
-    meta = store.read_json(file)
-    found = meta.get("format") if isinstance(meta, dict) else None
-    if not isinstance(found, int):
-        raise DataError(f"{file}: damaged: not the description of a token store", _AGAIN)
-    if found != FORMAT:
-        raise DataError(f"{file}: a store of format {found}; this version reads {FORMAT}", _AGAIN)
-    if {"files", "dtype", "tokenizer", "sources", "skipped", "reading"} - meta.keys():
-        raise DataError(f"{file}: damaged: something is missing in it", _AGAIN)
+    meta = store.unsealed(store.read(file))
+    if meta is None:
+        raise DataError(f"{file}: damaged: its checksum is wrong", _AGAIN)
+    if meta["format"] != FORMAT:
+        raise DataError(f"{file}: a store of format {meta['format']}; this version reads {FORMAT}", _AGAIN)
     return meta
 
 

@@ -117,23 +117,23 @@ class Writer:
 
     def _begin(self, asked: dict[str, Any]) -> None:
         """Go on with what is there if it was asked for in the same words; otherwise start anew."""
-        if read_json(self.beside / ASKED) == asked:
+        if unsealed(read(self.beside / ASKED)) == asked:
             self._recover()
             return
         shutil.rmtree(self.beside, ignore_errors=True)
         self.beside.mkdir(parents=True)
-        (self.beside / ASKED).write_text(json.dumps(asked), encoding="utf-8")
+        (self.beside / ASKED).write_text(sealed(asked), encoding="utf-8")
         self._truncate({})
 
     def _recover(self) -> None:
         """Hash the files from one line of the journal to the next, as far as they are what it says."""
         sizes: dict[str, int] = {}
         kept = []
-        for line in _read_lines(self.beside / JOURNAL):
+        for line in list(_read_journal(self.beside / JOURNAL)):
             if not self._follows(sizes, line):
                 break
             sizes, self.counts = line["sizes"], Counts(**line["counts"])
-            kept.append(json.dumps(line) + "\n")
+            kept.append(sealed(line) + "\n")
         (self.beside / JOURNAL).write_text("".join(kept), encoding="utf-8")
         self._truncate(sizes)
 
@@ -189,7 +189,7 @@ class Writer:
             self._sync()
             line = {"counts": asdict(self.counts), "sizes": self._sizes(), "sha256": self._checksums()}
             with (self.beside / JOURNAL).open("a", encoding="utf-8") as journal:
-                journal.write(json.dumps(line) + "\n")
+                journal.write(sealed(line) + "\n")
             flush(self.beside / JOURNAL)
         self.written = self.counts
 
@@ -215,7 +215,7 @@ class Writer:
             meta = meta | {"files": {name: {"bytes": size} for name, size in self._sizes().items()}}
             for name, digest in self._checksums().items():
                 meta["files"][name]["sha256"] = digest
-            (self.beside / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            (self.beside / META).write_text(sealed(meta, indent=1) + "\n", encoding="utf-8")
             flush(self.beside / META)
             self._rename()
 
@@ -242,20 +242,36 @@ def _feed(digest: Any, file: Path, start: int, end: int) -> int:
     return end - start
 
 
-def read_json(file: Path) -> Any:
-    """What is in a JSON file, None if that cannot be told."""
+def sealed(values: dict[str, Any], indent: int | None = None) -> str:
+    """As JSON with a checksum of its own: a flipped bit in a number would otherwise be another number."""
+    return json.dumps({**values, "seal": _seal(values)}, indent=indent)
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def unsealed(text: str) -> dict[str, Any] | None:
+    """What was sealed, None if it is not that any more."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = json.loads(text)
+        seal = values.pop("seal")
+    except (ValueError, TypeError, AttributeError, KeyError):
         return None
+    return values if seal == _seal(values) else None
 
 
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of a journal, up to one that a crash cut off."""
-    found = []
+def read(file: Path) -> str:
+    """The text of a small file, nothing if there is none."""
     try:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            found.append(json.loads(line))
+        return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        pass
-    return found
+        return ""
+
+
+def _read_journal(file: Path) -> Iterator[dict[str, Any]]:
+    """Its lines, up to one that a crash cut off."""
+    for line in map(unsealed, read(file).splitlines()):
+        if line is None:
+            return
+        yield line
