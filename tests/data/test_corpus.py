@@ -457,7 +457,9 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
         assert len(waiting) == 2 and not folder.exists()
         [worker] = [process for process in processes if process not in waiting]
         journal = store.partial(folder) / store.JOURNAL
-        wait_for(lambda: journal.is_file() and journal.read_text().count("\n") >= 2)
+        while not (journal.is_file() and journal.read_text().count("\n") >= 2):
+            assert worker.poll() is None
+            time.sleep(0.01)
         worker.kill()
         hold.unlink()
         said = [process.communicate(timeout=60)[0] for process in waiting]
@@ -470,14 +472,6 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
     assert sorted("encoded" in text and "going on after" in text for text in said) == [False, True]
     assert sorted("encoded" in text for text in said) == [False, True]  # the third found it done
     assert files_of(folder) == files_of(tmp_path / "whole")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come")
 
 
 MEMORY = """
