@@ -73,6 +73,12 @@ class Batch:
         """How many positions have a label: what a mean loss is divided by."""
         return int((self.labels != NO_LABEL).sum())
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The same for each of its losses by name."""
+        related = {} if self.relations is None else {"nsp": len(self.relations)}
+        return {self.name: self.targets, **related}
+
     def to(self, device: torch.device | str) -> Batch:
         return _moved(self, device)
 
@@ -95,6 +101,10 @@ class PairBatch:
     @property
     def targets(self) -> int:
         return int((self.labels != NO_LABEL).sum())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {self.name: self.targets}
 
     def to(self, device: torch.device | str) -> PairBatch:
         return _moved(self, device)

@@ -3,12 +3,12 @@
 vocabulary = Vocabulary.of(tokenizer)
 objective = Mixture.parse("mlm:0.5,causal:0.25,permutation:0.25").build(vocabulary)
 batch = objective.batch(samples, Draw(seed=1, epoch=0, numbers=[4, 8, 15]))     # samples[n]: ids without special tokens
-losses = loss_of(model, batch)                                                # {"mlm": (summed loss, targets)}
+losses = losses_of(model, batch)                                                # {"mlm": (summed loss, targets)}
 """
 
 from allmask.objectives.causal import Causal
 from allmask.objectives.draws import Draw
-from allmask.objectives.losses import Losses, loss_of
+from allmask.objectives.losses import Losses, losses_of
 from allmask.objectives.mass import Mass
 from allmask.objectives.mixture import OBJECTIVES, Mixed, Mixture
 from allmask.objectives.mlm import Mlm
@@ -23,5 +23,5 @@ from allmask.objectives.vocabulary import Vocabulary
 
 __all__ = [
     "OBJECTIVES", "Causal", "Draw", "Losses", "Mass", "Mixed", "Mixture", "Mlm", "Nsp", "Objective", "Passages",
-    "Permutation", "Prefix", "Reverse", "Samples", "Span", "Unilm", "Vocabulary", "loss_of",
+    "Permutation", "Prefix", "Reverse", "Samples", "Span", "Unilm", "Vocabulary", "losses_of",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from allmask.transformer import Cache, EncoderDecoder, Transformer
 Losses = dict[str, tuple[Tensor, int]]  # of each name: the summed cross-entropy, and over how many targets
 
 
-def loss_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing: float = 0.0) -> Losses:
+def losses_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing: float = 0.0) -> Losses:
     """Summed losses by name: that of the tokens, and "nsp" where segments are related."""
     if isinstance(batch, PairBatch):
         assert isinstance(model, EncoderDecoder)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from allmask.attention import Attention
@@ -24,6 +24,7 @@ from allmask.data import Batch, Loader, batches, plan_epoch
 from allmask.dropout import Dropout
 from allmask.errors import DivergedError, Interrupted
 from allmask.model import Model
+from allmask.objectives import losses_of
 from allmask.training import runs
 from allmask.training.optimiser import adamw
 from allmask.training.progress import Progress
@@ -144,13 +145,16 @@ class Trainer:
     def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress) -> None:
         started = time.monotonic()
         micro = [next(source) for _ in range(self.settings.accumulate)]
-        loss, norm, rate = self._learn(micro)
+        losses, norm, rate = self._learn(micro)
+        loss = sum(losses.values())
         self.step += 1
         tokens = sum(batch.tokens for batch in micro)
         speed = tokens / max(1e-9, time.monotonic() - started)
+        parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
-            step=self.step, loss=_finite(loss), norm=_finite(norm), lr=rate, tokens=tokens, speed=round(speed, 1)
-        )
+            step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, tokens=tokens,
+            speed=round(speed, 1),
+        )  # fmt: skip
         bar.update(self.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
@@ -158,28 +162,35 @@ class Trainer:
         if self.step % self.save_every == 0 or last or self.best_step == self.step:
             self.save()
 
-    def _learn(self, micro: list[Batch]) -> tuple[float, float, float]:
+    def _learn(self, micro: list[Batch]) -> tuple[dict[str, float], float, float]:
         """One optimiser step; a loss or gradient that is not finite leaves the weights as they were."""
         rate = self.settings.lr * self.factor()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         torch.manual_seed((self.settings.seed << 32) + self.step)  # dropout: the same at this step in any run
         self.model.train()
-        targets = max(1, sum(batch.targets for batch in micro))
-        loss = 0.0
+        counts: Counter[str] = Counter()
         for batch in micro:
-            with torch.autocast(
-                self.model.body.embedding.tokens.weight.device.type, self.dtype, self.dtype != torch.float32
-            ):
-                part = loss_of(self.model, batch, self.settings.label_smoothing) / targets
-            part.backward()
-            loss += part.item()
+            counts.update(batch.counts)
+        told = dict.fromkeys(counts, 0.0)
+        for batch in micro:
+            self._backward(batch, counts, told)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip).item()
-        self._count_bad(math.isfinite(loss) and math.isfinite(norm))
+        self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
         if not self.bad_steps:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        return loss, norm, rate
+        return told, norm, rate
+
+    def _backward(self, batch: Batch, counts: Mapping[str, int], told: dict[str, float]) -> None:
+        """Gradients of a batch's share of the step's mean losses; what they are is added to `told`."""
+        device = self.model.body.embedding.tokens.weight.device.type
+        with torch.autocast(device, self.dtype, self.dtype != torch.float32):
+            found = losses_of(self.model, batch, self.settings.label_smoothing)
+        means = {name: loss / max(1, counts[name]) for name, (loss, _) in found.items()}
+        torch.stack(list(means.values())).sum().backward()
+        for name, mean in means.items():
+            told[name] += mean.item()
 
     def factor(self) -> float:
         return SCHEDULES[self.settings.schedule](self.step, self.steps, self.settings.warmup_steps(self.steps))
@@ -264,10 +275,8 @@ def set_dropout(model: Model, p: float) -> None:
 
 
 def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """Summed cross-entropy over the tokens that have a label; logits are made only there."""
-    where = batch.labels >= 0
-    logits = model.logits(model.body.at(where, batch.ids, batch.mask, batch.segments))
-    return F.cross_entropy(logits.float(), batch.labels[where], reduction="sum", label_smoothing=smoothing)
+    """Summed cross-entropy over the tokens that have a label."""
+    return losses_of(model, batch, smoothing)[batch.name][0]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 from allmask.data import Batch, PairBatch
 from allmask.masks import Mask
-from allmask.objectives import loss_of
+from allmask.objectives import losses_of
 from allmask.prover import next_tokens, prove
 from tests.objectives.texts import ALL, MASK, SIZE, UNK, Texts, draw, small_model, small_texts, small_vocabulary
 
@@ -22,7 +22,7 @@ def logits_of(model, batch) -> torch.Tensor:
     """What the loss is taken of, (M, V), in the order of the batch's labels."""
     seen, plain = [], model.logits
     model.logits = lambda hidden: seen.append(plain(hidden)) or seen[-1]
-    loss_of(model, batch)
+    losses_of(model, batch)
     del model.logits
     return seen[0]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from allmask.data import Batch, PairBatch
 from allmask.masks import Mask
-from allmask.objectives import loss_of
+from allmask.objectives import losses_of
 from allmask.transformer import Cache
 from tests.objectives.texts import ALL, draw, small_model, small_texts, small_vocabulary
 
@@ -18,7 +18,7 @@ NUMBERS = [0, 3, 4, 6, 8, 2, 9]
 def backward_once(model, batch):
     """Losses and counts of a batch by name, and the gradient of all losses."""
     model.zero_grad()
-    losses = loss_of(model, batch)
+    losses = losses_of(model, batch)
     sum(loss for loss, _ in losses.values()).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return (
@@ -60,7 +60,7 @@ def test_one_stream_by_a_matrix(name: str):
     batch = ALL[name](small_vocabulary()).batch(small_texts(), draw(NUMBERS))
     model = small_model(name)
     with torch.no_grad():
-        loss, count = loss_of(model, batch)[batch.name]
+        loss, count = losses_of(model, batch)[batch.name]
         assert loss.item() == pytest.approx(reference(model, batch).item(), abs=1e-9)
         assert count == batch.targets > 0
 
@@ -97,7 +97,7 @@ def test_two_streams_written_out(name: str):
             hidden = two_streams(model, batch.ids[0, mine], batch.mask.order[0, mine], batch.query)
             logits = model.logits(hidden)
             expected += F.cross_entropy(logits, batch.labels[0, mine], ignore_index=-1, reduction="sum").item()
-        assert loss_of(model, batch)["permutation"][0].item() == pytest.approx(expected, abs=1e-9)
+        assert losses_of(model, batch)["permutation"][0].item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_next_sentence_is_asked_at_the_first_token():
@@ -110,7 +110,7 @@ def test_the_next_sentence_is_asked_at_the_first_token():
             mine = (batch.mask.group[0] == number).nonzero()[:, 0]
             answer = model(batch.ids[:, mine], segments=batch.segments[:, mine]).next_sentence[0]
             expected += F.cross_entropy(answer, relation).item()
-        loss, count = loss_of(model, batch)["nsp"]
+        loss, count = losses_of(model, batch)["nsp"]
     assert count == len(NUMBERS) and loss.item() == pytest.approx(expected, abs=1e-10)
 
 
@@ -125,7 +125,7 @@ def test_a_pair_at_a_time(name: str):
             source, target = batch.source_mask[row][:, read], batch.mask[row][:, written]
             logits = model(batch.source_ids[row, read][None], batch.ids[row, written][None], source, target)[0]
             expected += F.cross_entropy(logits, batch.labels[row, written], reduction="sum").item()
-        loss, count = loss_of(model, batch)[name]
+        loss, count = losses_of(model, batch)[name]
     assert count == batch.targets and loss.item() == pytest.approx(expected, abs=1e-9)
 
 
@@ -135,14 +135,14 @@ def test_smoothing_reaches_the_loss():
         logits = model(batch.ids, batch.mask, batch.segments).logits[batch.labels >= 0]
         labels = batch.labels[batch.labels >= 0]
         expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1).item()
-        assert loss_of(model, batch, 0.1)["causal"][0].item() == pytest.approx(expected, abs=1e-9)
+        assert losses_of(model, batch, 0.1)["causal"][0].item() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mlm", "permutation"])
 def test_a_batch_without_targets_has_a_loss_of_nothing(name: str):
     batch = ALL[name](small_vocabulary()).batch(small_texts(), draw([3]))
     batch.labels.fill_(-1)
-    loss, count = loss_of(small_model(name), batch)[name]
+    loss, count = losses_of(small_model(name), batch)[name]
     assert (loss.item(), count) == (0.0, 0)
 
 
@@ -198,7 +198,7 @@ def test_a_few_steps_lower_the_loss(name: str):
     sums = []
     for _ in range(15):
         with torch.autocast("cpu", torch.bfloat16):
-            losses = loss_of(model, batch)
+            losses = losses_of(model, batch)
         loss = sum(loss for loss, _ in losses.values())
         assert loss.dtype == torch.float32
         loss.backward()
