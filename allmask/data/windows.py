@@ -64,6 +64,28 @@ class Windows:
             raise IndexError(f"row {number} of {len(self)}")
         return self._cut.row(number)
 
+    def sentences(self, number: int) -> np.ndarray:
+        """Where in a row its sentences begin; the first is 0, also where the row begins inside a sentence."""
+        begin, end = self._bounds(number)
+        starts = self.corpus.sentence_starts
+        inner = starts[starts.searchsorted(begin, "right") : starts.searchsorted(end, "left")]
+        return np.append(0, inner - begin)
+
+    def document(self, number: int) -> int:
+        """Which document of the corpus a row is of."""
+        begin, _ = self._bounds(number)
+        sentence = self.corpus.sentence_starts.searchsorted(begin, "right") - 1
+        return int(self.corpus.document_starts.searchsorted(sentence, "right")) - 1
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        """Where a row begins and ends among the tokens."""
+        if not isinstance(self._cut, _Rows):
+            raise UsageError("rows across documents have no document of their own", "cut rows within documents")
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        begin, end = self._cut.bounds[number].tolist()
+        return begin, end
+
     def split(self, share: float, seed: int) -> tuple[Windows, Windows]:
         """The rows to train on, and held-out ones from a `share` of the documents (at least one), drawn by the seed."""
         documents = self.corpus.documents

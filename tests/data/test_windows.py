@@ -159,3 +159,46 @@ def test_misuse_is_named():
         Windows(corpus, 4)[1]
     with pytest.raises(IndexError):
         Windows(corpus, 4)[-1]
+
+
+# ---- sentences and documents of rows -----------------------------------------------------------------------------
+
+
+def test_sentences_and_documents_by_hand():
+    windows = Windows(corpus_of([[2, 2, 3], [1], [5, 1]]), length=4)
+    assert [windows.sentences(row).tolist() for row in range(5)] == [[0, 2], [0], [0], [0], [0, 1]]
+    assert [windows.document(row) for row in range(5)] == [0, 0, 1, 2, 2]
+
+
+def test_a_row_that_begins_inside_a_sentence():
+    windows = Windows(corpus_of([[2, 2, 3], [3]]), length=4, overlap=1)
+    assert rows_of(windows) == [[0, 1, 2, 3], [3, 4, 5, 6], [7, 8, 9]]
+    assert windows.sentences(1).tolist() == [0, 1]
+
+
+@given(DOCUMENTS, st.integers(1, 9), st.data())
+def test_sentences_and_documents_of_any_row(documents: Documents, length: int, data: st.DataObject):
+    """Token by token: a sentence begins at a row's first token and wherever the sentence is another one."""
+    overlap = data.draw(st.integers(0, length - 1))
+    of_token = [(d, s) for d, sizes in enumerate(documents) for s, size in enumerate(sizes) for _ in range(size)]
+    windows = Windows(corpus_of(documents), length, overlap)
+    for number, row in enumerate(rows_of(windows)):
+        told = [of_token[token] for token in row]
+        assert windows.document(number) == told[0][0] == told[-1][0]
+        begins = [0, *(place for place in range(1, len(row)) if told[place] != told[place - 1])]
+        assert windows.sentences(number).tolist() == begins
+
+
+def test_held_out_rows_keep_the_numbers_of_their_documents():
+    windows = Windows(corpus_of([[1]] * 6), length=4)
+    parts = windows.split(0.5, seed=0)
+    assert sorted(part.document(row) for part in parts for row in range(len(part))) == list(range(6))
+
+
+def test_rows_without_a_document():
+    windows = Windows(corpus_of([[2], [3]]), length=4, across=True, separator=SEPARATOR)
+    for ask in (windows.sentences, windows.document):
+        with pytest.raises(UsageError, match="no document of their own"):
+            ask(0)
+    with pytest.raises(IndexError):
+        Windows(corpus_of([[2]]), length=4).document(1)
