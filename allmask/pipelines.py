@@ -89,7 +89,7 @@ def model_folder(source: str | Path) -> Path:
     folder = resolve(source)
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
         if not (folder / "final").is_dir():
-            raise CheckpointError(f"{source}: a run that is not finished", "go on with it: allmask finetune --resume")
+            raise CheckpointError(f"{source}: a run that is not finished", "go on with it: --resume")
         return folder / "final"
     return folder
 
@@ -100,9 +100,11 @@ def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -
             f"{source}: has no language model head, so it cannot write yet",
             f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
         )
-    if model.config.own_mask == "causal":
-        return Continuation.fitted(model, max_new)
     task = load_task(folder)
+    if isinstance(task, Continuation):
+        return Continuation.within(min(task.positions, model.config.max_positions), max_new, task.framed)
+    if task is None and model.config.own_mask == "causal":
+        return Continuation.within(model.config.max_positions, max_new)
     if task is None:
         log.warning("%s: was not fine-tuned to write; expect nonsense", source)
         task = Title(max_target=min(Title.max_target, model.config.max_positions // 4))

@@ -7,9 +7,13 @@ torch (and whatever imports it) inside their functions: `--help` must answer at 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from allmask.errors import DataError, UsageError
 
 
 def emit(as_json: bool, data: Any, text: str) -> None:
@@ -45,3 +49,66 @@ def examples(text: str) -> str:
     """The closing part of a `--help`, kept line by line (`\\b` tells the help formatter not to rewrap)."""
     lines = [line.strip() for line in text.strip().splitlines()]
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines if line)
+
+
+# ---- lines of stdin --------------------------------------------------------------------------------------------
+
+
+def ready_lines() -> Iterator[list[str]]:
+    """The lines of stdin as they arrive: one at a time from someone who types, many at once from a file."""
+    if sys.stdin.isatty():
+        note("a text a line, please; Ctrl-D ends")
+    number, left = 0, b""
+    while chunk := os.read(sys.stdin.fileno(), 1 << 16):
+        *whole, left = (left + chunk).split(b"\n")
+        yield [_decode(raw, number + place) for place, raw in enumerate(whole, 1)]
+        number += len(whole)
+    if left:
+        yield [_decode(left, number + 1)]
+
+
+def _decode(raw: bytes, number: int) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "recode it: iconv"
+        ) from None
+
+
+# ---- commands that train ---------------------------------------------------------------------------------------
+
+_NOT_IN_PLAN = ("out", "config", "resume", "quiet", "as_json")
+
+
+def plan_values(flags: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """What a plan is told: the values of the --config file, and over them those of the flags that were given.
+
+    `called` are the names in the plan of flags that have another one here. A run's own config.yaml is such a file, too;
+    what it says of its data's bytes is left out.
+    """
+    told = {
+        called.get(name, name): _plain(value)
+        for name, value in flags.items()
+        if name not in _NOT_IN_PLAN and value is not None
+    }
+    if flags["config"] is None:
+        return told
+    from allmask.tasks.values import read_yaml
+
+    return {name: value for name, value in read_yaml(flags["config"]).items() if name != "checksums"} | told
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def expect_same(out: Path, differences: Sequence[str]) -> None:
+    """Refuse to go on with a run under other settings."""
+    if differences:
+        raise UsageError(
+            f"{out}: a resumed run keeps its settings; {'; '.join(differences)}",
+            "leave these options out, or start a new run with another --out",
+        )

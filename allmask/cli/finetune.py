@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import emit, listen, note
+from allmask.cli import emit, expect_same, listen, note, plan_values
 from allmask.errors import UsageError
 
 EXAMPLES = """
@@ -92,32 +92,11 @@ def command(
     """
     flags = dict(locals())
     listen(quiet)
-    given = _given(flags)
+    given = plan_values(flags, {"eval_file": "eval"})
     if out is None:
         raise UsageError("no place for the run was named", "name a new folder with --out")
     result = _resume(out, given, quiet) if resume else _start(out, given, quiet)
     emit(as_json, result, _in_words(result))
-
-
-_NOT_IN_PLAN = ("out", "config", "resume", "quiet", "as_json", "eval_file")
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """What the plan is told: the file's values, and over them those of the flags."""
-    named = {name: value for name, value in flags.items() if name not in _NOT_IN_PLAN} | {"eval": flags["eval_file"]}
-    told = {
-        name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None
-    }
-    return {**_file(flags["config"]), **told}
-
-
-def _file(path: Path | None) -> dict[str, Any]:
-    """The settings of a file. A run's own config.yaml is one, too; what it says of its data's bytes is left out."""
-    if path is None:
-        return {}
-    from allmask.tasks.plan import read_yaml
-
-    return {name: value for name, value in read_yaml(path).items() if name != "checksums"}
 
 
 def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
@@ -128,15 +107,10 @@ def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
 
 def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    from allmask.tasks.finetuning import is_finished, resume, saved_plan
-    from allmask.tasks.plan import differences
+    from allmask.tasks.finetuning import resume, saved_plan
+    from allmask.tasks.folders import is_finished
 
-    told = differences(saved_plan(out), given)
-    if told:
-        raise UsageError(
-            f"{out}: a resumed run keeps its settings; {'; '.join(told)}",
-            "leave these options out, or start a new run with another --out",
-        )
+    expect_same(out, saved_plan(out).differences(given))
     if is_finished(out):
         note(f"{out}: this run is finished")
     return resume(out, quiet)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import listen, note
-from allmask.errors import DataError, UsageError
+from allmask.cli import listen, note, ready_lines
+from allmask.errors import UsageError
 
 if TYPE_CHECKING:
     from allmask.pipelines import Pipeline
@@ -78,7 +75,7 @@ def command(
     options |= _sampling(sample, drawn)
     pipeline = open_pipeline(model, precision, max_new)
     pipeline.settings(**options)  # what is wrong with them is said before the first line is read
-    for batch in [[text]] if text is not None else _ready_lines():
+    for batch in [[text]] if text is not None else ready_lines():
         if stream:
             _stream(pipeline, batch, options)
         else:
@@ -106,31 +103,6 @@ def _sampling(sample: bool, drawn: dict[str, Any]) -> dict[str, Any]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"{flags}: nothing is drawn without --sample", "add --sample")
     return {"sample": sample, **given}
-
-
-# ---- lines in ------------------------------------------------------------------------------------------------
-
-
-def _ready_lines() -> Iterator[list[str]]:
-    """The lines of stdin as they arrive: one at a time from someone who types, many at once from a file."""
-    if sys.stdin.isatty():
-        note("a text a line, please; Ctrl-D ends")
-    number, left = 0, b""
-    while chunk := os.read(sys.stdin.fileno(), 1 << 16):
-        *whole, left = (left + chunk).split(b"\n")
-        yield [_decode(raw, number + place) for place, raw in enumerate(whole, 1)]
-        number += len(whole)
-    if left:
-        yield [_decode(left, number + 1)]
-
-
-def _decode(raw: bytes, number: int) -> str:
-    try:
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "recode it: iconv"
-        ) from None
 
 
 # ---- texts out -----------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Continuation: a prompt goes on until the end-of-text token, as GPT-2 was pretrained to do."""
+"""Continuation: a prompt goes on until the token that ends a text, as causal pretraining taught it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,38 +13,60 @@ from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.tasks.writing import Written, tokenizer_of, write, writer_for
+from allmask.tasks.writing import Written, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, truncate
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """`max_source` is what the new tokens leave of the model's positions; of longer prompts the end is kept."""
+    """`max_source` is what the new tokens leave of the positions; of longer prompts the end is kept.
+
+    With `framed`, texts begin with [CLS] and end with [SEP] (or what stands for them), as `allmask pretrain` frames
+    them; without, a prompt stands alone, as GPT-2 reads it.
+    """
 
     max_source: int
     max_target: int = 64
+    framed: bool = False
+
+    def __post_init__(self):
+        if self.max_source < 1 or self.max_target < 1:
+            raise UsageError("max_source and max_target must be at least 1")
 
     @classmethod
-    def fitted(cls, model: Model, max_target: int | None = None) -> Continuation:
-        max_target = max_target or min(cls.max_target, model.config.max_positions // 2)
-        room = model.config.max_positions - max_target + 1  # the last token is written, never read
+    def within(cls, positions: int, max_target: int | None = None, framed: bool = False) -> Continuation:
+        max_target = max_target or max(1, min(cls.max_target, positions // 2))
+        room = positions - max_target + 1 - framed  # the last token is written, never read
         if room < 1:
-            raise UsageError(f"{max_target} new tokens leave no room in {model.config.max_positions} positions")
-        return cls(room, max_target)
+            raise UsageError(f"{max_target} new tokens leave no room in {positions} positions")
+        return cls(room, max_target, framed)
+
+    @property
+    def positions(self) -> int:
+        """How many of them a model learnt."""
+        return self.max_source + self.max_target - 1 + self.framed
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"task": "continue", **asdict(self)}
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         encoded = tokenizer.encode_batch(list(sources), special=False)
-        return [truncate(text.ids, self.max_source, "tail") for text in encoded]
+        begin = [id for id in (_begin(tokenizer),) if self.framed and id is not None]
+        return [[*begin, *truncate(text.ids, self.max_source, "tail")] for text in encoded]
 
     def mask_of(self, is_target: Tensor) -> Mask:
         return Mask.causal(torch.ones_like(is_target))
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        end = tokenizer_of(model).eos_id
-        return Decoding(**{"end": () if end is None else (end,), "max_new": self.max_target, **changes})
+        """Framed, no special token is written but the one that ends a text."""
+        tokenizer = tokenizer_of(model)
+        end = _end(tokenizer) if self.framed else tokenizer.eos_id
+        banned = tuple(sorted(tokenizer.special_ids - {end})) if self.framed else ()
+        rules = {"end": () if end is None else (end,), "banned": banned, "max_new": self.max_target}
+        return Decoding(**{**rules, **changes})
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
-        return writer_for(model, precision)
+        return writer_for(model, precision, Mask.causal, segments=(0, 0))
 
     def write(
         self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
@@ -53,4 +75,13 @@ class Continuation:
         return write(self, model, sources, settings or self.decoding(model), batch, writer)
 
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-        return tokenizer.decode(tokens)
+        text = tokenizer.decode(tokens)
+        return tidy(text) if tokenizer.kind == "wordpiece" else text
+
+
+def _begin(tokenizer: Tokenizer) -> int | None:
+    return tokenizer.bos_id if tokenizer.cls_id is None else tokenizer.cls_id
+
+
+def _end(tokenizer: Tokenizer) -> int | None:
+    return tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id

@@ -12,28 +12,32 @@ runs/title/
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
-import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from allmask.data import Record
-from allmask.errors import CheckpointError, DataError, ResourceError
+from allmask.errors import DataError
 from allmask.model import Model, load
-from allmask.tasks.plan import Plan, read_yaml
-from allmask.tasks.saved import save_task
-from allmask.tasks.title import Title
-from allmask.training import Result, runs, train
+from allmask.tasks.folders import (
+    CHECKSUMS,
+    CONFIG,
+    expect_free,
+    finished_result,
+    made_beside,
+    outcome,
+    save_model,
+    saved_values,
+    write_result,
+)
+from allmask.tasks.plan import Plan
+from allmask.tasks.values import as_yaml
+from allmask.training import Result, train
 from allmask.training.plots import plot_run
 
 log = logging.getLogger("allmask")
-CONFIG, RESULT = "config.yaml", "result.json"
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ def finetune(plan: Plan, out: Path, quiet: bool = False) -> dict[str, Any]:
 
 def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
     """Go on with a run that was interrupted, exactly as if it had not been; a finished one is left as it is."""
-    if is_finished(out):
-        return json.loads((out / RESULT).read_text(encoding="utf-8"))
+    told = finished_result(out)
+    if told is not None:
+        return told
     plan = saved_plan(out)
     data = read_data(plan)
     _expect_same_data(plan, out)
@@ -73,16 +78,6 @@ def _go_on(plan: Plan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
 
 
 # ---- before --------------------------------------------------------------------------------------------------
-
-
-def expect_free(out: Path) -> None:
-    """Said before any work: an occupied folder, or a place where nothing can be written. Writes nothing itself."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        hint = "to go on with this run: --resume" if (out / CONFIG).is_file() else "name another --out"
-        raise ResourceError(f"{out}: already there", hint)
-    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ResourceError(f"{out}: cannot write in {above}", "choose another --out")
 
 
 def read_data(plan: Plan) -> Data:
@@ -104,24 +99,18 @@ def begin(plan: Plan, data: Data, out: Path) -> Plan:
     model = load(plan.model)
     plan = replace(plan, task=plan.task.fitted(model))
     model = plan.task.prepare(model, data.train, plan.settings.seed, plan.prune)
-    with _made_beside(out) as folder:
+    with made_beside(out) as folder:
         save_model(model, plan.task, folder / "start")
-        config = plan.to_dict() | {"checksums": _checksums(plan)}
-        (folder / CONFIG).write_text(_yaml(config), encoding="utf-8")
+        config = plan.to_dict() | {CHECKSUMS: _checksums(plan)}
+        (folder / CONFIG).write_text(as_yaml(config), encoding="utf-8")
     return plan
 
 
 def saved_plan(out: Path) -> Plan:
     """The plan of a run that was begun."""
-    if not (out / CONFIG).is_file():
-        raise CheckpointError(f"{out}: no {CONFIG}, so there is no run to resume", "leave --resume out to start one")
-    values = read_yaml(out / CONFIG)
-    values.pop("checksums", None)
+    values = saved_values(out)
+    values.pop(CHECKSUMS, None)
     return Plan.from_dict(values, out / CONFIG)
-
-
-def is_finished(out: Path) -> bool:
-    return (out / "final").is_dir() and (out / RESULT).is_file()
 
 
 def _checksums(plan: Plan) -> dict[str, str]:
@@ -136,17 +125,11 @@ def _checksum(path: Path) -> str:
 
 def _expect_same_data(plan: Plan, out: Path) -> None:
     """Other data would make another run, in another order."""
-    then = read_yaml(out / CONFIG).get("checksums", {})
+    then = saved_values(out).get(CHECKSUMS, {})
     for name, now in _checksums(plan).items():
         if then.get(name) != now:
             path = getattr(plan, name)
             raise DataError(f"{path}: changed since {out} was started", "restore the file, or start a new run")
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 # ---- after ---------------------------------------------------------------------------------------------------
@@ -155,44 +138,7 @@ def _yaml(values: dict[str, Any]) -> str:
 def finish(plan: Plan, data: Data, model: Model, result: Result, out: Path) -> dict[str, Any]:
     """Write the picture, the result and last the model: where there is a final/, the run is complete."""
     plot_run(out)
-    told = {
-        "final": str(out / "final"),
-        "steps": result.steps,
-        "best_step": result.best_step or result.steps,
-        "metrics": result.best.metrics if result.best else _last_loss(out),
-        "seconds": round(result.seconds, 1),
-        "stopped_early": result.stopped_early,
-        "examples": len(data.train),
-        "skipped": dict(data.skipped),
-    }
-    (out / RESULT).write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    told = outcome(result, out) | {"examples": len(data.train), "skipped": dict(data.skipped)}
+    write_result(told, out)
     save_model(model, plan.task, out / "final")
     return told
-
-
-def _last_loss(out: Path) -> dict[str, float]:
-    losses = [line["loss"] for line in runs.read_metrics(out) if line.get("loss") is not None]
-    return {"train_loss": losses[-1]} if losses else {}
-
-
-def save_model(model: Model, task: Title, folder: Path) -> None:
-    """A model folder that knows its task, signed for `allmask verify`; whole or not at all."""
-    with _made_beside(folder) as beside:
-        model.save(beside)
-        save_task(task, beside)
-        runs.sign(beside)
-
-
-@contextmanager
-def _made_beside(folder: Path) -> Iterator[Path]:
-    """A folder to fill under another name; it gets its own when all went well, and is removed otherwise."""
-    beside = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        yield beside
-        os.replace(beside, folder)
-    except OSError as error:
-        raise ResourceError(f"{folder}: cannot be written: {error.strerror or error}", "free some space") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The task a model was fine-tuned for, saved beside its weights as allmask.json."""
+"""The task a model was trained for, saved beside its weights as allmask.json."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import CheckpointError, UsageError
+from allmask.tasks.continuation import Continuation
 from allmask.tasks.title import Title
 
 NAME = "allmask.json"
-TASKS = {"title": Title}
+TASKS = {"title": Title, "continue": Continuation}
+Task = Title | Continuation
 
 
-def save_task(task: Title, folder: Path) -> None:
+def save_task(task: Task, folder: Path) -> None:
     text = json.dumps(task.to_dict(), indent=2, ensure_ascii=False) + "\n"
     (folder / NAME).write_text(text, encoding="utf-8")
 
 
-def load_task(folder: Path) -> Title | None:
+def load_task(folder: Path) -> Task | None:
     """The task of a model folder, None if nothing there tells of one."""
     file = folder / NAME
     if not file.is_file():
@@ -30,7 +32,7 @@ def load_task(folder: Path) -> Title | None:
     return _task(file, found)
 
 
-def _task(file: Path, found: Any) -> Title:
+def _task(file: Path, found: Any) -> Task:
     kind = found.get("task") if isinstance(found, dict) else None
     if kind not in TASKS:
         raise CheckpointError(

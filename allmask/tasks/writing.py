@@ -36,13 +36,16 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def writer_for(model: Model, precision: str | None, mask: Callable[[Tensor], Mask] | None = None) -> Writer:
+def writer_for(
+    model: Model, precision: str | None, mask: Callable[[Tensor], Mask] | None = None,
+    segments: tuple[int, int] | None = None,
+) -> Writer:  # fmt: skip
     """By the model itself, or, with a precision, by a copy of its weights as they are now, laid out for speed."""
     if precision is None:
-        return MaskWriter(model, mask)
+        return MaskWriter(model, mask, segments)
     from allmask.decoding import engines  # here: what only trains needs no compiled step
 
-    return engines.writer_for(model, precision, mask)
+    return engines.writer_for(model, precision, mask, segments)
 
 
 def write(
