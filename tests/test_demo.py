@@ -254,19 +254,21 @@ class Lengths:
         self.lengths = [100] * count
 
 
-def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL) -> int | None:
-    """Steps chosen when a step takes 1 s, an evaluation 5 s, and 200 s are left."""
+def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL) -> tuple[int | None, int | None]:
+    """Steps of both lessons when a step takes 1 s, an evaluation 5 s, and 200 s are left."""
     monkeypatch.setattr(run, "seconds_per_step", lambda *_: 1.0)
     monkeypatch.setattr(run.time, "monotonic", lambda: 1000.0)
     demo = run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
-    return demo._fitted(Lengths(examples), 5.0).steps  # type: ignore[arg-type]
+    quoting, titling = demo._fitted(Lengths(examples), 5.0)  # type: ignore[arg-type]
+    return quoting.steps, titling.steps
 
 
 def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
-    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100)
-    assert fitted(monkeypatch, 100_000, size) == 200 - 5 * 4 - 5 * 4 - 10
-    assert fitted(monkeypatch, 100, size) == 10 * size.most_epochs  # ten batches an epoch
-    assert fitted(monkeypatch, 100_000, run.FAST) == run.FAST.steps
+    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, beams=2, quoting=0.4)
+    steps = 200 - 5 * 4 - 2 * 5 * 4 - 10
+    assert fitted(monkeypatch, 100_000, size) == (0.4 * steps, 0.6 * steps)
+    assert fitted(monkeypatch, 100, replace(size, most_epochs=3))[1] == 10 * 3  # ten batches an epoch
+    assert sum(filter(None, fitted(monkeypatch, 100_000, run.FAST))) == run.FAST.steps
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from allmask.drawing import draw
 from allmask.errors import DataError, Interrupted, ResourceError
 from allmask.model import Model, load
 from allmask.tasks.finetuning import save_model
+from allmask.tasks.quoting import quotations
 from allmask.tasks.scores import lead_sentence, rouge
 from allmask.tasks.title import Judge, Title, TitleWork
 from allmask.tasks.writing import tokenizer_of
@@ -55,7 +57,8 @@ class Size:
     written: int = 60  # titles of each evaluation while it learns
     beams: int = 4  # of the titles that are judged
     steps: int | None = None  # None: as many as the time allows
-    most_epochs: int = 4  # with little text, more would be learning by heart
+    quoting: float = 0.42  # of the steps; titles take the rest
+    most_epochs: int = 4  # of titles; more would be learning by heart
     evaluations: int = 4
     batch_tokens: int = 1024
 
@@ -67,6 +70,8 @@ FAST = Size(
 )  # fmt: skip
 TASK = Title(max_source=64, max_target=24)
 SETTINGS = Settings(lr=8e-4, warmup=0.1, dropout=0.0, keep=1, seed=1)
+TITLE_LR = 5e-4  # gentler: quoting is not to be forgotten
+QUOTATIONS = 3  # of each text, so that few are met twice
 ENDING = 10.0  # seconds kept for saving and drawing
 
 
@@ -162,13 +167,33 @@ class Demo:
         tokenizer = tokenizer_of(self.model)
         dev = shortest_first(records["dev"])
         judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
-        work = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
+        titles = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
         before, seconds = self._before(judge)
-        settings = self._fitted(work, seconds)
-        self.say(f"{settings.steps} steps of {settings.batch_tokens:,} tokens; what it writes is shown as it learns.\n")
-        result = train(self.model, work, settings, self.folder / "training", quiet=self.quiet)
-        self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])})
-        return result.steps
+        quoting, titling = self._fitted(titles, seconds)
+        quoted = self._quote(records["train"], quoting)
+        self.say(
+            f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
+            "writes is shown as it learns.\n"
+        )
+        train(self.model, titles, titling, self.folder / "training", quiet=self.quiet)
+        self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
+        return quoting.steps + titling.steps
+
+    def _quote(self, records: Sequence[Record], settings: Settings) -> list[dict[str, Any]]:
+        """The first lesson, and its metrics."""
+        self.say(
+            f"   The first lesson, {settings.steps} steps, is to quote: to write one of the text's own sentences.\n"
+            "   Titles are made of their text's words, and this BERT has never carried a word from place to place.\n"
+        )
+        rng = random.Random(SETTINGS.seed)
+        made = [record for _ in range(QUOTATIONS) for record in quotations(records, TASK.max_source, rng)]
+        work = TitleWork(TASK.examples(tokenizer_of(self.model), made))
+        folder = self.folder / "quoting"
+        train(self.model, work, settings, folder, quiet=self.quiet)
+        metrics = runs.read_metrics(folder)
+        shutil.rmtree(folder)
+        self.say(f"   It can quote: loss {metrics[0]['loss']:.2f} → {metrics[-1]['loss']:.2f}")
+        return metrics
 
     def _before(self, judge: Judge) -> tuple[Score, float]:
         """What the untrained model writes, and how long it takes to judge it."""
@@ -178,23 +203,26 @@ class Demo:
             self.say(line)
         return score, time.monotonic() - began
 
-    def _fitted(self, work: TitleWork, evaluation: float) -> Settings:
-        """Settings with as many steps as fit into the time, by the speed of the first few."""
+    def _fitted(self, work: TitleWork, evaluation: float) -> tuple[Settings, Settings]:
+        """Settings of both lessons, with as many steps as fit into the time by the speed of the first few."""
         settings = replace(SETTINGS, batch_tokens=self.size.batch_tokens)
         plan = plan_epoch(work.lengths, settings.batch_tokens, settings.seed, 0)
         steps = self.size.steps
         if steps is None:
-            judging = evaluation * (self.size.evaluations + self.size.test / self.size.written)
+            judging = evaluation * (self.size.evaluations + self.size.beams * self.size.test / self.size.written)
             left = self.deadline - time.monotonic() - judging - ENDING
             fitting = int(left / seconds_per_step(self.model, work, settings, plan))
-            steps = max(10, min(fitting, self.size.most_epochs * len(plan)))
-        every = -(-steps // self.size.evaluations)
-        return replace(settings, steps=steps, eval_every=every, save_every=steps)
+            steps = max(10, min(fitting, round(self.size.most_epochs * len(plan) / (1 - self.size.quoting))))
+        first = max(1, round(self.size.quoting * steps))
+        every = -(-(steps - first) // self.size.evaluations)
+        quoting = replace(settings, steps=first, eval_every=first, save_every=first, schedule="constant")
+        return quoting, replace(settings, lr=TITLE_LR, steps=steps - first, eval_every=every, save_every=steps)
 
-    def _keep_metrics(self, before: dict[str, float]) -> None:
-        """The metrics, begun with the evaluation before the first step; checkpoints have done their service."""
+    def _keep_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
+        """The metrics of both lessons as one run, begun with the evaluation before the first step."""
         first = {"step": 0, **{f"eval_{name}": value for name, value in before.items()}}
-        lines = [first, *runs.read_metrics(self.folder / "training")]
+        then = [{**line, "step": line["step"] + len(quoted)} for line in runs.read_metrics(self.folder / "training")]
+        lines = [first, *quoted, *then]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (self.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
         shutil.rmtree(self.folder / "training")

@@ -1,0 +1,44 @@
+"""Quoting, the first lesson of a reader that is to write: of each text, one of its own sentences is to be written.
+
+Titles are mostly made of their text's words, but a BERT has never carried a word from one place to another. Titles
+teach that slowly, and few of them are soon known by heart. Any text teaches to quote, as often as one likes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from allmask.data import Record
+
+_ENDS = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；，])\s*|\n+")
+_UNITS = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")  # a Chinese character, or a word
+LEAST = 3  # words or characters of a quotation
+WORDS_A_TOKEN = 0.7  # English words in a token, so that a quotation stands in what is read of its text
+
+
+def quotations(records: Iterable[Record], tokens: int, rng: random.Random) -> list[Record]:
+    """Each record with a sentence from its source's first `tokens` tokens as target; one without any is left out."""
+    found = ((record, sentences(record.fields["source"], tokens)) for record in records)
+    return [
+        replace(record, fields={**record.fields, "target": rng.choice(choices)}) for record, choices in found if choices
+    ]
+
+
+def sentences(text: str, tokens: int) -> list[str]:
+    """Those in the beginning of a text: Chinese ones also end with a comma, as a title is rarely longer."""
+    parts = (part.strip() for part in _ENDS.split(_beginning(text, tokens)))
+    return [part for part in parts if len(_UNITS.findall(part)) >= LEAST]
+
+
+def _beginning(text: str, tokens: int) -> str:
+    """About so many tokens of a text."""
+    room, end = float(tokens), 0
+    for unit in _UNITS.finditer(text):
+        room -= 1.0 if len(unit[0]) == 1 else 1.0 / WORDS_A_TOKEN
+        if room < 0.0:
+            break
+        end = unit.end()
+    return text[:end]
