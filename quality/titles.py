@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,11 +23,13 @@ import allmask
 from allmask.checkpoints import resolve
 from allmask.data import Record, plan_epoch
 from allmask.tasks.finetuning import save_model
+from allmask.tasks.quoting import quotations
 from allmask.tasks.scores import lead_sentence, score_texts
-from allmask.tasks.title import Title
+from allmask.tasks.title import Title, TitleWork
+from allmask.tasks.writing import tokenizer_of
 from allmask.training import Settings, resolve_precision, train
 from allmask.training.runs import read_metrics
-from allmask.training.schedule import linear
+from allmask.training.schedule import SCHEDULES
 
 MOST_EPOCHS = 30
 
@@ -43,13 +47,17 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     model = task.prepare(allmask.load(args.model), data.train, args.seed)
     work = task.work(model, data.train, data.dev)
     run = Path(args.out) / name
-    result = train(model, work, settings(args), run)
+    began = time.monotonic()
+    if args.quote_steps:
+        train(model, TitleWork(task.examples(tokenizer_of(model), data.quotes)), quoting(args), run / "quoting")
+    result = train(model, work, settings(args), run / "titles")
+    minutes = (time.monotonic() - began) / 60
     save_model(model, task, run / "final")
     rows = []
     for label, beams in ((f"{name}, greedy", 1), (f"{name}, 4 beams", 4)):
         decoding = task.decoding(model, beams=beams)
         written = [best[0][0] for best in task.write(model, data.sources, decoding)]
-        rows.append(Row(label, result.steps, result.seconds / 60, score_texts(written, data.references)))
+        rows.append(Row(label, args.quote_steps + result.steps, minutes, score_texts(written, data.references)))
     return rows
 
 
@@ -64,23 +72,27 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     model.config.decoder_start_token_id, model.config.pad_token_id = tokenizer.cls_token_id, tokenizer.pad_token_id
     model.config.eos_token_id = tokenizer.sep_token_id
     began = time.monotonic()
-    steps = _learn(model, tokenizer, task, data, args)
+    steps = 0
+    if args.quote_steps:
+        steps += _learn(model, tokenizer, task, data.quotes, quoting(args))
+    note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
+    steps += _learn(model, tokenizer, task, data.train, settings(args), note if data.dev else None)
     minutes = (time.monotonic() - began) / 60  # evaluations included, as in ours
     written = _write(model.eval(), tokenizer, task, data.sources)
     return [Row("two BERTs (transformers), greedy", steps, minutes, score_texts(written, data.references))]
 
 
-def _learn(model, tokenizer, task: Title, data: Data, args: argparse.Namespace) -> int:
-    how, dtype = settings(args), resolve_precision("auto")
+def _learn(model, tokenizer, task: Title, records: list[Record], how: Settings, note=None) -> int:
     optimiser = torch.optim.AdamW(model.parameters(), lr=how.lr, weight_decay=how.weight_decay, fused=True)
-    plan = data.plan(allmask.load(args.model).tokenizer, task, how)
+    dtype = resolve_precision("auto")
+    plan = our_plan(tokenizer, task, records, how)
     steps = how.steps or round(how.epochs * len(plan) / MOST_EPOCHS)
     model.train()
     for step, numbers in enumerate(plan[:steps]):
         torch.manual_seed(step)
         for group in optimiser.param_groups:
-            group["lr"] = how.lr * linear(step, steps, how.warmup_steps(steps))
-        chosen = [data.train[number].fields for number in numbers]
+            group["lr"] = how.lr * SCHEDULES[how.schedule](step, steps, how.warmup_steps(steps))
+        chosen = [records[number].fields for number in numbers]
         source = _encode(tokenizer, [fields["source"] for fields in chosen], task.max_source + 2)
         target = _encode(tokenizer, [fields["target"] for fields in chosen], task.max_target + 2)
         labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)[:, 1:]
@@ -97,12 +109,12 @@ def _learn(model, tokenizer, task: Title, data: Data, args: argparse.Namespace) 
         optimiser.zero_grad()
         if step % 20 == 0:
             print(f"two BERTs: step {step + 1}/{steps} loss {loss.item():.3f}", flush=True)
-        if data.dev and ((step + 1) % args.eval_every == 0 or step + 1 == steps):
-            _note_dev(model, tokenizer, task, data.dev[:100], step + 1, Path(args.out) / "two-berts")
+        if note and ((step + 1) % (how.eval_every or steps) == 0 or step + 1 == steps):
+            note(step + 1)
     return steps
 
 
-def _note_dev(model, tokenizer, task: Title, records: list[Record], step: int, run: Path) -> None:
+def _note_dev(model, tokenizer, task: Title, records: list[Record], run: Path, step: int) -> None:
     """A line of metrics like those of our own runs, for the plot."""
     written = _write(model.eval(), tokenizer, task, [record.fields["source"] for record in records])
     model.train()
@@ -134,6 +146,7 @@ def _write(model, tokenizer, task: Title, sources: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Data:
+    quotes: list[Record]
     train: list[Record]
     dev: list[Record]
     test: list[Record]
@@ -146,12 +159,23 @@ class Data:
     def references(self) -> list[str]:
         return [record.fields["target"] for record in self.test]
 
-    def plan(self, tokenizer, task: Title, how: Settings) -> list[list[int]]:
-        """The batches our own runs see."""
-        lengths = [len(example) for example in task.examples(tokenizer, self.train)]
-        return [
-            batch for epoch in range(MOST_EPOCHS) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)
-        ]
+
+def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> list[list[int]]:
+    """The batches our own runs see: example numbers, by the lengths that our row of source and target has."""
+    texts = [[record.fields[name] for record in records] for name in ("source", "target")]
+    sources, targets = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in texts)
+    lengths = [
+        min(len(source), task.max_source) + min(len(target), task.max_target) + 3
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    return [batch for epoch in range(MOST_EPOCHS) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)]
+
+
+def quoting(args: argparse.Namespace) -> Settings:
+    """The first lesson, if there is one: see allmask/tasks/quoting.py."""
+    steps = args.quote_steps
+    how = {"batch_tokens": args.batch_tokens, "lr": args.lr, "seed": args.seed}
+    return Settings(steps=steps, eval_every=steps, save_every=steps, schedule="constant", dropout=0.0, keep=1, **how)
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -164,10 +188,11 @@ def settings(args: argparse.Namespace) -> Settings:
 def read(folder: Path, task: Title, limit: int) -> Data:
     """What is in the folder; without a dev.jsonl, a twentieth of train.jsonl is held out in its place."""
     train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
-    if not dev.exists():
-        held = len(train) // 20
-        return Data(train[held:], train[:held], task.read(folder / "test.jsonl")[:limit])
-    return Data(train, task.read(dev)[:200], task.read(folder / "test.jsonl")[:limit])
+    held = task.read(dev)[:200] if dev.exists() else train[: len(train) // 20]
+    train = train if dev.exists() else train[len(train) // 20 :]
+    rng = random.Random(1)
+    quotes = [record for _ in range(4) for record in quotations(train, task.max_source, rng)]
+    return Data(quotes, train, held, task.read(folder / "test.jsonl")[:limit])
 
 
 def table(rows: list[Row]) -> str:
@@ -188,7 +213,8 @@ def plot(runs: list[Path], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4))
     for run in runs:
-        points = [(line["step"], line["eval_rouge_l"]) for line in read_metrics(run) if "eval_rouge_l" in line]
+        lines = read_metrics(run / "titles" if (run / "titles").is_dir() else run)
+        points = [(line["step"], line["eval_rouge_l"]) for line in lines if "eval_rouge_l" in line]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", label=run.name)
     axes.set(xlabel="step", ylabel="ROUGE-L, held out", title="Titles: learning by mask")
@@ -204,6 +230,9 @@ def main() -> None:
     parser.add_argument("--systems", default="prefix,naive,two-berts")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--steps", type=int)
+    parser.add_argument(
+        "--quote-steps", type=int, default=0, help="steps of quoting before the titles, for all systems"
+    )
     parser.add_argument("--batch-tokens", type=int, default=7200, help="about 32 abstracts")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--eval-every", type=int, default=100)

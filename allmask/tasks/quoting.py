@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from allmask.data import Record
 
-_ENDS = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；，])\s*|\n+")
+_ENDS = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；，])\s*|(?<=[.,!?:;])(?=[\u3400-\u9fff])|\n+")
 _UNITS = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")  # a Chinese character, or a word
 LEAST = 3  # words or characters of a quotation
 WORDS_A_TOKEN = 0.7  # English words in a token, so that a quotation stands in what is read of its text

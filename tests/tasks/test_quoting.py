@@ -24,6 +24,12 @@ def test_chinese_sentences_end_with_commas_too():
     ]  # fmt: skip
 
 
+def test_chinese_with_western_stops():
+    assert sentences("用消去法建立关系,提出一种(SOS)方法.结果表明,它收敛更快.", 100) == [
+        "用消去法建立关系,", "提出一种(SOS)方法.", "结果表明,", "它收敛更快.",
+    ]  # fmt: skip
+
+
 def test_what_is_cut_off_is_not_quoted():
     text = "One two three four. " * 30
     assert sum(len(part.split()) for part in sentences(text, 12)) == 8  # twelve tokens are about eight words
