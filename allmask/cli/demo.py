@@ -32,7 +32,7 @@ def command(
 
     The texts are docstrings of this machine's Python files; the BERT is the bundled MiniLM. Nothing is downloaded.
     """
-    from allmask.demo import FAST, FULL, run_demo
+    from allmask.demo.run import FAST, FULL, run_demo
 
     listen()
     result = run_demo(out, minutes, FAST if fast else FULL, note if as_json else _tell)

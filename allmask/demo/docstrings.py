@@ -12,8 +12,11 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 
 SKIPPED_FOLDERS = frozenset(
@@ -59,18 +62,45 @@ class Found:
         return sum(map(len, self.splits.values()))
 
 
-def find_pairs(roots: Sequence[Path], per_package: int = 120) -> Found:
+def find_pairs(roots: Sequence[Path], per_package: int = 120, workers: int = 1) -> Found:
     """Pairs from the Python files under some folders, split by file; of each package at most so many files."""
     found = Found({})
     pairs: list[Pair] = []
-    for package, files in _packages(roots).items():
-        trees = (
-            (name, tree) for path, name in sorted(files, key=lambda file: _hash(file[1])) if (tree := _parsed(path))
-        )
-        for name, tree in islice(trees, per_package):
-            pairs += _pairs_of_file(tree, package, name, found)
+    for some, files, docstrings in _searched(list(_packages(roots).items()), per_package, workers):
+        pairs += some
+        found.files += files
+        found.docstrings += docstrings
     found.splits = split(list(_without_twins(pairs, found.dropped)), found.dropped)
     return found
+
+
+Package = tuple[str, list[tuple[Path, str]]]  # its name; the path and the name of each file
+Searched = tuple[list[Pair], int, int]  # pairs, files, docstrings
+
+
+def _searched(packages: Sequence[Package], per_package: int, workers: int) -> Iterator[Searched]:
+    """The packages one after another, whoever looks through them."""
+    look = partial(_pairs_of_package, per_package=per_package)
+    if workers < 2:
+        yield from map(look, packages)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # not fork: torch has threads by now
+        yield from pool.map(look, packages)
+
+
+def _pairs_of_package(package: Package, per_package: int) -> Searched:
+    name, files = package
+    trees = ((file, tree) for path, file in sorted(files, key=lambda file: _hash(file[1])) if (tree := _parsed(path)))
+    pairs: list[Pair] = []
+    searched = docstrings = 0
+    for file, tree in islice(trees, per_package):
+        searched += 1
+        for line, docstring in _docstrings(tree):
+            docstrings += 1
+            pair = title_and_text(docstring)
+            if pair is not None:
+                pairs.append(Pair(pair[1], pair[0], name, f"{file}:{line}"))
+    return pairs, searched, docstrings
 
 
 # A docstring of several paragraphs: a colon ends the line before it, an empty line follows its first.
@@ -97,15 +127,11 @@ def _packages(roots: Iterable[Path]) -> dict[str, list[tuple[Path, str]]]:
     return packages
 
 
-def _pairs_of_file(tree: ast.Module, package: str, name: str, found: Found) -> Iterator[Pair]:
-    found.files += 1
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in _definitions(tree):
         docstring = ast.get_docstring(node)
         if docstring:
-            found.docstrings += 1
-            pair = title_and_text(docstring)
-            if pair is not None:
-                yield Pair(pair[1], pair[0], package, f"{name}:{node.lineno}")
+            yield node.lineno, docstring
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:

@@ -127,7 +127,8 @@ class Demo:
             "Docstrings are texts with titles: a line that sums up, then the details. The model reads the details\n"
             "and is to write the line. Looking through the Python files of this machine (none is run) …"
         )
-        found = find_pairs(python_folders(self.size.installed), self.size.files)
+        workers = min(4, os.cpu_count() or 1) if self.size.installed else 1
+        found = find_pairs(python_folders(self.size.installed), self.size.files, workers)
         limits = {"train": self.size.train, "dev": self.size.dev, "test": self.size.test}
         if not all(found.splits.values()):
             raise DataError(

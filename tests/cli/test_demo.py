@@ -98,6 +98,6 @@ def test_interrupted(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_what_to_do_next(cli, monkeypatch: pytest.MonkeyPatch):
     result = {"final": "there/final"}
-    monkeypatch.setattr("allmask.demo.run_demo", lambda *_: result)
+    monkeypatch.setattr("allmask.demo.run.run_demo", lambda *_: result)
     ran = cli("demo", "--out", "there")
     assert ran.code == 0 and "allmask generate there/final" in ran.out and "there/data/test.jsonl" in ran.out
