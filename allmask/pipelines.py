@@ -1,8 +1,10 @@
-"""From a model folder to written text in one line.
+"""From a model folder to written or filled text in one line.
 
 write = allmask.pipeline("title", "runs/title/final")
 write("北京欢迎你，…")                       # one text in, one title out
 write(texts, beams=4, length_penalty=0.8)   # many in, as many out
+fill = allmask.pipeline("fill", "runs/a/final")
+fill("北京欢[MASK]你").text
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from allmask.checkpoints import resolve
 from allmask.decoding import Decoding, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
 from allmask.tasks.continuation import Continuation
+from allmask.tasks.filling import Filler
 from allmask.tasks.saved import load_task
 from allmask.tasks.title import Title
 from allmask.tasks.writing import Written, stream_text, write
@@ -67,10 +70,19 @@ class Pipeline:
         return self.task.decoding(self.model, **options)
 
 
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline:
-    """`task` is "title", for a model that was fine-tuned for it, or "generate", for any that writes, such as GPT-2."""
+@overload
+def pipeline(task: Literal["fill"], model: str | Path) -> Filler: ...
+@overload
+def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
+
+
+def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler:
+    """`task` is "title", for a model that was fine-tuned for it, "generate", for any that writes, such as GPT-2, or
+    "fill", for one that guesses what stands where a text says [MASK]."""
+    if task == "fill":
+        return Filler(load(model_folder(model)))
     if task not in TASKS:
-        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}")
+        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill")
     made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')

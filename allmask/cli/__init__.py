@@ -90,7 +90,7 @@ def plan_values(flags: Mapping[str, Any], called: Mapping[str, str]) -> dict[str
     told = {
         called.get(name, name): _plain(value)
         for name, value in flags.items()
-        if name not in _NOT_IN_PLAN and value is not None
+        if name not in _NOT_IN_PLAN and value is not None and value != []
     }
     if flags["config"] is None:
         return told

@@ -22,7 +22,9 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Teach a pretrained BERT to write, by its mask alone."),
+    "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
     "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
+    "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),
     "predict": ("allmask.cli.predict", "Write a title for each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score what a model writes for held-out records."),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),

@@ -13,7 +13,7 @@ from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.tasks.writing import Written, tidy, tokenizer_of, write, writer_for
+from allmask.tasks.writing import Written, begin_of, end_of, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, truncate
 
 
@@ -51,7 +51,7 @@ class Continuation:
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         encoded = tokenizer.encode_batch(list(sources), special=False)
-        begin = [id for id in (_begin(tokenizer),) if self.framed and id is not None]
+        begin = [id for id in (begin_of(tokenizer),) if self.framed and id is not None]
         return [[*begin, *truncate(text.ids, self.max_source, "tail")] for text in encoded]
 
     def mask_of(self, is_target: Tensor) -> Mask:
@@ -60,7 +60,7 @@ class Continuation:
     def decoding(self, model: Model, **changes: Any) -> Decoding:
         """Framed, no special token is written but the one that ends a text."""
         tokenizer = tokenizer_of(model)
-        end = _end(tokenizer) if self.framed else tokenizer.eos_id
+        end = end_of(tokenizer) if self.framed else tokenizer.eos_id
         banned = tuple(sorted(tokenizer.special_ids - {end})) if self.framed else ()
         rules = {"end": () if end is None else (end,), "banned": banned, "max_new": self.max_target}
         return Decoding(**{**rules, **changes})
@@ -77,11 +77,3 @@ class Continuation:
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
         text = tokenizer.decode(tokens)
         return tidy(text) if tokenizer.kind == "wordpiece" else text
-
-
-def _begin(tokenizer: Tokenizer) -> int | None:
-    return tokenizer.bos_id if tokenizer.cls_id is None else tokenizer.cls_id
-
-
-def _end(tokenizer: Tokenizer) -> int | None:
-    return tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id

@@ -18,7 +18,7 @@ from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
-from allmask.tasks.writing import Written, tidy, tokenizer_of, write, writer_for
+from allmask.tasks.writing import Written, expect_frequencies, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
 from allmask.text.lengths import RULES
 from allmask.training import Score, mean_loss
@@ -136,7 +136,7 @@ class Title:
         model = model.with_language_model(torch.Generator().manual_seed(seed))
         model = self._pruned(model, records) if prune else model
         if fresh:
-            _expect_frequencies(model, [record.fields["target"] for record in records])
+            expect_frequencies(model, _counts(model, [record.fields["target"] for record in records]))
         return model
 
     def _pruned(self, model: Model, records: Sequence[Record]) -> Model:
@@ -203,13 +203,11 @@ class Judge:
         return lines
 
 
-def _expect_frequencies(model: Model, targets: Sequence[str]) -> None:
-    """Start a fresh output bias at how often each token is written: what the first hundred steps would find out."""
+def _counts(model: Model, targets: Sequence[str]) -> torch.Tensor:
+    """How often each token is written."""
     tokenizer = tokenizer_of(model)
     written = [id for ids in _ids(tokenizer, targets) for id in (*ids, _specials(tokenizer)[1])]
-    counts = torch.bincount(torch.tensor(written), minlength=model.config.vocabulary) + 1.0
-    with torch.no_grad():
-        model.head("lm_head").get_parameter("bias").copy_((counts / counts.sum()).log())
+    return torch.bincount(torch.tensor(written), minlength=model.config.vocabulary)
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[int, int]:

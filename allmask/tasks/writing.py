@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from allmask.decoding import Decoding, Hypothesis, MaskWriter, Writer, generate, stream
@@ -36,6 +37,16 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
+def begin_of(tokenizer: Tokenizer) -> int | None:
+    """The token a pretrained text begins with: [CLS] or what stands for it."""
+    return tokenizer.bos_id if tokenizer.cls_id is None else tokenizer.cls_id
+
+
+def end_of(tokenizer: Tokenizer) -> int | None:
+    """The token it ends with: [SEP] or what stands for it."""
+    return tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id
+
+
 def writer_for(
     model: Model, precision: str | None, mask: Callable[[Tensor], Mask] | None = None,
     segments: tuple[int, int] | None = None,
@@ -46,6 +57,13 @@ def writer_for(
     from allmask.decoding import engines  # here: what only trains needs no compiled step
 
     return engines.writer_for(model, precision, mask, segments)
+
+
+def expect_frequencies(model: Model, counts: Tensor) -> None:
+    """Start a fresh output bias at how often each token is written: what the first hundred steps would find out."""
+    with torch.no_grad():
+        shares = (counts + 1.0) / (counts + 1.0).sum()
+        model.head("lm_head").get_parameter("bias").copy_(shares.log())
 
 
 def write(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class Work(Protocol):
     """What is learnt: examples by number, and a way to judge the model now and then."""
 
     @property
-    def lengths(self) -> Sequence[int]: ...  # tokens of each example
+    def lengths(self) -> Sequence[int] | np.ndarray: ...  # tokens of each example
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch: ...
 
@@ -86,6 +87,7 @@ class Trainer:
     stale: int = 0  # evaluations since the best
     asked_to_stop: int = 0  # a signal's number
     history: dict[str, Any] = field(default_factory=dict)
+    latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
 
     def __post_init__(self):
         self.optimiser = adamw(self.model, self.settings)
@@ -155,7 +157,8 @@ class Trainer:
             step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, tokens=tokens,
             speed=round(speed, 1),
         )  # fmt: skip
-        bar.update(self.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
+        self.latest |= losses
+        bar.update(self.step, f"{_in_words(self.latest)}  {speed:,.0f} tokens/s")
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
@@ -291,6 +294,12 @@ def resolve_precision(precision: str) -> torch.dtype:
     if precision == "auto":
         precision = "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cuda.is_available() else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def _in_words(losses: Mapping[str, float]) -> str:
+    """loss 2.345, or with several objectives, which take turns: loss mlm 2.345 causal 3.456."""
+    told = [f"{value:.3f}" if name == "lm" else f"{name} {value:.3f}" for name, value in losses.items()]
+    return f"loss {'  '.join(told)}"
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,170 @@
+"""`allmask pretrain`: one body learns to fill gaps, to go on with texts, or both, from plain text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from allmask.cli import emit, expect_same, listen, note, plan_values
+from allmask.errors import UsageError
+
+EXAMPLES = """
+    allmask tokenizer train corpus/*.txt --size 8000 --out tok/
+    allmask pretrain --objective mlm --data corpus/ --tokenizer tok/ --preset bert-small --out runs/a
+    allmask pretrain --objective mlm:0.5,causal:0.5 --data a.txt b.jsonl.gz --tokenizer tok/ --out runs/both
+    allmask pretrain --objective causal --data 文集/ --tokenizer tok/ --preset gpt2 --layers 6 --out runs/zh
+    allmask pretrain --objective mlm,nsp --data corpus/ --from minilm --steps 2000 --out runs/more
+    allmask pretrain --resume --out runs/a
+"""
+
+
+def command(
+    files: Annotated[list[Path] | None, typer.Argument(help="More of --data, as in --data corpus/*.txt")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="What to learn: mlm, nsp, causal, reverse, permutation, prefix, unilm, or several with their weights, "
+            "such as mlm:0.5,causal:0.5. [default: mlm]"
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text: a sentence a line, a blank line between documents; or jsonl, parquet, csv; also as .gz; or "
+            "folders of these. More may follow."
+        ),
+    ] = None,
+    eval_files: Annotated[
+        list[Path] | None, typer.Option("--eval", help="Held-out text, instead of a share of the data.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A folder that allmask tokenizer train made, or a model's.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="The shape of a new model: bert-tiny, bert-small, gpt2, … [default: bert-small]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--from", help="Go on with this model, instead of a new one: a folder, or minilm.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch. [default: 8192]")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a row, [CLS] and [SEP] too. [default: 128]")] = None,
+    layers: Annotated[int | None, typer.Option(help="Instead of the preset's; so are the next four.")] = None,
+    width: Annotated[int | None, typer.Option(help="Heads and --inner follow unless given.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    inner: Annotated[int | None, typer.Option(help="Width of the feed-forward layers.")] = None,
+    max_positions: Annotated[int | None, typer.Option(help="The longest text the model can read.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 5e-4]")] = None,
+    schedule: Annotated[
+        Literal["linear", "cosine", "constant", "inverse-root"] | None,
+        typer.Option(help="The learning rate after the warm-up. [default: cosine]"),
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="A share of the steps, or above 1 a number of them. [default: 0.1]")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
+    clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="0 learns faster where no text is seen twice. [default: the model's own]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of weights, data order, corruption, dropout. [default: 1]")
+    ] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
+    ] = None,
+    held_out: Annotated[
+        float | None, typer.Option(help="The share of documents that is only judged on. [default: 0.01]")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints kept, and the best besides. [default: 2]")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
+    ] = None,
+    across: Annotated[
+        bool | None, typer.Option("--across", help="Rows run across documents, and are all full.")
+    ] = None,
+    verbatim: Annotated[
+        bool | None, typer.Option("--verbatim", help="Keep line ends and blank lines; a file is one document.")
+    ] = None,
+    text_field: Annotated[str | None, typer.Option(help="Where the text of a record is. [default: text]")] = None,
+    on_bad_record: Annotated[
+        Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
+    ] = None,
+    mask_share: Annotated[
+        float | None, typer.Option(help="Of mlm, nsp, unilm: how many tokens are hidden. [default: 0.15]")
+    ] = None,
+    whole_words: Annotated[
+        bool | None, typer.Option("--whole-words", help="Of mlm, nsp: hide words, not pieces of them.")
+    ] = None,
+    ngrams: Annotated[
+        list[float] | None, typer.Option(help="Of mlm, nsp, unilm: the weight of hiding 1 token, then 2, then 3, …")
+    ] = None,
+    unilm_weights: Annotated[
+        list[float] | None,
+        typer.Option(help="Of unilm: bidirectional, then left-to-right, right-to-left, seq2seq."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model on plain text: the objective decides by its masks who may look at whom.
+
+    The run's folder gets the tokens of the text, config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model
+    folder. Ctrl-C saves; the same command with --resume goes on, bit for bit as if it had not been stopped.
+    """
+    flags = {**locals(), "data": [*(data or ()), *(files or ())]}
+    del flags["files"]
+    listen(quiet)
+    given = plan_values(flags, {"eval_files": "eval"})
+    if out is None:
+        raise UsageError("no place for the run was named", "name a new folder with --out")
+    result = _resume(out, given, quiet) if resume else _start(out, given, quiet)
+    emit(as_json, result, _in_words(result))
+
+
+def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.tasks.pretraining import pretrain
+    from allmask.tasks.recipe import Recipe
+
+    return pretrain(Recipe.from_dict(given), out, quiet)
+
+
+def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.tasks.folders import is_finished
+    from allmask.tasks.pretraining import resume, saved_recipe
+
+    expect_same(out, saved_recipe(out).differences(given))
+    if is_finished(out):
+        note(f"{out}: this run is finished")
+    return resume(out, quiet)
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    early = ", stopped early" if result["stopped_early"] else ""
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    return "\n".join([
+        f"{result['final']}: {result['steps']} steps in {result['seconds']} s{early}",
+        f"step {result['best_step']}: {metrics}",
+        *_uses(result),
+    ])  # fmt: skip
+
+
+def _uses(result: dict[str, Any]) -> list[str]:
+    """What the model can do now, as commands."""
+    learnt = {entry.split(":")[0] for entry in result["objective"].split(",")}
+    fills, writes = learnt & {"mlm", "nsp", "unilm"}, learnt & {"causal", "prefix"}
+    filling = [f'fill gaps with it: allmask fill {result["final"]} "… [MASK] …"'] if fills else []
+    return filling + ([f'write with it: allmask generate {result["final"]} --text "…"'] if writes else [])

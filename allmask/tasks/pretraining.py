@@ -1,0 +1,279 @@
+"""Pretraining as a whole: text becomes tokens on disk, rows, batches, and a model; resumed where it stopped.
+
+runs/a/
+  corpus/            the tokens of the data, and corpus-eval/ those of --eval; see allmask/data/store.py
+  config.yaml        the recipe, every value resolved; checksums of the tokens
+  start/             the model before its first step
+  checkpoints/, metrics.jsonl      see allmask/training/runs.py
+  loss.png           the loss by step
+  result.json        what is printed at the end
+  final/             the model; allmask.json says how it writes, if it learnt to
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allmask.data.corpus import Corpus, prepare
+from allmask.data.documents import find_files
+from allmask.data.windows import Windows
+from allmask.errors import CheckpointError, DataError
+from allmask.model import Model, load
+from allmask.objectives import Draw, Mixed
+from allmask.tasks.continuation import Continuation
+from allmask.tasks.folders import (
+    CHECKSUMS,
+    CONFIG,
+    expect_free,
+    finished_result,
+    outcome,
+    save_model,
+    saved_values,
+    write_result,
+)
+from allmask.tasks.recipe import Recipe
+from allmask.tasks.rows import Judge, RowWork
+from allmask.tasks.saved import Task
+from allmask.tasks.title import Title
+from allmask.tasks.values import as_yaml
+from allmask.tasks.writing import end_of, expect_frequencies, tokenizer_of
+from allmask.text import Tokenizer
+from allmask.training import Result, train
+from allmask.training.plots import plot_run
+from allmask.training.progress import Progress
+
+log = logging.getLogger("allmask")
+DATA, EVAL = "corpus", "corpus-eval"
+_BEFORE = frozenset(f(name) for name in (DATA, EVAL) for f in (str, ".{}.lock".format, ".{}.partial".format))
+UNBEGUN = _BEFORE | {"start", ".start.partial", f".{CONFIG}"}  # what a run may leave that ended before it began
+WORTH_A_BAR = 1 << 25  # bytes of text
+COUNTED = 1 << 24  # tokens looked at for how frequent each is
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The tokens of a run."""
+
+    data: Corpus
+    eval: Corpus | None
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        named = {"data": self.data, "eval": self.eval}
+        return {name: _checksum(corpus) for name, corpus in named.items() if corpus is not None}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        counts: dict[str, int] = dict(self.data.meta["skipped"])
+        for reason, count in (self.eval.meta["skipped"] if self.eval else {}).items():
+            counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+
+def _checksum(corpus: Corpus) -> str:
+    parts = sorted((name, entry["sha256"]) for name, entry in corpus.meta["files"].items())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def pretrain(recipe: Recipe, out: Path, quiet: bool = False) -> dict[str, Any]:
+    """Start a run and see it through. Until text and model are checked, nothing is kept but the tokens of the text."""
+    expect_free(out, UNBEGUN)
+    _ = [find_files(files) for files in (recipe.data, recipe.eval) if files]  # what is not there is said first
+    model, new = start_model(recipe)
+    tokenizer = tokenizer_of(model)
+    objective = recipe.build(tokenizer)
+    texts = read_texts(recipe, tokenizer, out, quiet)
+    work = work_of(recipe, objective, tokenizer, texts)
+    if "lm" in new:
+        _expect_tokens(model, texts.data)
+    begin(recipe, model, texts, out)
+    return _go_on(recipe, texts, work, out, quiet)
+
+
+def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
+    """Go on with a run that was interrupted, exactly as if it had not been; a finished one is left as it is."""
+    told = finished_result(out)
+    if told is not None:
+        return told
+    recipe = saved_recipe(out)
+    tokenizer = Tokenizer.load(out / "start")
+    texts = _same_texts(recipe, tokenizer, out, quiet)
+    work = work_of(recipe, recipe.build(tokenizer), tokenizer, texts)
+    return _go_on(recipe, texts, work, out, quiet)
+
+
+def _go_on(recipe: Recipe, texts: Texts, work: RowWork, out: Path, quiet: bool) -> dict[str, Any]:
+    model = load(out / "start")  # also in a run's first session, so that all begin from the same bytes
+    if work.judge is None:
+        log.info("nothing is held out: the weights of the last step are kept")
+    result = train(model, work, recipe.settings, out, resume=True, quiet=quiet)
+    return finish(recipe, texts, work, model, result, out)
+
+
+# ---- the model -----------------------------------------------------------------------------------------------
+
+
+def start_model(recipe: Recipe) -> tuple[Model, frozenset[str]]:
+    """The model before its first step, and which of its heads are new."""
+    rng = torch.Generator().manual_seed(recipe.settings.seed)
+    heads = recipe.mixture.heads
+    if recipe.model is None:
+        assert recipe.tokenizer is not None
+        tokenizer = Tokenizer.load(recipe.tokenizer)
+        model = Model.fresh(recipe.fitted(recipe.shape(tokenizer)), heads, rng)
+        model.tokenizer = tokenizer
+        log.info("a new model of %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
+        return model, heads
+    old = load(recipe.model)
+    model = Model.fresh(recipe.fitted(old.config), heads | old.heads, rng)
+    model.load_state_dict(old.state_dict(), strict=False)
+    model.tokenizer = tokenizer_of(old)
+    new = heads - old.heads
+    if new:
+        log.info("%s has no head for %s; a new one is made", recipe.model, ", ".join(sorted(new)))
+    return model, new
+
+
+def _expect_tokens(model: Model, corpus: Corpus) -> None:
+    """A new output layer begins with how frequent tokens are, where it has a bias to say so."""
+    if getattr(model.lm_head, "bias", None) is not None:
+        counts = np.bincount(corpus.ids[:COUNTED], minlength=model.config.vocabulary)
+        expect_frequencies(model, torch.from_numpy(counts))
+
+
+# ---- the text ------------------------------------------------------------------------------------------------
+
+
+def read_texts(recipe: Recipe, tokenizer: Tokenizer, out: Path, quiet: bool = False) -> Texts:
+    """The tokens of all files, made or found in the run's folder."""
+    data = _tokens(recipe, recipe.data, tokenizer, out / DATA, quiet)
+    held_out = _tokens(recipe, recipe.eval, tokenizer, out / EVAL, quiet) if recipe.eval else None
+    texts = Texts(data, held_out)
+    sizes = (f"{number:,}" for number in (data.documents, data.sentences, data.tokens))
+    log.info("text: %s documents, %s sentences, %s tokens", *sizes)
+    if texts.skipped:
+        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in texts.skipped.items())
+        log.info("skipped records: %s", reasons)
+    return texts
+
+
+def _tokens(recipe: Recipe, files: Sequence[str], tokenizer: Tokenizer, folder: Path, quiet: bool) -> Corpus:
+    bar: list[Progress] = []
+
+    def show(done: int, total: int) -> None:
+        if not bar:
+            bar.append(Progress(total >> 20, "reading", quiet=quiet or total < WORTH_A_BAR))
+        bar[0].update(done >> 20, "MB")
+
+    try:
+        return prepare(
+            files, tokenizer, folder, text_field=recipe.text_field, on_bad_record=recipe.on_bad_record,
+            verbatim=recipe.verbatim, progress=show,
+        )  # fmt: skip
+    finally:
+        for shown in bar:
+            shown.close()
+
+
+def _same_texts(recipe: Recipe, tokenizer: Tokenizer, out: Path, quiet: bool) -> Texts:
+    """The tokens a run was begun with. Stores that are whole will do; what is damaged or gone is made again."""
+    try:
+        texts = Texts(Corpus.open(out / DATA), Corpus.open(out / EVAL) if recipe.eval else None)
+    except DataError as error:
+        log.warning("%s; reading the text again", error.message)
+        texts = read_texts(recipe, tokenizer, out, quiet)
+    then = saved_values(out).get(CHECKSUMS, {})
+    for name, now in texts.checksums.items():
+        if then.get(name) != now:
+            files = ", ".join(getattr(recipe, name))
+            raise DataError(f"{files}: changed since {out} was started", "restore the files, or start a new run")
+    return texts
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------
+
+
+def work_of(recipe: Recipe, objective: Mixed, tokenizer: Tokenizer, texts: Texts) -> RowWork:
+    """Rows to learn from, and a judge where some are held out. The first batches are made here, to fail early."""
+    seed, shares = recipe.settings.seed, recipe.mixture.shares
+    rows, held_out = _split(recipe, tokenizer, texts)
+    judge = None if held_out is None else Judge.of(shares, objective, held_out, seed)
+    for one in objective.objectives:
+        one.batch(rows, Draw(seed, 0, [0]))
+    told = "none" if held_out is None else f"{len(held_out):,}"
+    log.info("rows: %s to learn from, %s held out", f"{len(rows):,}", told)
+    return RowWork(objective, rows, seed, recipe.mixture.frame, judge)
+
+
+def _split(recipe: Recipe, tokenizer: Tokenizer, texts: Texts) -> tuple[Windows, Windows | None]:
+    rows = _windows(recipe, tokenizer, texts.data)
+    if texts.eval is not None:
+        return rows, _windows(recipe, tokenizer, texts.eval)
+    documents = texts.data.documents
+    fewest = 2 if "nsp" in recipe.mixture.shares else 1  # of documents: its strangers come from another one
+    if not recipe.held_out or documents < 2 * fewest:
+        return rows, None
+    return rows.split(max(recipe.held_out, fewest / documents), recipe.settings.seed)
+
+
+def _windows(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Windows:
+    length = recipe.length - recipe.mixture.frame
+    return Windows(corpus, length, across=recipe.across, separator=end_of(tokenizer))
+
+
+# ---- the run's folder ----------------------------------------------------------------------------------------
+
+
+def begin(recipe: Recipe, model: Model, texts: Texts, out: Path) -> None:
+    """Write the model as it starts, and last the recipe with nothing left open: where it is, a run has begun."""
+    shutil.rmtree(out / "start", ignore_errors=True)
+    save_model(model, None, out / "start")
+    config = recipe.to_dict() | {CHECKSUMS: texts.checksums}
+    beside = out / f".{CONFIG}"
+    beside.write_text(as_yaml(config), encoding="utf-8")
+    os.replace(beside, out / CONFIG)
+
+
+def saved_recipe(out: Path) -> Recipe:
+    """The recipe of a run that was begun."""
+    values = saved_values(out)
+    values.pop(CHECKSUMS, None)
+    if "objective" not in values:
+        raise CheckpointError(f"{out}: not a run of pretraining", "go on with it by the command that started it")
+    return Recipe.from_dict(values, out / CONFIG)
+
+
+def finish(recipe: Recipe, texts: Texts, work: RowWork, model: Model, result: Result, out: Path) -> dict[str, Any]:
+    """Write the picture, the result and last the model: where there is a final/, the run is complete."""
+    plot_run(out)
+    told = outcome(result, out) | {
+        "objective": str(recipe.mixture),
+        "documents": texts.data.documents,
+        "tokens": texts.data.tokens,
+        "rows": len(work.rows),
+        "skipped": texts.skipped,
+    }
+    write_result(told, out)
+    save_model(model, task_of(recipe), out / "final")
+    return told
+
+
+def task_of(recipe: Recipe) -> Task | None:
+    """How the model writes: it goes on with a text, or with a prefix that it reads both ways. None: it does not."""
+    learnt = recipe.mixture.shares
+    if "causal" in learnt:
+        return Continuation.within(recipe.length, framed=True)
+    if "prefix" in learnt:
+        target = max(1, min(Title.max_target, recipe.length // 2))
+        return Title(max(1, recipe.length - target - recipe.mixture.frame), target, truncate="tail")
+    return None

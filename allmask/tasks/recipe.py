@@ -1,0 +1,181 @@
+"""A recipe: all that a pretraining run is told, flat as it stands in config.yaml and on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from allmask.config import PRESETS, Config
+from allmask.errors import CheckpointError, UsageError
+from allmask.objectives import OBJECTIVES, Mixed, Mixture, Vocabulary
+from allmask.tasks import values as flat
+from allmask.text import Tokenizer
+from allmask.training.settings import Settings, as_plain
+
+DEFAULTS = Settings(batch_tokens=8192, schedule="cosine", betas=(0.9, 0.98))
+PRESET = "bert-small"
+STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
+HEAD_WIDTH = 64
+_OPTIONS = {  # of ours: what the objectives call it, and which of them have it
+    "mask_share": ("share", ("mlm", "nsp", "unilm")),
+    "whole_words": ("whole_words", ("mlm", "nsp")),
+    "ngrams": ("ngrams", ("mlm", "nsp", "unilm")),
+    "unilm_weights": ("weights", ("unilm",)),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A new model, of a preset's shape with a `tokenizer`, or a `model` to go on with, learns `objective` from `data`.
+
+    Saved, files are named by absolute paths, so that a run can be resumed from anywhere.
+    """
+
+    data: tuple[str, ...]
+    objective: str = "mlm"  # several with weights: mlm:0.5,causal:0.5
+    eval: tuple[str, ...] = ()
+    held_out: float = 0.01  # the share of the documents that is, without `eval`
+    tokenizer: str | None = None
+    model: str | None = None
+    preset: str | None = None
+    layers: int | None = None  # these five instead of the preset's
+    width: int | None = None
+    heads: int | None = None
+    inner: int | None = None
+    max_positions: int | None = None
+    length: int = 128  # tokens of a row, its [CLS] and [SEP] among them
+    across: bool = False  # rows run across documents, all of them full
+    verbatim: bool = False
+    text_field: str = "text"
+    on_bad_record: str = "stop"
+    mask_share: float | None = None
+    whole_words: bool = False
+    ngrams: tuple[float, ...] = ()
+    unilm_weights: tuple[float, ...] = ()
+    settings: Settings = field(default=DEFAULTS)
+
+    def __post_init__(self):
+        _expect_stack(self.mixture)
+        self._check_rows()
+        self._check_options()
+        self._check_start()
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return Mixture.parse(self.objective)
+
+    # ---- checks --------------------------------------------------------------------------------------------
+
+    def _check_rows(self) -> None:
+        if not self.data:
+            raise UsageError("no data was named", "name text files or folders of them with --data")
+        if not 0.0 <= self.held_out < 1.0:
+            raise UsageError(f"held_out is {self.held_out}; expected 0 <= held_out < 1")
+        if self.length <= self.mixture.frame:
+            raise UsageError(f"length is {self.length}; {self.mixture} needs {self.mixture.frame + 1} at least")
+        if self.on_bad_record not in ("stop", "skip"):
+            raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected stop or skip")
+        if self.across and "nsp" in self.mixture.shares:
+            raise UsageError("nsp needs rows within documents", "leave --across out")
+
+    def _check_options(self) -> None:
+        for name, (_, owners) in _OPTIONS.items():
+            if getattr(self, name) and not set(owners) & set(self.mixture.shares):
+                raise UsageError(f"{name} is for {', '.join(owners)}, not for {self.mixture}", "leave it out")
+
+    def _check_start(self) -> None:
+        if self.model is not None:
+            given = [name for name in ("tokenizer", "preset", *_SHAPE) if getattr(self, name) is not None]
+            if given:
+                told = ", ".join(given)
+                raise UsageError(f"{self.model} has a shape and a tokenizer of its own, so no {told} can be given")
+            return
+        if self.tokenizer is None:
+            raise UsageError(
+                "no tokenizer was named",
+                f"train one: allmask tokenizer train {self.data[0]} --size 8000 --out tok/ and pass --tokenizer tok/\n"
+                "or go on with a model that has one: --from MODEL",
+            )
+        if self.preset is not None and self.preset not in STACKS:
+            close = get_close_matches(self.preset, STACKS, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"preset is {self.preset!r}", f"{hint}there are: {', '.join(STACKS)}")
+
+    # ---- what it makes -------------------------------------------------------------------------------------
+
+    def build(self, tokenizer: Tokenizer) -> Mixed:
+        """What makes batches; a tokenizer that lacks what it needs is refused."""
+        return self.mixture.build(Vocabulary.of(tokenizer), {name: self._options(name) for name in self.mixture.shares})
+
+    def _options(self, objective: str) -> dict[str, Any]:
+        asked = {theirs: getattr(self, ours) for ours, (theirs, owners) in _OPTIONS.items() if objective in owners}
+        return {name: value for name, value in asked.items() if value}
+
+    def shape(self, tokenizer: Tokenizer) -> Config:
+        """The preset's, but for what was asked for; heads and inner follow from another width."""
+        config = PRESETS[self.preset or PRESET]()
+        given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
+        if self.width is not None:
+            given = {"heads": max(1, self.width // HEAD_WIDTH), "inner": 4 * self.width} | given
+        given = {"max_positions": max(config.max_positions, self.length)} | given
+        pad = None if config.pad_token is None else tokenizer.pad_id
+        try:
+            return replace(config, vocabulary=tokenizer.size, pad_token=pad, **given)
+        except CheckpointError as error:
+            raise UsageError(error.message, "check --layers, --width, --heads, --inner, --max-positions") from None
+
+    def fitted(self, config: Config) -> Config:
+        """The shape with the mask that is its own after this: causal where nothing else is learnt."""
+        if config.max_positions < self.length:
+            raise UsageError(
+                f"rows of {self.length} tokens have no room in {config.max_positions} positions", "lower --length"
+            )
+        if "nsp" in self.mixture.heads and config.family != "bert":
+            raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
+        if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:
+            raise UsageError(f"{self.mixture} needs two segments; this model has one", "take another model")
+        causal = config.family == "gpt2" or set(self.mixture.shares) == {"causal"}
+        return replace(config, own_mask="causal" if causal else "bidirectional")
+
+    # ---- in and out ----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {name: flat.plain(getattr(self, name)) for name in _OWN}
+        if self.model is None:
+            named["preset"] = self.preset or PRESET
+        for name in ("tokenizer", "model"):
+            named[name] = flat.absolute(named[name])
+        for name in ("data", "eval"):
+            named[name] = [flat.absolute(path) for path in named[name]]
+        return {**named, **as_plain(self.settings)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> Recipe:
+        """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
+        values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items()}
+        settings = replace(DEFAULTS, **flat.part(values, Settings))
+        return cls(**{"data": (), **flat.part(values, cls, _OWN)}, settings=settings)
+
+    def differences(self, given: dict[str, Any]) -> list[str]:
+        """Where values given anew contradict this recipe."""
+        return flat.differences(self.to_dict(), given, _TYPES, ("data", "eval", "tokenizer", "model"))
+
+
+_SHAPE = ("layers", "width", "heads", "inner", "max_positions")
+_OWN = tuple(entry.name for entry in fields(Recipe) if entry.name != "settings")
+_TYPES = {
+    **{name: kind for name, kind in get_type_hints(Recipe).items() if name in _OWN},
+    **get_type_hints(Settings),
+}
+
+
+def _expect_stack(mixture: Mixture) -> None:
+    if not mixture.heads:
+        known = ", ".join(name for name, kind in OBJECTIVES.items() if kind.heads)
+        raise UsageError(
+            f"{', '.join(mixture.shares)}: for an encoder–decoder, which is not pretrained here",
+            f"choose among those for a single stack: {known}",
+        )

@@ -1,0 +1,355 @@
+"""Pretraining: what each objective leaves behind, what an evaluation says, and runs that are killed and go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from allmask.data.corpus import Corpus
+from allmask.errors import DataError, Interrupted, UsageError
+from allmask.masks import Mask
+from allmask.model import Model, load
+from allmask.objectives import Vocabulary
+from allmask.tasks import pretraining
+from allmask.tasks.continuation import Continuation
+from allmask.tasks.folders import saved_values
+from allmask.tasks.pretraining import pretrain, read_texts, resume, saved_recipe, work_of
+from allmask.tasks.recipe import DEFAULTS, Recipe
+from allmask.tasks.saved import load_task
+from allmask.tasks.title import Title
+from allmask.text import Tokenizer, train
+from allmask.training import runs
+from allmask.training.progress import Progress
+from tests import tiny
+
+FAST = replace(DEFAULTS, steps=6, batch_tokens=256, lr=3e-3, precision="fp32", eval_every=3, save_every=2)
+SINGLE = ["mlm", "nsp", "causal", "reverse", "permutation", "prefix", "unilm"]
+
+
+def write_text(path: Path, documents: int = 40, seed: int = 0) -> Path:
+    """Words, or characters, that follow each other in a circle; a document speaks one language, the last one word."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(documents):
+        circle, space = (tiny.WORDS, " ") if number % 2 else (list(tiny.CHARACTERS), "")
+        begins = [(rng.randrange(len(circle)), rng.randint(3, 9)) for _ in range(rng.randint(1, 5))]
+        made.append("\n".join(space.join((circle * 2)[first : first + size]) for first, size in begins))
+    path.write_text("\n\n".join([*made, "cat"]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train([text], "wordpiece", 200).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(text: Path, tokenizer: Path) -> Recipe:
+    return Recipe(
+        (str(text),), tokenizer=str(tokenizer), preset="bert-tiny", width=16, heads=2, max_positions=32, length=24,
+        held_out=0.1, settings=FAST,
+    )  # fmt: skip
+
+
+def fingerprint(run: Path) -> tuple[bytes, str]:
+    """What must not depend on interruptions: the weights, and all losses on the way."""
+    lines = [{name: line[name] for name in line if name != "speed"} for line in tiny.read_jsonl(run / "metrics.jsonl")]
+    return (run / "final" / "model.safetensors").read_bytes(), json.dumps(lines)
+
+
+# ---- every objective -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [*SINGLE, "mlm:0.5,causal:0.25,permutation:0.25"])
+def test_each_objective_learns_and_leaves_a_run(recipe: Recipe, tmp_path: Path, objective: str):
+    run = tmp_path / "run"
+    settings = replace(FAST, steps=48, eval_every=16, save_every=48, lr=1e-2, dropout=0.0, batch_tokens=512)
+    told = pretrain(replace(recipe, objective=objective, held_out=0.3, settings=settings), run, quiet=True)
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == {
+        "config.yaml", "start", "corpus", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
+    }  # fmt: skip
+    assert told == json.loads((run / "result.json").read_text()) and told["steps"] == 48
+    evaluations = [line["eval_loss"] for line in tiny.read_jsonl(run / "metrics.jsonl") if "eval_loss" in line]
+    assert len(evaluations) == 3 and evaluations[-1] < evaluations[0]
+    model = load(run / "final")
+    assert model.heads == ({"lm", "nsp", "pooler"} if objective == "nsp" else {"lm"})
+    assert model.config.own_mask == ("causal" if objective == "causal" else "bidirectional")
+    assert model.tokenizer == Tokenizer.load(recipe.tokenizer or "")
+    kind = Continuation if "causal" in objective else Title if objective == "prefix" else type(None)
+    assert isinstance(load_task(run / "final"), kind)
+
+
+def test_losses_of_a_mixture_have_names(recipe: Recipe, tmp_path: Path):
+    told = pretrain(replace(recipe, objective="mlm,causal,nsp"), tmp_path / "run", quiet=True)
+    metrics = told["metrics"]
+    assert set(metrics) == {"loss", "loss_mlm", "loss_causal", "loss_nsp", "perplexity_causal", "accuracy_nsp"}
+    assert metrics["perplexity_causal"] == pytest.approx(math.exp(metrics["loss_causal"]))
+    assert 0.0 <= metrics["accuracy_nsp"] <= 1.0
+
+
+def test_a_gpt2_learns_from_left_to_right(text: Path, tmp_path: Path):
+    train([text], "byte-bpe", 300).save(tmp_path / "tok")
+    told = pretrain(
+        Recipe(
+            (str(text),), "causal", tokenizer=str(tmp_path / "tok"), preset="gpt2", layers=1, width=16, heads=2,
+            length=32, across=True, settings=FAST,
+        ),
+        tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "run" / "final" / "config.json").read_text())
+    assert config["model_type"] == "gpt2" and told["metrics"]["perplexity_causal"] < 300
+    assert load_task(tmp_path / "run" / "final") == Continuation.within(32, framed=True)
+
+
+@pytest.mark.parametrize(("objective", "kind"), [("mlm", "BertForMaskedLM"), ("causal", "BertLMHeadModel")])
+def test_transformers_loads_what_was_learnt(recipe: Recipe, tmp_path: Path, objective: str, kind: str):
+    transformers = pytest.importorskip("transformers")
+    pretrain(replace(recipe, objective=objective), tmp_path / "run", quiet=True)
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path / "run" / "final").eval()
+    ours = load(tmp_path / "run" / "final")
+    assert ours.tokenizer is not None
+    ids = torch.tensor([ours.tokenizer.encode("red cat 北京").ids])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_going_on_with_a_model(recipe: Recipe, text: Path, tmp_path: Path):
+    """Its weights are where training begins; heads that it lacks are new."""
+    old = tiny.bert(tmp_path / "old")
+    more = Recipe((str(text),), "nsp", model=str(old), length=24, held_out=0.1, settings=FAST)
+    pretrain(more, tmp_path / "run", quiet=True)
+    before, start = load(old).state_dict(), load(tmp_path / "run" / "start")
+    assert start.heads == {"lm", "nsp", "pooler"}
+    assert all(torch.equal(start.state_dict()[name], tensor) for name, tensor in before.items())
+    assert not torch.equal(load(tmp_path / "run" / "final").body.layers[0].attention.query.weight,
+                           start.body.layers[0].attention.query.weight)  # fmt: skip
+
+
+def test_a_new_output_layer_expects_tokens_as_often_as_they_are(recipe: Recipe, tmp_path: Path):
+    pretrain(recipe, tmp_path / "run", quiet=True)
+    bias = load(tmp_path / "run" / "start").head("lm_head").get_parameter("bias").detach()
+    counts = torch.bincount(torch.from_numpy(Corpus.open(tmp_path / "run" / "corpus").ids.astype(int)))
+    assert bias.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
+    a, b = counts.topk(2).indices.tolist()
+    assert (bias[a] - bias[b]).exp().item() == pytest.approx((counts[a] + 1).item() / (counts[b] + 1).item(), rel=1e-4)
+
+
+# ---- batches and judgement -------------------------------------------------------------------------------------
+
+
+def test_a_batch_depends_on_seed_epoch_and_numbers_alone(recipe: Recipe, tmp_path: Path):
+    made = Tokenizer.load(recipe.tokenizer or "")
+    texts = read_texts(recipe, made, tmp_path / "run", quiet=True)
+    works = [work_of(recipe, recipe.build(made), made, texts) for _ in range(2)]
+    first = works[0].batch([3, 1, 4], 2)
+    works[1].batch([1, 5], 0)
+    again = works[1].batch([3, 1, 4], 2)
+    assert torch.equal(first.ids, again.ids) and torch.equal(first.labels, again.labels)
+    other = works[0].batch([3, 1, 4], 3)
+    assert not torch.equal(first.labels, other.labels)
+    assert max(works[0].lengths) <= recipe.length
+
+
+def test_no_held_out_document_is_trained_on(recipe: Recipe, tmp_path: Path):
+    made = Tokenizer.load(recipe.tokenizer or "")
+    texts = read_texts(recipe, made, tmp_path / "run", quiet=True)
+    rows, held_out = pretraining._split(recipe, made, texts)
+    assert held_out is not None
+    documents = [{part.document(row) for row in range(len(part))} for part in (rows, held_out)]
+    assert not documents[0] & documents[1] and len(documents[1]) == 4
+    assert documents[0] | documents[1] == set(range(41))
+
+
+def test_causal_evaluation_is_the_plain_mean_over_held_out_rows(recipe: Recipe, tmp_path: Path):
+    """Against rows one by one, through the whole model and torch's own loss."""
+    recipe = replace(recipe, objective="causal")
+    made = Tokenizer.load(recipe.tokenizer or "")
+    texts = read_texts(recipe, made, tmp_path / "run", quiet=True)
+    work = work_of(recipe, recipe.build(made), made, texts)
+    model = Model.fresh(recipe.shape(made), ("lm",), torch.Generator().manual_seed(0)).eval()
+    _, held_out = pretraining._split(recipe, made, texts)
+    assert held_out is not None
+    total, count = 0.0, 0
+    with torch.no_grad():
+        score = work.evaluate(model)
+        for number in range(len(held_out)):
+            ids = torch.tensor([[made.cls_id, *held_out[number].tolist(), made.sep_id]])
+            logits = model(ids, Mask.causal(torch.ones_like(ids, dtype=torch.bool))).logits
+            total += F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").item()
+            count += ids.shape[1] - 1
+    assert score is not None
+    assert score.metrics["loss_causal"] == pytest.approx(total / count, rel=1e-5)
+    assert score.value == -score.metrics["loss"] == -score.metrics["loss_causal"]
+
+
+def test_text_to_evaluate_on_of_its_own(recipe: Recipe, tmp_path: Path):
+    other = write_text(tmp_path / "other.txt", 6, seed=9)
+    told = pretrain(replace(recipe, eval=(str(other),), held_out=0.5), tmp_path / "run", quiet=True)
+    assert "loss_mlm" in told["metrics"] and (tmp_path / "run" / "corpus-eval").is_dir()
+    assert told["rows"] == len(pretraining._windows(
+        recipe, Tokenizer.load(recipe.tokenizer or ""), Corpus.open(tmp_path / "run" / "corpus")
+    ))  # fmt: skip
+
+
+def test_one_document_alone_is_all_trained_on(recipe: Recipe, tmp_path: Path):
+    (tmp_path / "one.txt").write_text("红\nred cat runs\nblue dog sings\n北京欢迎你", encoding="utf-8")
+    told = pretrain(replace(recipe, data=(str(tmp_path / "one.txt"),)), tmp_path / "run", quiet=True)
+    assert set(told["metrics"]) == {"train_loss"}
+    with pytest.raises(DataError, match="only one document"):
+        pretrain(replace(recipe, data=(str(tmp_path / "one.txt"),), objective="nsp"), tmp_path / "nsp", quiet=True)
+    assert not (tmp_path / "nsp" / "config.yaml").exists()
+
+
+# ---- stopped and gone on with ----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What nothing catches."""
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("objective", ["mlm,causal,permutation", "nsp,unilm"])
+def test_killed_in_mid_epoch_and_resumed_is_never_stopped(recipe, monkeypatch, tmp_path: Path, objective: str, stop):
+    recipe = replace(recipe, objective=objective)
+    pretrain(recipe, tmp_path / "whole", quiet=True)
+
+    def kill(bar: Progress, done: int, text: str = "") -> None:
+        if done == stop:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "update", kill)
+        with pytest.raises(Killed):
+            pretrain(recipe, tmp_path / "cut", quiet=True)
+    resume(tmp_path / "cut", quiet=True)
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+
+def test_a_signal_saves(recipe: Recipe, monkeypatch, tmp_path: Path):
+    import os
+    import signal
+
+    pretrain(recipe, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Progress, "update", lambda bar, done, text="": os.kill(os.getpid(), signal.SIGTERM) if done == 3 else None
+        )
+        with pytest.raises(Interrupted) as stopped:
+            pretrain(recipe, tmp_path / "cut", quiet=True)
+    assert stopped.value.exit_code == 143 and runs.checkpoints(tmp_path / "cut")[0].name == "step-00000003"
+    resume(tmp_path / "cut", quiet=True)
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+
+def stopped_run(recipe: Recipe, run: Path, monkeypatch) -> Path:
+    with monkeypatch.context() as patched:
+        patched.setattr("allmask.tasks.pretraining.train", lambda *_, **__: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            pretrain(recipe, run, quiet=True)
+    return run
+
+
+def test_a_store_that_is_whole_needs_no_text_any_more(recipe: Recipe, monkeypatch, tmp_path: Path):
+    file = write_text(tmp_path / "text.txt")
+    run = stopped_run(replace(recipe, data=(str(file),)), tmp_path / "run", monkeypatch)
+    file.unlink()
+    assert resume(run, quiet=True)["steps"] == 6
+
+
+def test_a_damaged_store_is_made_again_or_refused(recipe: Recipe, monkeypatch, tmp_path: Path):
+    file = write_text(tmp_path / "text.txt")
+    recipe = replace(recipe, data=(str(file),))
+    pretrain(recipe, tmp_path / "whole", quiet=True)
+    for run in (tmp_path / "same", tmp_path / "other"):
+        stopped_run(recipe, run, monkeypatch)
+        (run / "corpus" / "tokens.bin").write_bytes(b"\0" * 10)
+    resume(tmp_path / "same", quiet=True)
+    assert fingerprint(tmp_path / "same") == fingerprint(tmp_path / "whole")
+    write_text(file, seed=5)
+    with pytest.raises(DataError, match="changed since"):
+        resume(tmp_path / "other", quiet=True)
+
+
+def test_what_ended_before_it_began_is_begun_again(recipe: Recipe, monkeypatch, tmp_path: Path):
+    """The tokens are kept; a half-written start is not."""
+    with monkeypatch.context() as patched:
+        patched.setattr("allmask.tasks.pretraining.as_yaml", lambda values: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            pretrain(recipe, tmp_path / "run", quiet=True)
+    made = (tmp_path / "run" / "corpus" / "tokens.bin").stat().st_mtime_ns
+    pretrain(recipe, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "corpus" / "tokens.bin").stat().st_mtime_ns == made
+
+
+# ---- recipes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_comes_back_as_it_was(recipe: Recipe, monkeypatch, tmp_path: Path):
+    asked = replace(
+        recipe, objective="mlm:3,unilm", whole_words=True, ngrams=(6.0, 3.0, 2.0), unilm_weights=(1.0, 0.0, 0.0, 1.0)
+    )
+    run = stopped_run(asked, tmp_path / "run", monkeypatch)
+    assert saved_recipe(run) == asked
+    assert saved_values(run)["preset"] == "bert-tiny" and saved_values(run)["betas"] == [0.9, 0.98]
+    assert saved_recipe(run).differences({"length": 24, "data": list(asked.data), "lr": 1.0}) == [
+        "lr is 0.003, not 1.0"
+    ]
+
+
+def test_options_reach_their_objectives(recipe: Recipe):
+    made = Tokenizer.load(recipe.tokenizer or "")
+    asked = replace(recipe, objective="mlm,unilm,causal", mask_share=0.4, ngrams=(1.0, 1.0))
+    mlm, unilm, _ = asked.build(made).objectives
+    assert (mlm.share, unilm.share, unilm.ngrams) == (0.4, 0.4, (1.0, 1.0))
+    assert Vocabulary.of(made).size == made.size
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"objective": "span"}, "encoder–decoder"),
+        ({"objective": "mass:2"}, "encoder–decoder"),
+        ({"objective": "mlmm"}, "did you mean mlm"),
+        ({"preset": "bert-smal"}, "did you mean bert-small"),
+        ({"preset": "transformer-base"}, "preset is 'transformer-base'"),
+        ({"tokenizer": None}, "allmask tokenizer train"),
+        ({"model": "minilm"}, "tokenizer, preset, width"),
+        ({"length": 2}, "length is 2; mlm:1 needs 3"),
+        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"objective": "nsp", "across": True}, "within documents"),
+        ({"objective": "causal", "whole_words": True}, "whole_words is for mlm, nsp"),
+        ({"data": ()}, "no data was named"),
+    ],
+)
+def test_what_is_refused(recipe: Recipe, changes: dict, says: str):
+    with pytest.raises(UsageError) as refused:
+        replace(recipe, **changes)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"width": 30, "heads": 4}, "not a multiple of heads"),
+        ({"max_positions": 16}, "no room in 16 positions"),
+        ({"objective": "nsp", "preset": "gpt2"}, "nsp cannot be learnt by a gpt2"),
+    ],
+)
+def test_shapes_that_are_refused_before_anything_is_written(recipe: Recipe, tmp_path: Path, changes: dict, says: str):
+    with pytest.raises(UsageError, match=says):
+        pretrain(replace(recipe, **changes), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
