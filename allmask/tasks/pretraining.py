@@ -135,6 +135,9 @@ def start_model(recipe: Recipe) -> tuple[Model, frozenset[str]]:
         log.info("a new model of %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
         return model, heads
     old = load(recipe.model)
+    if tokenizer_of(old).size > old.config.vocabulary:
+        told = f"{tokenizer_of(old).size:,} tokens, and the model {old.config.vocabulary:,} rows for them"
+        raise CheckpointError(f"{recipe.model}: the tokenizer has {told}", "take a model whose tokenizer fits it")
     model = Model.fresh(recipe.fitted(old.config), heads | old.heads, rng)
     model.load_state_dict(old.state_dict(), strict=False)
     model.tokenizer = tokenizer_of(old)

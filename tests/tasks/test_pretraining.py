@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from allmask.data.corpus import Corpus
-from allmask.errors import DataError, Interrupted, UsageError
+from allmask.errors import CheckpointError, DataError, Interrupted, UsageError
 from allmask.masks import Mask
 from allmask.model import Model, load
 from allmask.objectives import Vocabulary
@@ -137,6 +137,16 @@ def test_going_on_with_a_model(recipe: Recipe, text: Path, tmp_path: Path):
     assert all(torch.equal(start.state_dict()[name], tensor) for name, tensor in before.items())
     assert not torch.equal(load(tmp_path / "run" / "final").body.layers[0].attention.query.weight,
                            start.body.layers[0].attention.query.weight)  # fmt: skip
+
+
+def test_a_model_without_rows_for_all_its_tokens(text: Path, tmp_path: Path):
+    folder = tiny.bert(tmp_path / "old")
+    made = Tokenizer.load(folder)
+    made.backend.add_tokens(["北京欢迎"])
+    made.save(folder)
+    with pytest.raises(CheckpointError, match="rows for them"):
+        pretrain(Recipe((str(text),), model=str(folder), length=24), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_new_output_layer_expects_tokens_as_often_as_they_are(recipe: Recipe, tmp_path: Path):
