@@ -174,7 +174,7 @@ def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> li
 def quoting(args: argparse.Namespace) -> Settings:
     """The first lesson, if there is one: see allmask/tasks/quoting.py."""
     steps = args.quote_steps
-    how = {"batch_tokens": args.batch_tokens, "lr": args.lr, "seed": args.seed}
+    how = {"batch_tokens": args.batch_tokens, "lr": args.quote_lr, "seed": args.seed}
     return Settings(steps=steps, eval_every=steps, save_every=steps, schedule="constant", dropout=0.0, keep=1, **how)
 
 
@@ -235,6 +235,7 @@ def main() -> None:
     )
     parser.add_argument("--batch-tokens", type=int, default=7200, help="about 32 abstracts")
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--quote-lr", type=float, default=8e-4)
     parser.add_argument("--eval-every", type=int, default=100)
     parser.add_argument("--max-source", type=int, default=254)
     parser.add_argument("--limit", type=int, default=1000, help="test records")

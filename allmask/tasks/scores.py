@@ -70,5 +70,5 @@ def _mean_length(texts: Sequence[str], chinese: bool) -> float:
 
 def lead_sentence(text: str) -> str:
     """The first sentence: what a title must beat."""
-    found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$)|\n|$)", text.strip(), re.DOTALL)
+    found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$|[\u3400-\u9fff])|\n|$)", text.strip(), re.DOTALL)
     return found[0].strip() if found else text.strip()

@@ -95,6 +95,7 @@ def test_which_language(texts: list[str], expected: bool):
         ("no end at all", "no end at all"),
         ("  a line\nanother", "a line"),
         ("", ""),
+        ("本文用 v2.1 建模.结果更好.", "本文用 v2.1 建模."),
     ],
 )
 def test_the_lead_sentence(text: str, lead: str):
