@@ -70,7 +70,7 @@ FAST = Size(
 )  # fmt: skip
 TASK = Title(max_source=64, max_target=24)
 SETTINGS = Settings(lr=8e-4, warmup=0.1, dropout=0.0, keep=1, seed=1)
-TITLE_LR = 5e-4  # gentler: quoting is not to be forgotten
+TITLES = {"lr": 5e-4, "dropout": 0.1}  # gentler: quoting is not to be forgotten, nor titles learnt by heart
 QUOTATIONS = 3  # of each text, so that few are met twice
 ENDING = 10.0  # seconds kept for saving and drawing
 
@@ -176,9 +176,9 @@ class Demo:
             f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
             "writes is shown as it learns.\n"
         )
-        train(self.model, titles, titling, self.folder / "training", quiet=self.quiet)
+        result = train(self.model, titles, titling, self.folder / "training", quiet=self.quiet)
         self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
-        return quoting.steps + titling.steps
+        return len(quoted) + result.steps
 
     def _quote(self, records: Sequence[Record], settings: Settings) -> list[dict[str, Any]]:
         """The first lesson, and its metrics."""
@@ -217,7 +217,7 @@ class Demo:
         first = max(1, round(self.size.quoting * steps))
         every = -(-(steps - first) // self.size.evaluations)
         quoting = replace(settings, steps=first, eval_every=first, save_every=first, schedule="constant")
-        return quoting, replace(settings, lr=TITLE_LR, steps=steps - first, eval_every=every, save_every=steps)
+        return quoting, replace(settings, **TITLES, steps=steps - first, eval_every=every, save_every=steps)
 
     def _keep_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
         """The metrics of both lessons as one run, begun with the evaluation before the first step."""
