@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -76,7 +76,8 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     if args.quote_steps:
         steps += _learn(model, tokenizer, task, data.quotes, quoting(args))
     note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
-    steps += _learn(model, tokenizer, task, data.train, settings(args), note if data.dev else None)
+    how = replace(settings(args), lr=args.peer_lr or args.lr)
+    steps += _learn(model, tokenizer, task, data.train, how, note if data.dev else None)
     minutes = (time.monotonic() - began) / 60  # evaluations included, as in ours
     written = _write(model.eval(), tokenizer, task, data.sources)
     return [Row("two BERTs (transformers), greedy", steps, minutes, score_texts(written, data.references))]
@@ -235,6 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--batch-tokens", type=int, default=7200, help="about 32 abstracts")
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--peer-lr", type=float, help="of the two BERTs [default: --lr]")
     parser.add_argument("--quote-lr", type=float, default=8e-4)
     parser.add_argument("--eval-every", type=int, default=100)
     parser.add_argument("--max-source", type=int, default=254)
