@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from allmask.attention import Attention, KeyValue, Route
 from allmask.branches import Branches, select_branches
@@ -72,6 +73,7 @@ class Transformer(nn.Module):
     """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
 
     layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
+    recompute = False  # in training, remember what goes into a layer only; compute the rest again on the way back
 
     def __init__(self, config: Config, cross: bool = False):
         super().__init__()
@@ -102,14 +104,21 @@ class Transformer(nn.Module):
             return self(ids, mask, segments=segments)[where]
         x = self.embed(ids, mask, None, segments)
         for layer in self.layers[:-1]:
-            x, _ = layer(x, route)
+            x = self._through(layer, x, route)
         x, _ = self.layers[-1].attend(x, route, None, None)
         return self.norm(self.layers[-1].feed(x[where]))
 
     def run(self, x: Tensor, route: Route) -> Tensor:
         for layer in self.layers:
-            x, _ = layer(x, route)
+            x = self._through(layer, x, route)
         return self.norm(x)
+
+    def _through(self, layer: nn.Module, x: Tensor, route: Route) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(x, route)[0]
+        passed = checkpoint(lambda x: layer(x, route)[0], x, use_reentrant=False)
+        assert isinstance(passed, Tensor)
+        return passed
 
     def step(
         self, ids: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -266,3 +267,29 @@ def test_encoder_decoder_sizes(make, millions):
     with torch.device("meta"):
         model = EncoderDecoder(make())
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+@pytest.mark.parametrize("family", [configs.bert_base(), configs.gpt2()], ids=["bert", "gpt2"])
+def test_layers_computed_again_on_the_way_back_give_the_same_gradients(family):
+    """Bit for bit, dropout and all, and less is remembered meanwhile."""
+    small = replace(family, vocabulary=30, width=16, heads=2, inner=64, layers=4, max_positions=32)
+    ids, where = torch.arange(24).view(2, 12) % 30, torch.rand(2, 12) < 0.5
+    gradients, remembered = [], []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = Transformer(small).train()
+        model.recompute = recompute
+        kept = []
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda x: x):
+            loss = model.at(where, ids, Mask.causal(torch.ones_like(ids, dtype=torch.bool))).square().sum()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        remembered.append(len(kept))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert remembered[1] < remembered[0] / 2
+
+
+def _keep(kept: list, x: torch.Tensor) -> torch.Tensor:
+    kept.append(x)
+    return x

@@ -83,6 +83,17 @@ def command(
     precision: Annotated[
         Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
     ] = None,
+    ema: Annotated[
+        float | None,
+        typer.Option(help="Judge and keep a running mean of the weights, with this decay, such as 0.999."),
+    ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute", help="Compute layers again on the way back: less memory, a third slower."),
+    ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
+    ] = None,
     held_out: Annotated[
         float | None, typer.Option(help="The share of documents that is only judged on. [default: 0.01]")
     ] = None,

@@ -11,7 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,10 @@ from allmask.errors import DivergedError, Interrupted
 from allmask.model import Model
 from allmask.objectives import losses_of
 from allmask.training import runs
+from allmask.training.average import Average
+from allmask.training.board import Board
 from allmask.training.optimiser import adamw
+from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
 from allmask.training.settings import Settings
@@ -59,11 +62,15 @@ class Result:
     best_step: int | None
     best: Score | None
     seconds: float
+    waited: float = 0.0  # seconds of them in which no batch was ready
     stopped_early: bool = False
 
 
 def train(model: Model, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False) -> Result:
-    """Train in place, leaving the weights of the best evaluation (or the last step) in the model."""
+    """Train in place, leaving the weights of the best evaluation (or the last step) in the model.
+
+    With `settings.ema` it is their running mean that is judged and left there.
+    """
     runs.prepare(run, resume)
     trainer = Trainer(model, work, settings, run, quiet)
     if resume and runs.checkpoints(run):
@@ -93,11 +100,15 @@ class Trainer:
         self.optimiser = adamw(self.model, self.settings)
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)
+        self.model.body.recompute = self.settings.recompute
+        self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
+        self.device = self.model.body.embedding.tokens.weight.device.type
         self.plans: dict[int, list[list[int]]] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
         self.save_every = self.settings.save_every or self.eval_every
         self.dtype = resolve_precision(self.settings.precision)
+        self.peak = measured_peak(self.dtype, self.device)
 
     # ---- the order of the data -----------------------------------------------------------------------------
 
@@ -129,7 +140,8 @@ class Trainer:
 
     def run_to_end(self) -> Result:
         began = time.monotonic()
-        metrics = runs.Metrics(self.run, self.step)
+        board = Board(self.run, self.step) if self.settings.tensorboard else None
+        metrics = runs.Metrics(self.run, self.step, board)
         bar = Progress(self.steps, "step", self.step, self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
@@ -140,9 +152,11 @@ class Trainer:
         finally:
             bar.close()
             source.close()
+            metrics.close()
         self._take_best()
         best = Score(self.best, self.history.get("best", {})) if self.best_step is not None else None
-        return Result(self.step, self.best_step, best, time.monotonic() - began, self.step < self.steps)
+        seconds = time.monotonic() - began
+        return Result(self.step, self.best_step, best, seconds, source.waited, self.step < self.steps)
 
     def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress) -> None:
         started = time.monotonic()
@@ -151,14 +165,15 @@ class Trainer:
         loss = sum(losses.values())
         self.step += 1
         tokens = sum(batch.tokens for batch in micro)
-        speed = tokens / max(1e-9, time.monotonic() - started)
+        seconds = max(1e-9, time.monotonic() - started)
+        share = sum(operations(self.model.config, batch) for batch in micro) / seconds / self.peak
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
             step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, tokens=tokens,
-            speed=round(speed, 1),
+            speed=round(tokens / seconds, 1), peak=float(f"{share:.3g}"),
         )  # fmt: skip
         self.latest |= losses
-        bar.update(self.step, f"{_in_words(self.latest)}  {speed:,.0f} tokens/s")
+        bar.update(self.step, f"{_in_words(self.latest)}  {tokens / seconds:,.0f} tokens/s  {share:.0%} of peak")
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
@@ -182,13 +197,14 @@ class Trainer:
         self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
         if not self.bad_steps:
             self.optimiser.step()
+            if self.average is not None:
+                self.average.update(self.step)
         self.optimiser.zero_grad(set_to_none=True)
         return told, norm, rate
 
     def _backward(self, batch: Batch, counts: Mapping[str, int], told: dict[str, float]) -> None:
         """Gradients of a batch's share of the step's mean losses; what they are is added to `told`."""
-        device = self.model.body.embedding.tokens.weight.device.type
-        with torch.autocast(device, self.dtype, self.dtype != torch.float32):
+        with torch.autocast(self.device, self.dtype, self.dtype != torch.float32):
             found = losses_of(self.model, batch, self.settings.label_smoothing)
         means = {name: loss / max(1, counts[name]) for name, (loss, _) in found.items()}
         torch.stack(list(means.values())).sum().backward()
@@ -214,7 +230,7 @@ class Trainer:
 
     def _evaluate(self, metrics: runs.Metrics, bar: Progress) -> None:
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.averaged():
             score = self.work.evaluate(self.model)
         if score is None:
             return
@@ -228,13 +244,18 @@ class Trainer:
         else:
             self.stale += 1
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within it the model has the weights that are judged and kept."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.stale >= self.settings.patience
 
     def save(self) -> Path:
         numbers = {"best": self.best if self.best_step is not None else None, "best_step": self.best_step}
         numbers |= {"stale": self.stale, "skipped": self.skipped, "bad_steps": self.bad_steps, "history": self.history}
-        state = runs.State(self.step, self.model.state_dict(), runs.optimiser_tensors(self.optimiser), numbers)
+        average = None if self.average is None else self.average.tensors()
+        state = runs.State(self.step, self.model.state_dict(), runs.optimiser_tensors(self.optimiser), numbers, average)
         folder = runs.save_state(self.run, state)
         runs.prune(self.run, self.settings.keep, self.best_step)
         return folder
@@ -249,18 +270,23 @@ class Trainer:
         state = runs.load_state(folder)
         self.model.load_state_dict(state.model)
         runs.restore_optimiser(self.optimiser, state.optimiser)
+        if self.average is not None:
+            self.average.restore(state.average or {})
         self.step, self.best_step = state.step, state.numbers["best_step"]
         self.best = -math.inf if self.best_step is None else state.numbers["best"]
         self.stale, self.skipped = state.numbers["stale"], state.numbers["skipped"]
         self.bad_steps, self.history = state.numbers["bad_steps"], state.numbers["history"]
 
     def _take_best(self) -> None:
-        """Leave the weights of the best evaluation in the model."""
-        if self.best_step in (None, self.step):
-            return
-        folder = self.run / "checkpoints" / f"step-{self.best_step:08d}"
-        if runs.verify(folder) is None:
-            self.model.load_state_dict(runs.load_state(folder).model)
+        """Leave the weights of the best evaluation in the model, or their running mean at the time."""
+        if self.best_step not in (None, self.step):
+            folder = self.run / "checkpoints" / f"step-{self.best_step:08d}"
+            if runs.verify(folder) is None:
+                state = runs.load_state(folder)
+                self.model.load_state_dict({**state.model, **(state.average or {})})
+                return
+        if self.average is not None:
+            self.model.load_state_dict(self.average.tensors(), strict=False)
 
     def _stop(self) -> None:
         self.save()

@@ -3,7 +3,8 @@
 runs/title/
   config.yaml        what was asked for, resolved
   metrics.jsonl      a line a logged step, a line an evaluation
-  checkpoints/step-00000400/   model.safetensors, optimiser.safetensors, state.json, manifest.json
+  checkpoints/step-00000400/   model.safetensors, optimiser.safetensors, state.json, manifest.json; with --ema, the
+                               running mean of the weights, average.safetensors
   final/             a model folder
 """
 
@@ -22,8 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from allmask.errors import CheckpointError, ResourceError
+from allmask.training.board import Board
 
 MANIFEST = "manifest.json"
+AVERAGE = "average.safetensors"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class State:
     model: dict[str, Tensor]
     optimiser: dict[str, Tensor]
     numbers: dict[str, Any]  # best score, bad steps, …: plain JSON
+    average: dict[str, Tensor] | None = None  # the running mean of the weights, where one is kept
 
 
 def save_state(run: Path, state: State) -> Path:
@@ -45,6 +49,8 @@ def save_state(run: Path, state: State) -> Path:
         beside.mkdir(parents=True)
         save_file(_contiguous(state.model), beside / "model.safetensors")
         save_file(_contiguous(state.optimiser), beside / "optimiser.safetensors")
+        if state.average is not None:
+            save_file(_contiguous(state.average), beside / AVERAGE)
         (beside / "state.json").write_text(json.dumps({"step": state.step, **state.numbers}))
         sign(beside)
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +80,9 @@ def _name(step: int) -> str:
 def load_state(folder: Path) -> State:
     numbers = json.loads((folder / "state.json").read_text())
     step = numbers.pop("step")
-    return State(step, load_file(folder / "model.safetensors"), load_file(folder / "optimiser.safetensors"), numbers)
+    average = load_file(folder / AVERAGE) if (folder / AVERAGE).exists() else None
+    model, optimiser = (load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser"))
+    return State(step, model, optimiser, numbers, average)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -132,14 +140,20 @@ def prepare(run: Path, resume: bool) -> None:
 class Metrics:
     """metrics.jsonl: one JSON object a line; on resuming, lines after the checkpoint are dropped."""
 
-    def __init__(self, run: Path, step: int = 0):
-        self.path = run / "metrics.jsonl"
+    def __init__(self, run: Path, step: int = 0, board: Board | None = None):
+        self.path, self.board = run / "metrics.jsonl", board
         kept = [line for line in read_metrics(run) if line["step"] <= step]
         self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, **values: Any) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
+        if self.board is not None:
+            self.board.add(values["step"], {name: value for name, value in values.items() if name != "step"})
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -33,6 +33,11 @@ class Settings:
     keep: int = 2  # checkpoints kept, and the best besides
     patience: int | None = None  # evaluations without progress before stopping early
     max_bad_steps: int = 5  # steps in a row with a loss or gradient that is not finite
+    ema: float | None = None  # decay of a running mean of the weights, which is then judged and kept
+    recompute: bool = (
+        False  # layers are computed again on the way back instead of remembered: less memory, a third slower
+    )
+    tensorboard: bool = False  # curves beside metrics.jsonl
 
     def __post_init__(self):
         _positive(self, "epochs", "batch_tokens", "accumulate", "lr", "clip", "keep", "max_bad_steps", "epsilon")
@@ -45,6 +50,8 @@ class Settings:
             raise UsageError(f"precision is {self.precision!r}; expected auto, fp32 or bf16")
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
             raise UsageError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
+        if self.ema is not None and not 0.0 < self.ema < 1.0:
+            raise UsageError(f"ema is {self.ema}; expected 0 < ema < 1, such as 0.999")
         if not 0.0 <= self.label_smoothing < 1.0 or self.warmup < 0 or self.weight_decay < 0:
             raise UsageError("label_smoothing must be in [0, 1), warmup and weight_decay at least 0")
 
