@@ -103,7 +103,9 @@ def _learn(model, tokenizer, task: Title, records: list[Record], how: Settings, 
                 decoder_input_ids=target["input_ids"][:, :-1],
                 decoder_attention_mask=target["attention_mask"][:, :-1],
             ).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            loss = torch.nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), labels.flatten(), label_smoothing=how.label_smoothing
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), how.clip)
         optimiser.step()
@@ -182,7 +184,7 @@ def quoting(args: argparse.Namespace) -> Settings:
 def settings(args: argparse.Namespace) -> Settings:
     return Settings(
         epochs=args.epochs, steps=args.steps, batch_tokens=args.batch_tokens, lr=args.lr, seed=args.seed,
-        eval_every=args.eval_every, keep=1,
+        eval_every=args.eval_every, dropout=args.dropout, label_smoothing=args.label_smoothing, keep=1,
     )  # fmt: skip
 
 
@@ -238,6 +240,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--peer-lr", type=float, help="of the two BERTs [default: --lr]")
     parser.add_argument("--quote-lr", type=float, default=8e-4)
+    parser.add_argument("--dropout", type=float, help="of our own runs [default: the model's]")
+    parser.add_argument("--label-smoothing", type=float, default=0.0, help="of all systems")
     parser.add_argument("--eval-every", type=int, default=100)
     parser.add_argument("--max-source", type=int, default=254)
     parser.add_argument("--limit", type=int, default=1000, help="test records")
