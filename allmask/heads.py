@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from allmask.dropout import Dropout
+from allmask.errors import CheckpointError
+from allmask.masks import Mask
 
 
 class Pooler(nn.Linear):
@@ -15,6 +21,65 @@ class Pooler(nn.Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.tanh(super().forward(hidden[:, 0]))
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a task head is asked, and the name of each of its answers.
+
+    single  which one of the names?    softmax, cross-entropy
+    multi   which of the names?        a sigmoid and a binary cross-entropy each
+    number  how much, of each name?    as it is, squared error
+    """
+
+    kind: str
+    names: tuple[str, ...]
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise CheckpointError(f"labels: the kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
+        if not self.names or not all(isinstance(name, str) for name in self.names):
+            raise CheckpointError(f"labels: the names are {self.names!r}; expected at least one, as text")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise CheckpointError(f"labels: {twice!r} is the name of more than one")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+KINDS = ("single", "multi", "number")
+
+
+class TaskHead(nn.Module):
+    """What a body makes of the asked tokens, (M, W), to a score for each label, (M, labels)."""
+
+    def __init__(self, width: int, labels: int, dropout: float, bias: bool):
+        super().__init__()
+        self.dropout = Dropout(dropout)
+        self.output = nn.Linear(width, labels, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(self.dropout(hidden))
+
+
+def whole_text_tokens(mask: Mask, causal: bool) -> Tensor:
+    """(B, T), True at the token of each text that stands for all of it: the first that sees every other.
+
+    Under a bidirectional mask that is the first, [CLS]; under a causal one the last. Texts of a row stand one after
+    another.
+    """
+    if not causal:
+        return (mask.place == 0) & mask.valid
+    ends = torch.ones_like(mask.valid)
+    ends[:, :-1] = mask.group[:, 1:] != mask.group[:, :-1]
+    return ends & mask.valid
+
+
+# ---- language models -----------------------------------------------------------------------------------------
 
 
 class LanguageModelHead(nn.Module):

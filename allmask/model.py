@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from allmask import checkpoints
 from allmask.config import Config
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import Pooler, bert_head, plain_head
+from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, whole_text_tokens
 from allmask.initialise import initialise
 from allmask.layers import ACTIVATIONS
 from allmask.masks import Mask
@@ -33,6 +33,7 @@ class Output:
 
     hidden: Tensor  # (B, T, W)
     model: Model
+    mask: Mask
     cache: Cache | None = None
 
     @cached_property
@@ -50,19 +51,30 @@ class Output:
         """(B, 2): the second segment follows the first, or is a random one."""
         return self.model.head("nsp_head")(self.pooled)
 
+    @cached_property
+    def answers(self) -> Tensor:
+        """(texts, labels), from the task head, text by text as they stand in the rows."""
+        return self.model.answers(self.hidden[self.model.asked(self.mask)])
+
 
 class Model(nn.Module):
-    """One Transformer body; `heads` are some of "pooler", "lm", "nsp"."""
+    """One Transformer body; `heads` are some of "pooler", "lm", "nsp". With `labels` it has a task head, too."""
 
-    def __init__(self, config: Config, heads: Iterable[str] = (), tokenizer: Tokenizer | None = None):
+    def __init__(
+        self, config: Config, heads: Iterable[str] = (), tokenizer: Tokenizer | None = None,
+        labels: Labels | None = None,
+    ):  # fmt: skip
         super().__init__()
         heads = frozenset(heads)
         self.config = config
         self.tokenizer = tokenizer
+        self.labels = labels
         self.body = Transformer(config)
-        self.pooler = Pooler(config.width) if heads & {"pooler", "nsp"} else None
+        pooled = heads & {"pooler", "nsp"} or (labels is not None and config.family == "bert")
+        self.pooler = Pooler(config.width) if pooled else None
         self.lm_head = _lm_head(config) if "lm" in heads else None
         self.nsp_head = nn.Linear(config.width, 2) if "nsp" in heads else None
+        self.task_head = None if labels is None else _task_head(config, labels)
 
     @classmethod
     def fresh(cls, config: Config, heads: Iterable[str] = (), rng: torch.Generator | None = None) -> Model:
@@ -84,9 +96,9 @@ class Model(nn.Module):
         mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else mask
         self._check(ids, mask, positions)
         if cache is None:
-            return Output(self.body(ids, mask, positions, segments), self)
+            return Output(self.body(ids, mask, positions, segments), self, mask)
         hidden, cache = self.body.step(ids, mask, cache, positions=positions, segments=segments)
-        return Output(hidden, self, cache)
+        return Output(hidden, self, mask, cache)
 
     def own_mask(self, valid: Tensor) -> Mask:
         """The mask this family was pretrained with: bidirectional for BERT, causal for GPT-2."""
@@ -96,6 +108,15 @@ class Model(nn.Module):
         """Logits (…, V) of any hidden states (…, W)."""
         return self.head("lm_head")(hidden, self.body.embedding.tokens.weight)
 
+    def asked(self, mask: Mask) -> Tensor:
+        """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right."""
+        return whole_text_tokens(mask, self.config.own_mask == "causal")
+
+    def answers(self, hidden: Tensor) -> Tensor:
+        """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads them off its pooler."""
+        head = self.head("task_head")
+        return head(self.head("pooler")(hidden[:, None]) if self.config.family == "bert" else hidden)
+
     def head(self, name: str) -> nn.Module:
         head = getattr(self, name)
         if head is None:
@@ -104,7 +125,7 @@ class Model(nn.Module):
 
     @property
     def heads(self) -> frozenset[str]:
-        named = {"pooler": self.pooler, "lm": self.lm_head, "nsp": self.nsp_head}
+        named = {"pooler": self.pooler, "lm": self.lm_head, "nsp": self.nsp_head, "task": self.task_head}
         return frozenset(name for name, head in named.items() if head is not None)
 
     def keep_tokens(self, ids: Sequence[int]) -> Model:
@@ -117,7 +138,7 @@ class Model(nn.Module):
         rows = {
             name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
         }
-        return _assemble(config, self.heads, tokenizer, rows)
+        return _assemble(config, self.heads, tokenizer, rows, labels=self.labels)
 
     def keep_layers(self, count: int) -> Model:
         """The same model with its first layers only: cheaper, and often as quick to learn something new."""
@@ -125,20 +146,43 @@ class Model(nn.Module):
             raise UsageError(f"cannot keep {count} layers; this model has {self.config.layers}")
         gone = tuple(f"body.layers.{number}." for number in range(count, self.config.layers))
         tensors = {name: tensor.clone() for name, tensor in self.state_dict().items() if not name.startswith(gone)}
-        return _assemble(replace(self.config, layers=count), self.heads, self.tokenizer, tensors)
+        return _assemble(replace(self.config, layers=count), self.heads, self.tokenizer, tensors, labels=self.labels)
 
     def with_language_model(self, rng: torch.Generator | None = None) -> Model:
         """The same model with a language model head; a missing one is made around the token embedding."""
         if self.lm_head is not None:
             return self
-        head = initialise(_lm_head(self.config), self.config.init_std, rng)
+        new = {"lm_head": _lm_head(self.config)}
+        return self._with(new, self.heads | {"lm"}, self.labels, rng)
+
+    def with_labels(self, labels: Labels, rng: torch.Generator | None = None) -> Model:
+        """The same model with a new task head for these labels; where BERT's pooler is missing, with a new one."""
+        new: dict[str, nn.Module] = {"task_head": _task_head(self.config, labels)}
+        if self.config.family == "bert" and self.pooler is None:
+            new["pooler"] = Pooler(self.config.width)
+        return self._with(new, self.heads, labels, rng)
+
+    def without(self, *heads: str) -> Model:
+        """The same model without some of its heads."""
+        return self._with({}, self.heads - set(heads), None if "task" in heads else self.labels)
+
+    def _with(
+        self, new: dict[str, nn.Module], heads: Iterable[str], labels: Labels | None, rng: torch.Generator | None = None
+    ) -> Model:
+        """The same body; of the heads some are new, their weights drawn, and those that are not named are gone."""
         tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
-        tensors |= {f"lm_head.{name}": value for name, value in head.state_dict().items()}
-        return _assemble(self.config, self.heads | {"lm"}, self.tokenizer, tensors)
+        for part, module in new.items():
+            drawn = initialise(module, self.config.init_std, rng).state_dict()
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}.")}
+            tensors |= {f"{part}.{name}": value for name, value in drawn.items()}
+        with torch.device("meta"):
+            names = Model(self.config, heads, labels=labels).state_dict().keys()
+        kept = {name: tensor for name, tensor in tensors.items() if name in names}
+        return _assemble(self.config, heads, self.tokenizer, kept, labels=labels)
 
     def save(self, folder: str | Path) -> None:
         """Write a folder in the Hugging Face layout, whole or not at all."""
-        checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer)
+        checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer, self.labels)
 
     def _check(self, ids: Tensor, mask: Mask, positions: Tensor | None) -> None:
         if ids.ndim != 2 or tuple(ids.shape) != mask.shape:
@@ -165,7 +209,7 @@ def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype:
         log.warning("%s: %s is a head allmask does not use here; it was left out", source, name)
     dtype = torch.float32 if dtype is None else dtype
     tensors = {name: tensor.to(dtype, copy=True) for name, tensor in found.tensors.items()}  # not mapped to the file
-    model = _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder)
+    model = _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder, found.labels)
     return model if keep_tokens is None else model.keep_tokens(keep_tokens)
 
 
@@ -175,10 +219,11 @@ def _assemble(
     tokenizer: Tokenizer | None,
     tensors: dict[str, Tensor],
     where: str | Path = "model",
+    labels: Labels | None = None,
 ) -> Model:
     """A model around given tensors: built without memory of its own, then handed them."""
     with torch.device("meta"):
-        model = Model(config, heads, tokenizer)
+        model = Model(config, heads, tokenizer, labels)
     checkpoints.check(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, tensors)
     model.load_state_dict(tensors, assign=True)
     for parameter in model.parameters():
@@ -210,3 +255,9 @@ def _lm_head(config: Config) -> nn.Module:
         activation = ACTIVATIONS[config.activation]()
         return bert_head(config.width, config.vocabulary, activation, config.epsilon, config.tied)
     return plain_head(config.width, config.vocabulary, config.tied)
+
+
+def _task_head(config: Config, labels: Labels) -> TaskHead:
+    """As transformers has them: BERT's with dropout and bias, GPT-2's a plain matrix."""
+    bert = config.family == "bert"
+    return TaskHead(config.width, len(labels), config.dropout if bert else 0.0, bias=bert)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.renaming import Family
+from allmask.checkpoints.renaming import Family, TaskLayout
 from allmask.checkpoints.settings import activation, flag, refuse, required
 from allmask.config import Config
 from allmask.errors import CheckpointError
@@ -47,6 +47,16 @@ TABLE = (
 MAY_LACK = ("pooler", "lm", "nsp")
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # counted, not learnt
 TASK_HEADS = ("classifier.*", "qa_outputs.*")
+TASKS = (
+    TaskLayout(
+        "BertForSequenceClassification",
+        ("single", "multi", "number"),
+        (
+            ("classifier.weight", "task_head.output.weight"),
+            ("classifier.bias", "task_head.output.bias"),
+        ),
+    ),
+)
 
 SIZES = {
     "vocab_size": "vocabulary",
@@ -121,6 +131,7 @@ BERT = Family(
     may_lack=MAY_LACK,
     ignored=IGNORED,
     task_heads=TASK_HEADS,
+    tasks=TASKS,
     tokens="embeddings.word_embeddings.weight",
     output="cls.predictions.decoder.weight",
     second_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),  # transformers adds the first of them

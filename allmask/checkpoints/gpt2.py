@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.renaming import Family, split_qkv, transpose
+from allmask.checkpoints.renaming import Family, TaskLayout, split_qkv, transpose
 from allmask.checkpoints.settings import activation, flag, refuse, required
 from allmask.config import Config, gpt2
 
@@ -41,6 +41,13 @@ STEPS = (
 MAY_LACK = ("lm",)
 IGNORED = ("h.*.attn.bias", "h.*.attn.masked_bias")  # the causal mask and its −10000, once saved as buffers
 TASK_HEADS = ("score.*", "classifier.*", "qa_outputs.*", "multiple_choice_head.*")
+TASKS = (
+    TaskLayout(
+        "GPT2ForSequenceClassification",
+        ("single", "multi", "number"),
+        (("score.weight", "task_head.output.weight"),),
+    ),
+)
 
 SIZES = {
     "vocab_size": "vocabulary",
@@ -122,6 +129,7 @@ GPT2 = Family(
     may_lack=MAY_LACK,
     ignored=IGNORED,
     task_heads=TASK_HEADS,
+    tasks=TASKS,
     tokens="wte.weight",
     output="lm_head.weight",
 )

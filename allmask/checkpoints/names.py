@@ -11,7 +11,7 @@ from allmask.config import Config
 
 Shape = tuple[int, ...]
 
-HEADS = {"pooler": "pooler.", "lm": "lm_head.", "nsp": "nsp_head."}
+HEADS = {"pooler": "pooler.", "lm": "lm_head.", "nsp": "nsp_head.", "task": "task_head."}
 
 _EMBEDDING = (
     ("body.embedding.tokens.weight",             "vocabulary width"),
@@ -62,16 +62,23 @@ _NSP_HEAD = (
 )  # fmt: skip
 
 
-def expected_shapes(config: Config, heads: Collection[str]) -> dict[str, Shape]:
-    """Every parameter a BERT or GPT-2 of this shape has, with these heads."""
+def expected_shapes(config: Config, heads: Collection[str], labels: int = 0) -> dict[str, Shape]:
+    """Every parameter a BERT or GPT-2 of this shape has, with these heads, and a task head for so many labels."""
     rows = list(_EMBEDDING if config.family == "bert" else _EMBEDDING[:2])
     rows += [(name.replace("*", str(n)), shape) for n in range(config.layers) for name, shape in _LAYER]
     rows += _FINAL_NORM if config.norm_place == "pre" else ()
-    rows += _POOLER if {"pooler", "nsp"} & set(heads) else ()  # BERT reads the next sentence off the pooler
+    read_off = {"pooler", "nsp"} | ({"task"} if config.family == "bert" else set())
+    rows += _POOLER if read_off & set(heads) else ()  # from it BERT also says whether a sentence follows, and labels
     rows += _BERT_LM_HEAD if "lm" in heads and config.family == "bert" else ()
     rows += _OWN_OUTPUT if "lm" in heads and not config.tied else ()
     rows += _NSP_HEAD if "nsp" in heads else ()
+    rows += _task_head(config, labels) if "task" in heads else ()
     return {name: _numbers(shape, config) for name, shape in rows}
+
+
+def _task_head(config: Config, labels: int) -> list[tuple[str, str]]:
+    bias = [("task_head.output.bias", str(labels))] if config.family == "bert" else []
+    return [("task_head.output.weight", f"{labels} width"), *bias]
 
 
 def _numbers(words: str, config: Config) -> Shape:

@@ -15,12 +15,14 @@ from allmask.checkpoints import own
 from allmask.checkpoints.bert import BERT
 from allmask.checkpoints.google_bert import GOOGLE_BERT
 from allmask.checkpoints.gpt2 import GPT2
+from allmask.checkpoints.labels import labels_from, layout_named
 from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.checkpoints.renaming import Family, matches, without_data
 from allmask.checkpoints.settings import placed, read_json
 from allmask.checkpoints.weights import FLOATS, Store, open_weights, stored_tensor
 from allmask.config import Config
 from allmask.errors import CheckpointError
+from allmask.heads import Labels
 
 FAMILIES = {"bert": BERT, "gpt2": GPT2}
 WEIGHTS = (
@@ -39,9 +41,10 @@ class Checkpoint:
 
     config: Config
     tensors: dict[str, Tensor]
-    heads: frozenset[str]  # some of "pooler", "lm", "nsp"
+    heads: frozenset[str]  # some of "pooler", "lm", "nsp", "task"
     folder: Path  # where its tokenizer is
-    left_out: list[str]  # tensors of task heads, by the names in the file
+    left_out: list[str]  # tensors of task heads that we do not know, by the names in the file
+    labels: Labels | None = None  # of the task head
 
 
 def read(path: str | Path) -> Checkpoint:
@@ -56,7 +59,20 @@ def read(path: str | Path) -> Checkpoint:
         config = family.config_from(settings)
     except CheckpointError as error:
         raise placed(error, settings_file, family.settings) from error
-    return _convert(weights, family, config, open_weights(weights))
+    store = open_weights(weights)
+    try:
+        family, labels = _task(family, settings, store)
+    except CheckpointError as error:
+        raise placed(error, settings_file, {}) from error
+    return _convert(weights, family, config, store, labels)
+
+
+def classifies(folder: Path) -> bool:
+    """Whether the settings in a folder tell of a task head; its weights are not opened."""
+    if not (folder / "config.json").is_file():
+        return False
+    settings = read_json(folder / "config.json")
+    return "labels" in settings or any(layout_named(family, settings) for family in FAMILIES.values())
 
 
 # ---- finding the files -------------------------------------------------------------------------------------------
@@ -142,24 +158,38 @@ def _family(weights: Path, file: Path, settings: Mapping[str, Any]) -> Family:
 
 def _read_own(weights: Path, file: Path, settings: Mapping[str, Any]) -> Checkpoint:
     try:
-        config, heads = own.config_from(settings)
+        config, heads, labels = own.config_from(settings)
     except CheckpointError as error:
         raise placed(error, file, {}) from error
     tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
-    return Checkpoint(config, tensors, heads, weights.parent, [])
+    return Checkpoint(config, tensors, heads, weights.parent, [], labels)
 
 
-def _convert(weights: Path, family: Family, config: Config, store: Store) -> Checkpoint:
-    left_out = sorted(name for name in store if matches(family.tidy(name), family.task_heads))
+def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Family, Labels | None]:
+    """The family with the task head its settings name, if that is in the file, and its labels."""
+    layout = layout_named(family, settings)
+    if layout is None:
+        return family, None
+    outputs = next((store[theirs].shape[:1] for theirs, _ in layout.table if theirs in store), ())
+    if not outputs:
+        return family, None
+    return family.with_task(layout), labels_from(settings, outputs[0])
+
+
+def _convert(weights: Path, family: Family, config: Config, store: Store, labels: Labels | None) -> Checkpoint:
+    known = {theirs for theirs, _ in family.table}
+    spare = (name for name in store if family.tidy(name) not in known)
+    left_out = sorted(name for name in spare if matches(family.tidy(name), family.task_heads))
     store = _tidy(weights, family, {name: stored for name, stored in store.items() if name not in left_out})
     config, store = _settle_output(family, config, store)
     names = family.pairs(config.layers)
     ours = {names[name] for name in store if name in names}
     heads = heads_in(ours, config) & frozenset(family.may_lack)
-    expected = family.to_theirs(without_data(expected_shapes(config, heads)), config.layers)
+    shapes = expected_shapes(config, heads, 0 if labels is None else len(labels))
+    expected = family.to_theirs(without_data(shapes), config.layers)
     compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, store)
     tensors = family.to_ours({name: stored.load() for name, stored in store.items()}, config.layers)
-    return Checkpoint(config, tensors, heads, weights.parent, left_out)
+    return Checkpoint(config, tensors, heads, weights.parent, left_out, labels)
 
 
 def _tidy(weights: Path, family: Family, store: Store) -> Store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,6 +30,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class TaskLayout:
+    """How a class of transformers writes the head of a task: its name, what it may be asked, its names for tensors."""
+
+    architecture: str
+    kinds: tuple[str, ...]  # see Labels
+    table: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Family:
     """How one family of checkpoints writes names, shapes and settings."""
 
@@ -43,10 +52,15 @@ class Family:
     prefix: str = ""  # may or may not stand before the names of the body
     old_endings: Mapping[str, str] = field(default_factory=dict)  # renamed at the end of a name
     ignored: tuple[str, ...] = ()  # extras that carry nothing
-    task_heads: tuple[str, ...] = ()  # extras that carry something we leave out, and say so
+    task_heads: tuple[str, ...] = ()  # extras that carry something we leave out, and say so, unless it is one of
+    tasks: tuple[TaskLayout, ...] = ()
     output: str | None = None  # their name of an output matrix that may be a copy of `tokens`
     tokens: str = ""
     second_bias: tuple[str, str] | None = None  # (their name that wins when both are there, their usual name)
+
+    def with_task(self, layout: TaskLayout) -> Family:
+        """The same family with the head of a task among what it can name."""
+        return replace(self, table=self.table + layout.table, may_lack=(*self.may_lack, "task"))
 
     def pairs(self, layers: int) -> dict[str, str]:
         """The table with every layer written out."""

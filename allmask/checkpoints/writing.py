@@ -17,11 +17,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from allmask.checkpoints import own
+from allmask.checkpoints.labels import labels_to, layout_for
 from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.checkpoints.reading import FAMILIES, WEIGHTS, check
 from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError, ResourceError
+from allmask.heads import Labels
 
 _TOKENIZER_FILES = frozenset(
     ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -34,12 +36,13 @@ class SavesItself(Protocol):
 
 
 def write(
-    folder: str | Path, config: Config, tensors: Mapping[str, Tensor], tokenizer: SavesItself | None = None
-) -> None:
+    folder: str | Path, config: Config, tensors: Mapping[str, Tensor], tokenizer: SavesItself | None = None,
+    labels: Labels | None = None,
+) -> None:  # fmt: skip
     """Write a model folder, whole or not at all; one already there is replaced only when the new one is complete."""
     folder = Path(folder).expanduser().resolve()
     _refuse_foreign(folder)
-    settings, stored = _in_layout(folder, config, tensors)
+    settings, stored = _in_layout(folder, config, tensors, labels)
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
     try:
         aside.mkdir(parents=True)
@@ -69,15 +72,23 @@ def _is_model_folder(folder: Path) -> bool:
 # ---- what to write -------------------------------------------------------------------------------------------------
 
 
-def _in_layout(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _in_layout(
+    folder: Path, config: Config, tensors: Mapping[str, Tensor], labels: Labels | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Settings and tensors as the file shall have them."""
     heads = heads_in(tensors, config)
+    if ("task" in heads) != (labels is not None):
+        raise CheckpointError(f"{folder}: a task head is saved with its labels", "pass labels=model.labels")
     family = FAMILIES.get(config.family)
-    if family is None or not _can_say(family, config):
-        settings, stored = own.config_to(config, heads), dict(tensors)
+    layout = None if family is None or labels is None else layout_for(family, config, labels)
+    if family is None or not _can_say(family, config) or (layout is None) != (labels is None):
+        settings, stored = own.config_to(config, heads, labels), dict(tensors)
     else:
-        check(folder, expected_shapes(config, heads), tensors)
-        settings, stored = family.config_to(config, heads), _their_tensors(family, config, heads, tensors)
+        check(folder, expected_shapes(config, heads, 0 if labels is None else len(labels)), tensors)
+        settings = family.config_to(config, heads)
+        if layout is not None and labels is not None:
+            family, settings = family.with_task(layout), settings | labels_to(layout, labels)
+        stored = _their_tensors(family, config, heads, tensors)
     dtype = str(tensors["body.embedding.tokens.weight"].dtype).removeprefix("torch.")
     return settings | {"dtype": dtype}, stored
 

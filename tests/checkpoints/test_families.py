@@ -103,9 +103,9 @@ def test_half_precision_is_kept_as_stored(tools, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "names"),
     [
-        ("BertForSequenceClassification", {"num_labels": 3}, ["classifier.bias", "classifier.weight"]),
+        ("BertForTokenClassification", {"num_labels": 3}, ["classifier.bias", "classifier.weight"]),
         ("BertForQuestionAnswering", {}, ["qa_outputs.bias", "qa_outputs.weight"]),
-        ("GPT2ForSequenceClassification", {"pad_token_id": 0}, ["score.weight"]),
+        ("GPT2ForTokenClassification", {"pad_token_id": 0}, ["classifier.bias", "classifier.weight"]),
     ],
 )
 def test_task_heads_are_left_out_by_name(tools, tmp_path, name, changes, names):
