@@ -49,11 +49,29 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """What the task head is asked in a batch: at which tokens, and what it should say there."""
+
+    where: Tensor  # (1, N) booleans
+    gold: Tensor  # (M,) numbers of labels, or (M, labels) of any numbers; in the order of the asked tokens in the row
+    weights: Tensor | None = None  # (M,) how much each counts; none: all alike
+    name: str = "task"  # what its loss is called
+
+    @property
+    def count(self) -> float:
+        """What a mean loss is divided by."""
+        return self.gold.numel() if self.weights is None else float(self.weights.sum())
+
+    def to(self, device: torch.device | str) -> Asked:
+        return _moved(self, device)
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Examples in one row. `mask.group` is the number of the example that a token came from.
 
     With `query`, labels are predicted by a second stream that embeds this id at each place and reads strictly older
-    tokens only, so never the one it guesses (XLNet).
+    tokens only, so never the one it guesses (XLNet). `also` is a row of its own, learnt in the same step.
     """
 
     ids: Tensor  # (1, N)
@@ -63,10 +81,13 @@ class Batch:
     name: str = "lm"  # what its loss is called
     query: int | None = None
     relations: Tensor | None = None  # (examples,) 0: segment 1 follows segment 0; 1: it comes from elsewhere
+    weight: float = 1.0  # of the tokens' loss among the others
+    asked: Asked | None = None
+    also: Batch | None = None
 
     @property
     def tokens(self) -> int:
-        return self.ids.numel()
+        return self.ids.numel() + (0 if self.also is None else self.also.tokens)
 
     @property
     def targets(self) -> int:
@@ -74,10 +95,12 @@ class Batch:
         return int((self.labels != NO_LABEL).sum())
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, float]:
         """The same for each of its losses by name."""
+        tokens = {self.name: self.targets} if self.asked is None or self.targets else {}
         related = {} if self.relations is None else {"nsp": len(self.relations)}
-        return {self.name: self.targets, **related}
+        asked = {} if self.asked is None else {self.asked.name: self.asked.count}
+        return {**asked, **tokens, **related, **({} if self.also is None else self.also.counts)}
 
     def to(self, device: torch.device | str) -> Batch:
         return _moved(self, device)
@@ -146,11 +169,10 @@ def pack_flat(
     return Batch(tokens(ids), mask, tokens(segments), tokens(labels), name, query, labelled)
 
 
-AnyBatch = TypeVar("AnyBatch", Batch, PairBatch)
+AnyBatch = TypeVar("AnyBatch", Batch, PairBatch, Asked)
 
 
 def _moved(batch: AnyBatch, device: torch.device | str) -> AnyBatch:
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(
-        batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor | Mask)}
-    )
+    movable = {name: value for name, value in values.items() if isinstance(value, Tensor | Mask | Asked | Batch)}
+    return replace(batch, **{name: value.to(device) for name, value in movable.items()})

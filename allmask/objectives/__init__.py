@@ -8,7 +8,7 @@ losses = losses_of(model, batch)                                                
 
 from allmask.objectives.causal import Causal
 from allmask.objectives.draws import Draw
-from allmask.objectives.losses import Losses, losses_of
+from allmask.objectives.losses import Losses, answer_loss, losses_of
 from allmask.objectives.mass import Mass
 from allmask.objectives.mixture import OBJECTIVES, Mixed, Mixture
 from allmask.objectives.mlm import Mlm
@@ -23,5 +23,5 @@ from allmask.objectives.vocabulary import Vocabulary
 
 __all__ = [
     "OBJECTIVES", "Causal", "Draw", "Losses", "Mass", "Mixed", "Mixture", "Mlm", "Nsp", "Objective", "Passages",
-    "Permutation", "Prefix", "Reverse", "Samples", "Span", "Unilm", "Vocabulary", "losses_of",
+    "Permutation", "Prefix", "Reverse", "Samples", "Span", "Unilm", "Vocabulary", "answer_loss", "losses_of",
 ]  # fmt: skip

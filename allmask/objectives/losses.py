@@ -1,4 +1,4 @@
-"""From batches to losses: logits are made only where there is a target."""
+"""From batches to losses, of tokens and of tasks: logits are made only where there is a target."""
 
 from __future__ import annotations
 
@@ -8,26 +8,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allmask.data import Batch, PairBatch
+from allmask.data import Asked, Batch, PairBatch
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import Cache, EncoderDecoder, Transformer
 
-Losses = dict[str, tuple[Tensor, int]]  # of each name: the summed cross-entropy, and over how many targets
+Losses = dict[str, tuple[Tensor, float]]  # of each name: the summed loss, by its weight, and over how many targets
 
 
 def losses_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing: float = 0.0) -> Losses:
-    """Summed losses by name: that of the tokens, and "nsp" where segments are related."""
+    """Summed losses by name: of the tokens, of the task, "nsp" where segments are related; of another row beside it."""
     if isinstance(batch, PairBatch):
         assert isinstance(model, EncoderDecoder)
         return {batch.name: _token_loss(model, _decoded(model, batch), batch.labels, smoothing)}
     assert isinstance(model, Model)
     if batch.query is not None:
         return {batch.name: _token_loss(model, _guessed(model.body, batch), batch.labels, smoothing)}
+    losses = _losses_of_row(model, batch, smoothing)
+    return losses if batch.also is None else {**losses, **losses_of(model, batch.also, smoothing)}
+
+
+def _losses_of_row(model: Model, batch: Batch, smoothing: float) -> Losses:
+    """One reading of a row, and all that is asked about it."""
+    guessed = batch.labels >= 0
+    wanted = guessed if batch.relations is None else guessed | (batch.mask.place == 0)
+    wanted = wanted if batch.asked is None else wanted | batch.asked.where
+    hidden = model.body.at(wanted, batch.ids, batch.mask, batch.segments)
+
+    def at(where: Tensor) -> Tensor:
+        return hidden if where is wanted else hidden[where[wanted]]
+
+    losses: Losses = {}
+    if batch.asked is not None:
+        losses[batch.asked.name] = _answer_loss(model, at(batch.asked.where), batch.asked, smoothing)
+    if batch.asked is None or bool(guessed.any()):
+        loss, count = _token_loss(model, at(guessed), batch.labels, smoothing)
+        losses[batch.name] = loss * batch.weight, count
     if batch.relations is not None:
-        return _related(model, batch, smoothing)
-    hidden = model.body.at(batch.labels >= 0, batch.ids, batch.mask, batch.segments)
-    return {batch.name: _token_loss(model, hidden, batch.labels, smoothing)}
+        losses["nsp"] = _relation_loss(model, at(batch.mask.place == 0), batch)
+    return losses
 
 
 def _token_loss(model: Model | EncoderDecoder, hidden: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, int]:
@@ -40,18 +59,30 @@ def _full(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 
-def _related(model: Model, batch: Batch, smoothing: float) -> Losses:
-    """The tokens' loss, and that of the question whether B follows A, answered at the first token of a text."""
+def _relation_loss(model: Model, hidden: Tensor, batch: Batch) -> tuple[Tensor, int]:
+    """Of the question whether B follows A, answered at the first token of a text."""
     assert batch.relations is not None
-    guessed, first = batch.labels >= 0, batch.mask.place == 0
-    hidden = model.body.at(guessed | first, batch.ids, batch.mask, batch.segments)
-    asked = (guessed | first)[0]
-    answers = model.head("nsp_head")(model.head("pooler")(hidden[first[0][asked]][:, None]))
-    relations = batch.relations[batch.mask.group[first]]
-    return {
-        batch.name: _token_loss(model, hidden[guessed[0][asked]], batch.labels, smoothing),
-        "nsp": (F.cross_entropy(_full(answers), relations, reduction="sum"), len(relations)),
-    }
+    answers = model.head("nsp_head")(model.head("pooler")(hidden[:, None]))
+    relations = batch.relations[batch.mask.group[batch.mask.place == 0]]
+    return F.cross_entropy(_full(answers), relations, reduction="sum"), len(relations)
+
+
+def _answer_loss(model: Model, hidden: Tensor, asked: Asked, smoothing: float) -> tuple[Tensor, float]:
+    assert model.labels is not None
+    answers = _full(model.answers(hidden))
+    return answer_loss(model.labels.kind, answers, asked.gold, asked.weights, smoothing), asked.count
+
+
+def answer_loss(
+    kind: str, answers: Tensor, gold: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """The summed loss of answers (M, labels) to a question of a kind, see Labels. Smoothing is for single labels."""
+    if kind == "single":
+        each = F.cross_entropy(answers, gold, reduction="none", label_smoothing=smoothing)
+        return each.sum() if weights is None else (each * weights).sum()
+    if kind == "multi":
+        return F.binary_cross_entropy_with_logits(answers, gold, reduction="sum")
+    return F.mse_loss(answers, gold, reduction="sum")
 
 
 def _decoded(model: EncoderDecoder, batch: PairBatch) -> Tensor:
