@@ -79,7 +79,7 @@ def test_a_frozen_model_steps_with_a_cache(family):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_linear_layer_and_its_activation_in_one_call(precision):
     dtype = inference.PRECISIONS[precision]
-    if not inference._can_pack(dtype):
+    if not inference.can_pack(dtype):
         pytest.skip("this torch cannot pack weights here")
     linear = nn.Linear(48, 80, dtype=dtype).requires_grad_(False)
     x = torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -104,7 +104,7 @@ def test_frozen_minilm_equals_the_model(minilm):
 
 
 def test_where_nothing_can_be_packed_plain_layers_stay(monkeypatch):
-    monkeypatch.setattr(inference, "_can_pack", lambda dtype: False)
+    monkeypatch.setattr(inference, "can_pack", lambda dtype: False)
     model, ids = small(), torch.arange(1, 9)[None]
     plain = freeze(model, "fp32")
     assert not any(isinstance(module, Packed) for module in plain.modules())
@@ -116,7 +116,7 @@ def test_a_missing_operator_is_noticed(monkeypatch):
         raise AttributeError("no such operator")
 
     monkeypatch.setattr(inference.Packed, "forward", missing)
-    assert not inference._can_pack.__wrapped__(torch.float32)
+    assert not inference.can_pack.__wrapped__(torch.float32)
 
 
 @pytest.mark.parametrize("able", [True, False])

@@ -25,9 +25,9 @@ from allmask.decoding import compiled
 from allmask.decoding.parts import Int8Linear, Parts, packed_linear
 from allmask.decoding.rows import Rows, Texts
 from allmask.decoding.search import Writer
-from allmask.decoding.writers import MaskWriter, _padded
+from allmask.decoding.writers import MaskWriter, padded_prompts
 from allmask.errors import UsageError
-from allmask.inference.frozen import PRECISIONS, _computes_bf16, freeze
+from allmask.inference.frozen import PRECISIONS, computes_bf16, freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import BranchedCache
@@ -52,8 +52,8 @@ def writer_for(
     model.head("lm_head")  # or say that there is none
     device = model.body.embedding.tokens.weight.device
     if precision == "auto":
-        precision = "int8" if _has_compiled(model) else "bf16" if _computes_bf16(device) else "fp32"
-    reading = ("bf16" if _computes_bf16(device) else "fp32") if precision == "int8" else precision
+        precision = "int8" if _has_compiled(model) else "bf16" if computes_bf16(device) else "fp32"
+    reading = ("bf16" if computes_bf16(device) else "fp32") if precision == "int8" else precision
     slow = MaskWriter(freeze(model, reading), mask, segments)
     if device.type != "cpu" or not model.body.tokenwise:
         return slow
@@ -126,7 +126,7 @@ class FastWriter:
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows | BranchedCache]:
-        ids, valid = _padded(prompts, self.slow.model)
+        ids, valid = padded_prompts(prompts, self.slow.model)
         mask = self.slow.mask(valid)
         if not _new_tokens_see_all(mask, valid):
             return self.slow.begin(prompts)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.attention import Attention
-from allmask.inference.frozen import FUSED, Packed, _can_pack
+from allmask.inference.frozen import FUSED, Packed, can_pack
 from allmask.layers import ACTIVATIONS, Layer
 from allmask.model import Model
 
@@ -93,7 +93,7 @@ def packed_linear(dtype: torch.dtype) -> MakeLinear:
         linear.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
         if bias is not None:
             linear.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
-        if _can_pack(dtype) and activation in FUSED:
+        if can_pack(dtype) and activation in FUSED:
             return Packed(linear, activation)
         return linear if activation == "none" else nn.Sequential(linear, ACTIVATIONS[activation]())
 

@@ -41,7 +41,7 @@ class MaskWriter:
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty", "give at least one token to begin with")
-        ids, valid = _padded(prompts, self.model)
+        ids, valid = padded_prompts(prompts, self.model)
         hidden, cache = _read(self.model, ids, self.mask(valid), self.segments[0])
         last = torch.arange(len(ids), device=ids.device) * ids.shape[1] + valid.sum(1) - 1
         return self.model.logits(hidden[last]), cache
@@ -52,7 +52,7 @@ class MaskWriter:
         return self.model.logits(hidden[:, 0]), state
 
 
-def _padded(prompts: Sequence[Sequence[int]], model: Model) -> tuple[Tensor, Tensor]:
+def padded_prompts(prompts: Sequence[Sequence[int]], model: Model) -> tuple[Tensor, Tensor]:
     """Ids (S, K) and which of them are real (S, K)."""
     for number, prompt in enumerate(prompts):
         for token in prompt:
@@ -121,7 +121,7 @@ class FillWriter:
             _check_row(prompt, number, self.model.config.max_positions)
         places = _fit([_places_to_fill(prompt) for prompt in prompts])
         known = [[token for token in prompt if token >= 0] for prompt in prompts]
-        ids, valid = _padded(known, self.model)
+        ids, valid = padded_prompts(known, self.model)
         where = _fit([[place for place, token in enumerate(prompt) if token >= 0] for prompt in prompts])
         mask = replace(Mask.bidirectional(valid), place=where.to(ids.device))
         _, cache = _read(self.model, ids, mask, self.segment)

@@ -68,7 +68,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     _drop_dropout(frozen)
     if device.type == "cpu":
         _keep_freed_memory()
-        if _can_pack(dtype):
+        if can_pack(dtype):
             _pack(frozen.body, model.config.activation)
         if compiled.available():
             _read_documents(frozen.body)
@@ -78,13 +78,13 @@ def freeze(model: Model, precision: str = "auto") -> Model:
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
-        return torch.bfloat16 if _computes_bf16(device) else torch.float32
+        return torch.bfloat16 if computes_bf16(device) else torch.float32
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r}; expected one of auto, {', '.join(PRECISIONS)}")
     return PRECISIONS[precision]
 
 
-def _computes_bf16(device: torch.device) -> bool:
+def computes_bf16(device: torch.device) -> bool:
     """Whether bf16 is native there: emulated, it is slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -93,7 +93,7 @@ def _computes_bf16(device: torch.device) -> bool:
 
 
 @cache
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
     """Tried, not looked up: builds of torch differ in which of these operators they have."""
     linear = nn.Linear(32, 32, dtype=dtype).requires_grad_(False)
     x = torch.ones(8, 32, dtype=dtype)
