@@ -1,10 +1,12 @@
-"""From a model folder to written or filled text in one line.
+"""From a model folder to written or filled text, or to labels, in one line.
 
 write = allmask.pipeline("title", "runs/title/final")
 write("北京欢迎你，…")                       # one text in, one title out
 write(texts, beams=4, length_penalty=0.8)   # many in, as many out
 fill = allmask.pipeline("fill", "runs/a/final")
 fill("北京欢[MASK]你").text
+classify = allmask.pipeline("classify", "runs/reviews")
+classify("白切鸡很好吃").label               # also (text, other), or a list
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from allmask.checkpoints import resolve
+from allmask.checkpoints import classifies, resolve
 from allmask.decoding import Decoding, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
+from allmask.tasks.classifier import Classifier
+from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.filling import Filler
 from allmask.tasks.saved import load_task
@@ -73,16 +77,20 @@ class Pipeline:
 @overload
 def pipeline(task: Literal["fill"], model: str | Path) -> Filler: ...
 @overload
+def pipeline(task: Literal["classify"], model: str | Path, precision: str = "auto") -> Classifier: ...
+@overload
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
 
 
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler:
-    """`task` is "title", for a model that was fine-tuned for it, "generate", for any that writes, such as GPT-2, or
-    "fill", for one that guesses what stands where a text says [MASK]."""
+def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler | Classifier:
+    """`task` is "title" or "classify", for a model that was fine-tuned for it, "generate", for any that writes, such as
+    GPT-2, or "fill", for one that guesses what stands where a text says [MASK]."""
     if task == "fill":
         return Filler(load(model_folder(model)))
+    if task == "classify":
+        return open_classifier(model, precision)
     if task not in TASKS:
-        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill")
+        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify")
     made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')
@@ -96,6 +104,26 @@ def open_pipeline(source: str | Path, precision: str = "auto", max_new: int | No
     return Pipeline(model, _task(model, folder, source, max_new), precision)
 
 
+def is_classifier(source: str | Path) -> bool:
+    """Whether a model folder or run is one that classifies, by what its files say."""
+    folder = model_folder(source)
+    task = load_task(folder)
+    return isinstance(task, Classify) or (task is None and classifies(folder))
+
+
+def open_classifier(source: str | Path, precision: str = "auto") -> Classifier:
+    """A classifier from a model folder or a run, of transformers' making, too."""
+    folder = model_folder(source)
+    model = load(folder)
+    if model.labels is None:
+        raise CheckpointError(
+            f"{source}: has no task head, so it cannot classify",
+            f"teach it: allmask finetune {source} --task classify --data train.jsonl --out runs/classify",
+        )
+    task = load_task(folder)
+    return Classifier(model, task if isinstance(task, Classify) else Classify(), precision)
+
+
 def model_folder(source: str | Path) -> Path:
     """The model a source means: of a run, the final one."""
     folder = resolve(source)
@@ -107,12 +135,14 @@ def model_folder(source: str | Path) -> Path:
 
 
 def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Continuation:
+    task = load_task(folder)
+    if isinstance(task, Classify):
+        raise CheckpointError(f"{source}: was fine-tuned to classify, not to write", "use allmask predict")
     if model.lm_head is None:
         raise CheckpointError(
             f"{source}: has no language model head, so it cannot write yet",
             f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
         )
-    task = load_task(folder)
     if isinstance(task, Continuation):
         return Continuation.within(min(task.positions, model.config.max_positions), max_new, task.framed)
     if task is None and model.config.own_mask == "causal":

@@ -1,9 +1,11 @@
-"""`allmask evaluate`: titles for held-out records, scored beside the first sentence of each source."""
+"""`allmask evaluate`: titles or labels for held-out records, scored; titles beside the first sentence of a source."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,17 +24,24 @@ from allmask.cli.generate import (
     Precision,
     search_options,
 )  # fmt: skip
+from allmask.cli.predict import LABELLED, expect_no_search
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from allmask.data import Record
     from allmask.pipelines import Pipeline
+    from allmask.tasks.classifier import Classifier, Prediction
+    from allmask.tasks.labelling import Label
 
 EXAMPLES = """
     allmask evaluate runs/title/final test.jsonl
     allmask evaluate runs/title/final test.jsonl --beams 4 --limit 200 --json
     allmask evaluate runs/zh/final test.csv --show 3
+    allmask evaluate runs/reviews test.csv --show 5
 """
+WIDEST = 12  # labels, up to which the table says what each was taken for
 COLUMNS = {
     "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L",
     "bleu": "BLEU", "exact": "exact", "length": "length",
@@ -41,7 +50,9 @@ COLUMNS = {
 
 def command(
     model: Folder,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="jsonl, csv or parquet with source and target.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="jsonl, csv or parquet with source and target, or text and label.")
+    ],
     beams: Beams = 1,
     length_penalty: LengthPenalty = 1.0,
     no_repeat_ngram: NoRepeat = None,
@@ -49,7 +60,9 @@ def command(
     max_new: MaxNew = None,
     precision: Precision = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N records.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="Print the N best and the N worst, by ROUGE-L.")] = 0,
+    show: Annotated[
+        int, typer.Option(min=0, help="Print the N best and the N worst titles, or the N worst errors.")
+    ] = 0,
     on_bad_record: Annotated[
         Literal["stop", "skip"], typer.Option(help="What to do with one that cannot be used.")
     ] = "stop",
@@ -59,14 +72,20 @@ def command(
     """Write a title for each record of FILE and score it: ROUGE, BLEU, exact matches, length.
 
     The lead sentence beside it is what a title must beat. Chinese is scored by characters.
+    Of a classifier: accuracy, F1 and Matthews, or Pearson and Spearman; what each label was taken for.
     """
     listen(quiet)
-    from allmask.pipelines import open_pipeline
+    from allmask.pipelines import is_classifier, open_pipeline
     from allmask.tasks.title import Title
 
+    if is_classifier(model):
+        expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new))
+        result = _classified(model, file, precision, limit, show, on_bad_record)
+        emit(as_json, result, _labels_in_words(result))
+        return
     pipeline = open_pipeline(model, precision)
     if not isinstance(pipeline.task, Title):
-        raise UsageError(f"{model}: continues prompts; only titles can be scored", "name a model fine-tuned for titles")
+        raise UsageError(f"{model}: continues prompts; only titles and labels can be scored", "name a fine-tuned model")
     options = search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new)
     pipeline.settings(**options)
     records = _read(file, on_bad_record, limit)
@@ -130,3 +149,97 @@ def _in_words(result: dict[str, Any]) -> str:
                 f"       = {row['reference']}",
             ]
     return "\n".join(lines)
+
+
+# ---- labels --------------------------------------------------------------------------------------------------
+
+
+def _classified(
+    model: str, file: Path, precision: str, limit: int | None, show: int, on_bad_record: str
+) -> dict[str, Any]:
+    from allmask.pipelines import open_classifier
+    from allmask.tasks.labelling import read_texts
+    from allmask.tasks.marks import mistakes
+
+    classifier = open_classifier(model, precision)
+    skipped: Counter[str] = Counter()
+    began = time.monotonic()
+    records = read_texts(file, classifier.labels, classifier.task.pair, on_bad_record, skipped)
+    seen = _Seen(classifier, [], [])
+    worst = mistakes(seen.answered(islice(records, limit)), max(show, 1))[:show]
+    tell_skipped(skipped)
+    result: dict[str, Any] = {"model": model, "file": str(file), "records": len(seen.given), "cut": classifier.cut}
+    result |= {"seconds": round(time.monotonic() - began, 2), **seen.marked()}
+    return result | ({"errors": [one.to_dict() for one in worst]} if show else {})
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is remembered of records that were answered: a row of scores each, and what was right."""
+
+    classifier: Classifier
+    answers: list[Tensor]
+    given: list[Label]
+
+    def answered(self, records: Iterator[Record]) -> Iterator[tuple[Record, Label, Prediction]]:
+        """Records with what is right and what is predicted, a window of them in memory."""
+        from allmask.tasks.classifier import predictions
+        from allmask.tasks.classify import text_of
+
+        while window := list(islice(records, LABELLED)):
+            self.answers.append(self.classifier.answers([text_of(record) for record in window]))
+            for record, found in zip(window, predictions(self.classifier.labels, self.answers[-1]), strict=True):
+                self.given.append(record.fields["label"])
+                yield record, self.given[-1], found
+
+    def marked(self) -> dict[str, Any]:
+        import torch
+
+        from allmask.tasks.labelling import golds
+        from allmask.tasks.marks import mark
+
+        labels = self.classifier.labels
+        told = mark(labels, torch.cat(self.answers), golds(labels, self.given))
+        tables = {"labels": told.labels, "confusion": told.confusion.tolist()}
+        return {"scores": told.scores, **{name: table for name, table in tables.items() if table}}
+
+
+def _labels_in_words(result: dict[str, Any]) -> str:
+    """Markdown tables, as for titles."""
+    scores = result["scores"]
+    lines = [f"| {result['records']:,} records | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
+    lines += ["|---" * (1 + len(scores)) + "|", "| model | " + " | ".join(map(_number, scores.values())) + " |"]
+    if "labels" in result:
+        lines += ["", *_label_table(result["labels"], result.get("confusion"))]
+    if result["cut"]:
+        lines += ["", f"{result['cut']:,} texts were cut"]
+    for row in result.get("errors", ()):
+        lines += ["", f"{row['where']}: is {_said(row['label'])}, taken for {_said(row['prediction'])}{_sure(row)}"]
+        lines += [f"  {row[name]}" for name in ("text", "text_b") if name in row]
+    return "\n".join(lines)
+
+
+def _label_table(labels: dict[str, dict[str, float]], confusion: list[list[int]] | None) -> list[str]:
+    """Of each label how well it is told, and what its texts were taken for."""
+    taken = [f"→ {name}" for name in labels] if confusion and len(labels) <= WIDEST else []
+    lines = ["| label | texts | precision | recall | F1 | " + "".join(f"{name} | " for name in taken)]
+    lines = [lines[0].rstrip(), "|---" * (5 + len(taken)) + "|"]
+    for number, (name, row) in enumerate(labels.items()):
+        counts = [f"{count:,}" for count in confusion[number]] if confusion and taken else []
+        cells = [name, f"{row['texts']:,}", *(_number(row[one]) for one in ("precision", "recall", "f1")), *counts]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _said(label: Any) -> str:
+    if isinstance(label, float):
+        return f"{label:.3g}"
+    return label if isinstance(label, str) else ", ".join(label) or "nothing"
+
+
+def _sure(row: dict[str, Any]) -> str:
+    return f" ({row['probability']:.0%})" if "probability" in row else ""

@@ -1,4 +1,4 @@
-"""`allmask finetune`: a pretrained BERT becomes a writer by its mask alone."""
+"""`allmask finetune`: a pretrained BERT becomes a writer by its mask alone, or a classifier by a small head."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from allmask.errors import UsageError
 
 EXAMPLES = """
     allmask finetune minilm --task title --data train.jsonl --eval dev.jsonl --out runs/title
+    allmask finetune minilm --task classify --data reviews.csv --eval dev.csv --out runs/reviews
     allmask finetune bert-base-chinese --data 标题.csv --epochs 2 --batch-tokens 8192 --out runs/zh
     allmask finetune minilm --config run.yaml --lr 2e-4 --out runs/again
     allmask finetune --resume --out runs/title
@@ -24,21 +25,26 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="What to learn from: jsonl, csv or parquet with source and target.")
+        Path | None,
+        typer.Option(help="jsonl, csv or parquet; title: source, target; classify: text, label, perhaps text_b."),
     ] = None,
     eval_file: Annotated[
         Path | None, typer.Option("--eval", help="Held-out records: the best weights on them are kept.")
     ] = None,
-    task: Annotated[Literal["title"] | None, typer.Option(help="What to learn. [default: title]")] = None,
+    task: Annotated[Literal["title", "classify"] | None, typer.Option(help="What to learn. [default: title]")] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch. [default: 4096]")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in a batch. [default: 4096; classify: 32 texts' worth]")
+    ] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 5e-4]")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="The highest learning rate. [default: 5e-4; classify: by the model's width]")
+    ] = None,
     schedule: Annotated[
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
         typer.Option(help="The learning rate after the warm-up. [default: linear]"),
@@ -49,6 +55,9 @@ def command(
     weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
     clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    lm_weight: Annotated[
+        float | None, typer.Option(help="λ of a language model's loss beside the task's, such as 0.5. [default: 0]")
+    ] = None,
     dropout: Annotated[
         float | None, typer.Option(help="0 learns faster where no record is seen twice. [default: the model's own]")
     ] = None,
@@ -64,18 +73,28 @@ def command(
     patience: Annotated[
         int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
     ] = None,
-    max_source: Annotated[int | None, typer.Option(help="Tokens of a source. [default: 254]")] = None,
-    max_target: Annotated[int | None, typer.Option(help="Tokens of a target. [default: 64]")] = None,
+    max_source: Annotated[int | None, typer.Option(help="title: tokens of a source. [default: 254]")] = None,
+    max_target: Annotated[int | None, typer.Option(help="title: tokens of a target. [default: 64]")] = None,
+    max_length: Annotated[int | None, typer.Option(help="classify: tokens of a text or pair. [default: 512]")] = None,
     truncate: Annotated[
         Literal["head", "tail", "head+tail"] | None,
-        typer.Option(help="What is kept of longer sources. [default: head]"),
+        typer.Option(help="What is kept of longer texts. [default: head]"),
     ] = None,
     mask: Annotated[
         Literal["prefix", "naive"] | None,
-        typer.Option(help="prefix: the source reads both ways; naive: left to right, to compare with."),
+        typer.Option(help="title: the source reads both ways (prefix), or left to right (naive), to compare with."),
+    ] = None,
+    kind: Annotated[
+        Literal["single", "multi", "number"] | None,
+        typer.Option(help="classify: one label a text, a list of them, a number. [default: as the labels look]"),
+    ] = None,
+    class_weights: Annotated[
+        Literal["none", "balanced"] | None,
+        typer.Option(help="classify: balanced makes rare labels count as much as frequent ones. [default: none]"),
     ] = None,
     prune: Annotated[
-        bool | None, typer.Option("--prune/--no-prune", help="Keep only tokens that the data uses, if it pays.")
+        bool | None,
+        typer.Option("--prune/--no-prune", help="Keep only tokens that the data uses. [default: title only]"),
     ] = None,
     on_bad_record: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
@@ -85,7 +104,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune MODEL to write a target for each source: titles, summaries, subjects.
+    """Fine-tune MODEL to write a target for each source, or to tell a label, several or a number of a text or a pair.
 
     The run's folder gets config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model folder.
     Ctrl-C saves; the same command with --resume goes on, bit for bit as if it had not been stopped.
@@ -122,5 +141,11 @@ def _in_words(result: dict[str, Any]) -> str:
     return "\n".join([
         f"{result['final']}: {result['steps']} steps in {result['seconds']} s{early}",
         f"step {result['best_step']}: {metrics}",
-        f'write with it: allmask generate {result["final"]} --text "…"',
+        _USE[result["task"]].format(result["final"]),
     ])  # fmt: skip
+
+
+_USE = {
+    "title": 'write with it: allmask generate {} --text "…"',
+    "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
+}

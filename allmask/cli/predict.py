@@ -1,4 +1,4 @@
-"""`allmask predict`: a title for each record of a file, in its order, into another file."""
+"""`allmask predict`: a title or a label for each record of a file, in its order, into another file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import listen, note, tell_skipped
+from allmask.cli import listen, note, ready_lines, tell_skipped
 from allmask.cli.generate import (
     Beams,
     Folder,
@@ -30,20 +31,24 @@ from allmask.errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.pipelines import Pipeline
-    from allmask.tasks.writing import Written
+    from allmask.tasks.classifier import Classifier
 
 EXAMPLES = """
     allmask predict runs/title/final articles.jsonl -o titles.jsonl
     allmask predict runs/title/final articles.parquet -o titles.jsonl --beams 4 --keep url,date
     allmask predict runs/title/final articles.csv -o - | jq -r .prediction
+    allmask predict runs/reviews new.csv -o labels.jsonl
+    allmask predict runs/reviews - -o - < lines.txt
 """
 WINDOW, BATCH = 256, 32  # records in memory, sorted by length; texts written at a time
+LABELLED = 1024  # records in memory where they are classified
+Put = Callable[[str], None]
 
 
 def command(
     model: Folder,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="jsonl, csv, parquet with a source; or txt, a line each.")
+        Path, typer.Argument(metavar="FILE", help="jsonl, csv, parquet with source, or text; or txt, a line each.")
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="The jsonl file to write, - for stdout.")],
     beams: Beams = 1,
@@ -54,30 +59,54 @@ def command(
     max_new: MaxNew = None,
     precision: Precision = "auto",
     keep: Annotated[
-        str, typer.Option(help="Other fields to copy, with commas between. id and target always are.")
+        str, typer.Option(help="Other fields to copy, with commas between. id, target and label always are.")
     ] = "",
     on_bad_record: Annotated[
         Literal["stop", "skip"], typer.Option(help="What to do with one that cannot be used.")
     ] = "stop",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Write a JSON line for each record of FILE: its fields, "prediction" and "score" (with --n-best, "predictions").
+    """Write a JSON line for each record of FILE: its fields, "prediction" and "score" (with --n-best, "predictions"),
+    or of a classifier "prediction", "probability" and "probabilities"; a classifier reads a text a line from - as well.
 
     The file appears when it is complete; one of that name is replaced.
     """
     listen(quiet)
     _check_out(out, file)
-    from allmask.pipelines import open_pipeline
+    from allmask.pipelines import is_classifier, open_classifier
 
-    skipped: Counter[str] = Counter()
-    read = _reader(file, on_bad_record, keep)
-    total = sum(1 for _ in read(skipped))  # all records are checked before the first is written
-    tell_skipped(skipped)
-    pipeline = open_pipeline(model, precision, max_new)
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
-    pipeline.settings(**options)
+    keep_fields = [name for name in (word.strip() for word in keep.split(",")) if name]
+    if not is_classifier(model):
+        _expect_file(file)
+        _run(_writing(model, precision, options, file, on_bad_record, keep_fields), out, quiet)
+        return
+    expect_no_search(options)
+    classifier = open_classifier(model, precision)
+    if str(file) == "-":
+        _label_lines(classifier, out)
+    else:
+        _run(_labelling(classifier, file, on_bad_record, keep_fields), out, quiet)
+    _tell_cut(classifier)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is done for a window of records at a time."""
+
+    read: Callable[[Counter[str]], Iterator[Record]]
+    open: Callable[[], Callable[[list[Record]], list[dict[str, Any]]]]  # makes what answers, once the file was checked
+    window: int
+    done: str  # to the records, in a word
+
+
+def _run(job: _Job, out: str, quiet: bool) -> None:
+    skipped: Counter[str] = Counter()
+    total = sum(1 for _ in job.read(skipped))  # all records are checked before the first is written
+    tell_skipped(skipped)
+    answer = job.open()
     with _output(out) as put:
-        _predict(pipeline, read(Counter()), options, put, total, quiet)
+        _predict(job, answer, put, total, quiet)
     if not quiet and out != "-":
         note(f"{out}: {total:,} records")
 
@@ -94,16 +123,8 @@ def _check_out(out: str, file: Path) -> None:
         raise ResourceError(f"{out}: cannot write in {path.absolute().parent}", "choose another --out")
 
 
-def _reader(file: Path, on_bad_record: str, keep: str) -> Callable[[Counter[str]], Iterator[Record]]:
-    from allmask.data import Maybe, read_records, text
-
-    others = ["id", "target", *filter(None, (name.strip() for name in keep.split(",")))]
-    fields = {"source": text, **{name: Maybe(lambda value: value) for name in others if name != "source"}}
-    return lambda skipped: read_records(file, fields, on_bad_record, skipped)
-
-
 @contextmanager
-def _output(out: str) -> Iterator[Callable[[str], None]]:
+def _output(out: str) -> Iterator[Put]:
     """Something that takes lines: stdout, or a file that gets its name when it is complete."""
     if out == "-":
         yield lambda line: print(line, flush=True)
@@ -125,31 +146,98 @@ def _output(out: str) -> Iterator[Callable[[str], None]]:
 
 
 def _predict(
-    pipeline: Pipeline, records: Iterator[Record], options: dict[str, Any], put: Callable[[str], None], total: int,
-    quiet: bool,
-) -> None:  # fmt: skip
+    job: _Job, answer: Callable[[list[Record]], list[dict[str, Any]]], put: Put, total: int, quiet: bool
+) -> None:
     from allmask.training.progress import Progress
 
-    bar = Progress(total, "written", quiet=quiet)
-    done = 0
-    while window := list(islice(records, WINDOW)):
-        for record, found in zip(window, _write_sorted(pipeline, window, options), strict=True):
-            put(_line(record, found, options["n_best"] > 1))
+    bar = Progress(total, job.done, quiet=quiet)
+    done, records = 0, job.read(Counter())
+    while window := list(islice(records, job.window)):
+        for record, told in zip(window, answer(window), strict=True):
+            put(_line(record, told))
         done += len(window)
         bar.update(done)
     bar.close()
 
 
-def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, Any]) -> list[Written]:
+def _line(record: Record, told: dict[str, Any]) -> str:
+    fields = {name: value for name, value in record.fields.items() if value is not None}
+    return json.dumps({**fields, **told}, ensure_ascii=False, default=str)  # a date out of a parquet file as text
+
+
+# ---- titles --------------------------------------------------------------------------------------------------
+
+
+def _expect_file(file: Path) -> None:
+    if str(file) == "-":
+        raise UsageError("this model writes; from stdin that is allmask generate", "name a file, or use generate")
+
+
+def _writing(
+    model: str, precision: str, options: dict[str, Any], file: Path, on_bad_record: str, keep: list[str]
+) -> _Job:
+    from allmask.data import Maybe, read_records, text
+
+    others = [name for name in ("id", "target", *keep) if name != "source"]
+    fields = {"source": text, **{name: Maybe(lambda value: value) for name in others}}
+
+    def open_writer() -> Callable[[list[Record]], list[dict[str, Any]]]:
+        from allmask.pipelines import open_pipeline
+
+        pipeline = open_pipeline(model, precision, options.get("max_new"))
+        pipeline.settings(**options)
+        return lambda window: _write_sorted(pipeline, window, options)
+
+    return _Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
+
+
+def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, Any]) -> list[dict[str, Any]]:
     """The records' texts in their own order, written in an order in which neighbours are about as long."""
     sources = [record.fields["source"] for record in window]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     found = dict(zip(order, pipeline.write([sources[number] for number in order], BATCH, **options), strict=True))
-    return [found[number] for number in range(len(sources))]
+    best = [[{"prediction": text, "score": one.score} for text, one in found[number]] for number in range(len(sources))]
+    return [{"predictions": entry} if options["n_best"] > 1 else entry[0] for entry in best]
 
 
-def _line(record: Record, found: Written, several: bool) -> str:
-    best = [{"prediction": text, "score": one.score} for text, one in found]
-    fields = {name: value for name, value in record.fields.items() if value is not None}
-    told = {**fields, **({"predictions": best} if several else best[0])}
-    return json.dumps(told, ensure_ascii=False, default=str)  # a date out of a parquet file as text
+# ---- labels --------------------------------------------------------------------------------------------------
+
+
+def expect_no_search(options: dict[str, Any]) -> None:
+    usual = search_options(1, 1, 1.0, None, 0, None)
+    given = sorted(name for name, value in options.items() if usual.get(name) != value)
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{flags}: this model classifies, it does not write", "leave it out")
+
+
+def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
+    from allmask.tasks.classify import text_of
+    from allmask.tasks.labelling import read_texts
+
+    others = ("id", "label", *keep)
+
+    def label(window: list[Record]) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in classifier.stream([text_of(record) for record in window], len(window))]
+
+    def read(skipped: Counter[str]) -> Iterator[Record]:
+        return read_texts(file, None, classifier.task.pair, on_bad_record, skipped, others)
+
+    return _Job(read, lambda: label, LABELLED, "classified")
+
+
+def _label_lines(classifier: Classifier, out: str) -> None:
+    """Each line of stdin is a text, and answered as soon as it is there; a blank one gives a blank one."""
+    if classifier.task.pair:
+        raise UsageError("this model compares two texts; a line is one", "name a file with text and text_b")
+    with _output(out) as put:
+        for lines in ready_lines():
+            found = classifier.stream([line for line in lines if line.strip()])
+            for line in lines:
+                told = {"text": line, **next(found).to_dict()} if line.strip() else None
+                put("" if told is None else json.dumps(told, ensure_ascii=False))
+
+
+def _tell_cut(classifier: Classifier) -> None:
+    if classifier.cut:
+        note(f"{classifier.cut:,} texts were cut to {classifier.task.max_length} tokens")

@@ -1,10 +1,10 @@
 """Fine-tuning as a whole: what a run is told, what it keeps on disk, and how it goes on where it stopped.
 
-runs/title/
+runs/a/
   config.yaml        the plan, every value resolved; checksums of the data
-  start/             the model before its first step: with a head, its vocabulary pruned
+  start/             the model before its first step: with a head, perhaps its vocabulary pruned
   checkpoints/, metrics.jsonl      see allmask/training/runs.py
-  loss.png           the loss by step
+  loss.png           the loss by step; of a classifier confusion.png, too
   result.json        what is printed at the end
   final/             the model, and allmask.json, which says what it was trained for
 """
@@ -21,6 +21,8 @@ from typing import Any
 from allmask.data import Record
 from allmask.errors import DataError
 from allmask.model import Model, load
+from allmask.tasks.auxiliary import Auxiliary
+from allmask.tasks.classify import Classify
 from allmask.tasks.folders import (
     CHECKSUMS,
     CONFIG,
@@ -33,6 +35,7 @@ from allmask.tasks.folders import (
     write_result,
 )
 from allmask.tasks.plan import Plan
+from allmask.tasks.title import Title
 from allmask.tasks.values import as_yaml
 from allmask.training import Result, train
 from allmask.training.plots import plot_run
@@ -42,11 +45,12 @@ log = logging.getLogger("allmask")
 
 @dataclass(frozen=True)
 class Data:
-    """The records of a run, read and checked before anything else happens."""
+    """The records of a run, read and checked before anything else happens, and the task as they have it."""
 
     train: list[Record]
     held_out: list[Record]
     skipped: Counter[str]
+    task: Title | Classify
 
 
 def finetune(plan: Plan, out: Path, quiet: bool = False) -> dict[str, Any]:
@@ -70,7 +74,8 @@ def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
 
 def _go_on(plan: Plan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
     model = load(out / "start")  # also in a run's first session, so that all begin from the same bytes
-    work = plan.task.work(model, data.train, data.held_out)
+    auxiliary = Auxiliary.of(model, plan.lm_weight, plan.settings.seed)
+    work = plan.task.work(model, data.train, data.held_out, auxiliary, plan.settings.precision)
     if not data.held_out:
         log.info("no --eval file: the weights of the last step are kept")
     result = train(model, work, plan.settings, out, resume=True, quiet=quiet)
@@ -82,11 +87,9 @@ def _go_on(plan: Plan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
 
 def read_data(plan: Plan) -> Data:
     skipped: Counter[str] = Counter()
-    data = Data(
-        plan.task.read(Path(plan.data), plan.on_bad_record, skipped),
-        plan.task.read(Path(plan.eval), plan.on_bad_record, skipped) if plan.eval else [],
-        skipped,
-    )
+    held_out = Path(plan.eval) if plan.eval else None
+    task, *records = plan.task.read_both(Path(plan.data), held_out, plan.on_bad_record, skipped)
+    data = Data(*records, skipped, task)
     log.info("data: %s to learn from, %s held out", f"{len(data.train):,}", f"{len(data.held_out):,}")
     if skipped:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in skipped.most_common())
@@ -97,8 +100,9 @@ def read_data(plan: Plan) -> Data:
 def begin(plan: Plan, data: Data, out: Path) -> Plan:
     """Make the run's folder, whole or not at all: the model as it starts, and the plan with nothing left open."""
     model = load(plan.model)
-    plan = replace(plan, task=plan.task.fitted(model))
-    model = plan.task.prepare(model, data.train, plan.settings.seed, plan.prune)
+    plan = replace(plan, task=data.task).settled(model, data.train)
+    model = plan.task.prepare(model, data.train, plan.settings.seed, bool(plan.prune), plan.lm_weight > 0)
+    Auxiliary.of(model, plan.lm_weight, plan.settings.seed)  # a tokenizer that it cannot use is refused now
     with made_beside(out) as folder:
         save_model(model, plan.task, folder / "start")
         config = plan.to_dict() | {CHECKSUMS: _checksums(plan)}
@@ -136,9 +140,15 @@ def _expect_same_data(plan: Plan, out: Path) -> None:
 
 
 def finish(plan: Plan, data: Data, model: Model, result: Result, out: Path) -> dict[str, Any]:
-    """Write the picture, the result and last the model: where there is a final/, the run is complete."""
+    """Write the pictures, the result and last the model: where there is a final/, the run is complete."""
     plot_run(out)
-    told = outcome(result, out) | {"examples": len(data.train), "skipped": dict(data.skipped)}
+    if isinstance(plan.task, Classify):
+        plan.task.draw(model.eval(), data.held_out, out, plan.settings.precision)
+    told = outcome(result, out) | {
+        "task": plan.to_dict()["task"],
+        "examples": len(data.train),
+        "skipped": dict(data.skipped),
+    }
     write_result(told, out)
     save_model(model, plan.task, out / "final")
     return told

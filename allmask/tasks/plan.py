@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from allmask.errors import UsageError
 from allmask.tasks import values as flat
+from allmask.tasks.auxiliary import check_weight
+from allmask.tasks.classify import Classify
 from allmask.tasks.title import Title
 from allmask.training.settings import Settings, as_plain
 
-TASKS = ("title",)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from allmask.data import Record
+    from allmask.model import Model
+
+TASKS: dict[str, type[Title] | type[Classify]] = {"title": Title, "classify": Classify}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Saved, `model` and files are named by absolute paths, so that a run can be resumed from anywhere."""
+    """Saved, `model` and files are named by absolute paths, so that a run can be resumed from anywhere.
+
+    Settings that are `open` are still to be chosen, to suit the model and the data.
+    """
 
     model: str
     data: str
-    task: Title = field(default_factory=Title)
+    task: Title | Classify = field(default_factory=Title)
     settings: Settings = field(default_factory=Settings)
     eval: str | None = None
-    prune: bool = True
+    prune: bool | None = None  # None: as is usual for the task
+    lm_weight: float = 0.0  # of the language model's loss beside the task's
     on_bad_record: str = "stop"
+    open: frozenset[str] = frozenset()
 
     def __post_init__(self):
+        if self.prune is None:
+            object.__setattr__(self, "prune", self.task.prunes)
+        check_weight(self.lm_weight)
         if self.on_bad_record not in ("stop", "skip"):
             raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected stop or skip")
+
+    def settled(self, model: Model, records: Sequence[Record]) -> Plan:
+        """The same with nothing left open."""
+        task = self.task.fitted(model)
+        chosen = task.settings(model, records) if self.open else {}
+        settings = replace(self.settings, **{name: chosen[name] for name in self.open})
+        return replace(self, task=task, settings=settings, open=frozenset())
 
     def to_dict(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in _OWN}
@@ -39,24 +62,40 @@ class Plan:
     def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> Plan:
         """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
         values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items()}
-        if values.pop("task", "title") not in TASKS:
-            raise UsageError(f"{where}: unknown task", f"known: {', '.join(TASKS)}")
+        kind = values.pop("task", "title")
+        if kind not in TASKS:
+            raise UsageError(f"{where}: unknown task {kind}", f"known: {', '.join(TASKS)}")
+        _expect_own(kind, values)
         for name, how in (("model", "as the first argument"), ("data", "with --data")):
             if values.get(name) is None:
                 raise UsageError(f"no {name} was named", f"name it {how}")
-        task = Title(**flat.part(values, Title))
-        return cls(task=task, settings=Settings(**flat.part(values, Settings)), **flat.part(values, cls, _OWN))
+        task = TASKS[kind](**flat.part(values, TASKS[kind]))
+        settings = Settings(**flat.part(values, Settings))
+        return cls(
+            task=task, settings=settings, open=task.suited - values.keys(), **flat.part(values, cls, _OWN)
+        )  # fmt: skip
 
     def differences(self, given: dict[str, Any]) -> list[str]:
-        """Where values given anew contradict this plan; its max_source was fitted to the model's positions."""
-        return flat.differences(self.to_dict(), given, _TYPES, _PATHS, fitted="max_source")
+        """Where values given anew contradict this plan; lengths were fitted to the model's positions."""
+        return flat.differences(self.to_dict(), given, _TYPES, _PATHS, fitted=("max_source", "max_length"))
+
+
+def _expect_own(task: str, values: dict[str, Any]) -> None:
+    """An option of another task would change nothing, which nobody who gives it expects."""
+    own = {entry.name for entry in fields(TASKS[task])}
+    for other, kind in TASKS.items():
+        strange = sorted({entry.name for entry in fields(kind)} & values.keys() - own)
+        if strange:
+            raise UsageError(
+                f"{', '.join(strange)}: for {other}, not for {task}", "leave it out, or name another --task"
+            )
 
 
 _PATHS = ("model", "data", "eval")
-_OWN = ("model", "data", "eval", "prune", "on_bad_record")
+_OWN = ("model", "data", "eval", "prune", "lm_weight", "on_bad_record")
 _TYPES = {
     **{name: kind for name, kind in get_type_hints(Plan).items() if name in _OWN},
-    **get_type_hints(Title),
+    **{entry.name: get_type_hints(kind)[entry.name] for kind in TASKS.values() for entry in fields(kind)},
     **get_type_hints(Settings),
     "task": str,
 }

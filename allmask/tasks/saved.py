@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import CheckpointError, UsageError
+from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.title import Title
 
 NAME = "allmask.json"
-TASKS = {"title": Title, "continue": Continuation}
-Task = Title | Continuation
+TASKS = {"title": Title, "continue": Continuation, "classify": Classify}
+Task = Title | Continuation | Classify
 
 
 def save_task(task: Task, folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
+from allmask.tasks.auxiliary import Auxiliary
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
 from allmask.tasks.writing import Written, expect_frequencies, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
@@ -38,6 +39,8 @@ class Title:
     max_target: int = 64
     truncate: str = "head"
     mask: str = "prefix"
+    prunes: ClassVar[bool] = True
+    suited: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self):
         if self.max_source < 1 or self.max_target < 1:
@@ -65,6 +68,12 @@ class Title:
 
     def read(self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None) -> list[Record]:
         return list(read_records(path, FIELDS, on_bad_record, skipped))
+
+    def read_both(
+        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+    ) -> tuple[Title, list[Record], list[Record]]:
+        train = self.read(data, on_bad_record, skipped)
+        return self, train, self.read(held_out, on_bad_record, skipped) if held_out else []
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         """[CLS] source [SEP] of each: what is there before anything is written."""
@@ -128,8 +137,17 @@ class Title:
 
     # ---- learning ------------------------------------------------------------------------------------------
 
-    def prepare(self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = True) -> Model:
-        """A model that can write: with an output layer, and a vocabulary no larger than the data needs."""
+    def settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        """What suits a model and its data: the usual settings do."""
+        return {}
+
+    def prepare(
+        self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = True, language: bool = True
+    ) -> Model:
+        """A model that can write: with an output layer, and a vocabulary no larger than the data needs.
+
+        So there is a language model in any case, whether or not it is also learnt by itself.
+        """
         fresh = model.lm_head is None
         if fresh:
             log.info("the checkpoint has no language model head; one is made from the token embedding")
@@ -150,11 +168,15 @@ class Title:
         log.info("vocabulary: %s → %s tokens, −%.1fM parameters", f"{before:,}", f"{len(kept):,}", saved / 1e6)
         return pruned
 
-    def work(self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = ()) -> TitleWork:
+    def work(
+        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
+        auxiliary: Auxiliary | None = None, precision: str = "auto",
+    ) -> TitleWork:  # fmt: skip
+        """What is held out is written for by the model as it is, whatever the precision of training."""
         tokenizer = tokenizer_of(model)
         examples = self.examples(tokenizer, records)
         judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
-        return TitleWork(examples, judge)
+        return TitleWork(examples, judge, auxiliary)
 
 
 @dataclass
@@ -163,12 +185,16 @@ class TitleWork:
 
     examples: list[Example]
     judge: Callable[[Model], Score] | None = None
+    auxiliary: Auxiliary | None = None
 
     def __post_init__(self):
         self.lengths = [len(example) for example in self.examples]
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        return pack([self.examples[number] for number in numbers])
+        chosen = [self.examples[number] for number in numbers]
+        if self.auxiliary is None:
+            return pack(chosen)
+        return replace(pack(chosen), also=self.auxiliary.batch([_source(one) for one in chosen], numbers, epoch))
 
     def evaluate(self, model: Model) -> Score | None:
         return None if self.judge is None else self.judge(model)
@@ -201,6 +227,12 @@ class Judge:
             ]
             lines += [f"  written    {_short(title)}", ""]
         return lines
+
+
+def _source(example: Example) -> Example:
+    """[CLS] source [SEP] without its target."""
+    kept = example.segments == 0
+    return Example(example.ids[kept], example.order[kept], example.segments[kept], np.full(kept.sum(), NO_LABEL))
 
 
 def _counts(model: Model, targets: Sequence[str]) -> torch.Tensor:

@@ -53,14 +53,18 @@ def plain(value: Any) -> Any:
 
 
 def differences(
-    saved: Mapping[str, Any], given: Mapping[str, Any], types: Types, paths: Collection[str], fitted: str | None = None
+    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+    types: Types,
+    paths: Collection[str],
+    fitted: Collection[str] = (),
 ) -> list[str]:
-    """Where values given anew contradict those of a run, in words. The one called `fitted` may have been larger."""
+    """Where values given anew contradict those of a run, in words. Those called `fitted` may have been larger."""
     told = []
     for name, value in given.items():
-        before, now = saved[name], typed(name, value, types, f"--{name.replace('_', '-')}")
+        before, now = saved.get(name), typed(name, value, types, f"--{name.replace('_', '-')}")
         now = _located(now) if name in paths else plain(now)
-        if now != before and not (name == fitted and now > before):
+        if now != before and not (name in fitted and before is not None and now > before):
             told.append(f"{name} is {before}, not {now}")
     return told
 

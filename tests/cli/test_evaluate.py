@@ -50,7 +50,7 @@ def test_chinese_counts_characters(cli, titles: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["{gpt2}", "{dev}"], 2, "only titles can be scored"),
+        (["{gpt2}", "{dev}"], 2, "only titles and labels can be scored"),
         (["{bert}", "{dev}"], 4, "allmask finetune"),
         (["{run}", "nosuch.jsonl"], 3, "nosuch.jsonl: no such file"),
         (["{run}", "{bad}"], 3, 'bad.jsonl:1: "target" is blank'),

@@ -1,0 +1,140 @@
+"""A classifier at work: texts or pairs in, labels with their probabilities out, a window of texts at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from allmask.data import Example, pack
+from allmask.errors import CheckpointError, UsageError
+from allmask.heads import Labels
+from allmask.inference import freeze
+from allmask.model import Model
+from allmask.tasks.writing import tokenizer_of
+
+if TYPE_CHECKING:
+    from allmask.tasks.classify import Classify
+
+Text = str | tuple[str, str]  # one, or a pair of them
+WINDOW = 1024  # texts in memory, sorted by length
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`label` is a name, a list of names, or a number; a number has no probabilities."""
+
+    label: str | list[str] | float
+    probabilities: dict[str, float]
+
+    @property
+    def probability(self) -> float | None:
+        """Of the label, where one of several was chosen."""
+        return self.probabilities[self.label] if isinstance(self.label, str) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        if isinstance(self.label, float):
+            return {"prediction": self.label}
+        share = {} if self.probability is None else {"probability": self.probability}
+        return {"prediction": self.label, **share, "probabilities": self.probabilities}
+
+
+@dataclass
+class Classifier:
+    """A model with a task head, laid out for speed, and how texts become ids for it."""
+
+    model: Model
+    task: Classify
+    precision: str = "auto"  # fp32, bf16; auto is the fastest here
+    cut: int = field(default=0, init=False)  # texts so far that were longer than the model reads
+
+    def __post_init__(self):
+        if self.model.labels is None:
+            raise CheckpointError("this model has no task head, so it cannot classify", "teach it: allmask finetune")
+        self.labels = self.model.labels
+        self.task = self.task.fitted(self.model)
+        self.frozen = frozen(self.model, self.precision)
+
+    @overload
+    def __call__(self, texts: Text) -> Prediction: ...
+    @overload
+    def __call__(self, texts: Sequence[Text]) -> list[Prediction]: ...
+
+    def __call__(self, texts: Text | Sequence[Text]) -> Prediction | list[Prediction]:
+        """A text, or a tuple of two; or a list of them."""
+        if isinstance(texts, str | tuple) or not isinstance(texts, Iterable):
+            return next(self.stream([_checked(texts)]))
+        return list(self.stream(_checked(entry) for entry in texts))
+
+    def stream(self, texts: Iterable[Text], window: int = WINDOW) -> Iterator[Prediction]:
+        """A prediction for each, in their order, with no more than a window of them in memory."""
+        source = iter(texts)
+        while some := list(islice(source, window)):
+            yield from predictions(self.labels, self.answers(some))
+
+    def answers(self, texts: Sequence[Text], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+        """Scores (n, labels) of the task head, all texts at once."""
+        examples, cut = self.task.encode(tokenizer_of(self.model), self.model.config, texts)
+        self.cut += cut
+        return answer_all(self.frozen, examples, batch_tokens)
+
+
+def _checked(entry: Any) -> Text:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) for part in entry):
+        return entry[0], entry[1]
+    raise UsageError(f"classify: {entry!r} is no text", 'pass "…", a pair ("…", "…"), or a list of those')
+
+
+def frozen(model: Model, precision: str) -> Model:
+    """A copy laid out for speed. The few products of the heads stay in full precision: there it shows."""
+    made = freeze(model, precision)
+    made.pooler, made.task_head = copy.deepcopy(model.pooler), copy.deepcopy(model.task_head)
+    return made.eval()
+
+
+@torch.no_grad()
+def answer_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+    """Scores (n, labels) of all examples; those of about one length share a row."""
+    assert model.labels is not None and model.task_head is not None
+    answers = torch.empty(len(examples), len(model.labels))
+    for numbers in _rows([len(example) for example in examples], batch_tokens):
+        batch = pack([examples[number] for number in numbers])
+        asked = model.asked(batch.mask)
+        hidden = model.body.at(asked, batch.ids, batch.mask, batch.segments)
+        said = model.answers(hidden.to(model.task_head.output.weight.dtype))
+        answers[torch.tensor(numbers)[batch.mask.group[asked]]] = said.float()
+    return answers
+
+
+def _rows(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    row: list[int] = []
+    tokens = 0
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if row and tokens + lengths[number] > batch_tokens:
+            yield row
+            row, tokens = [], 0
+        row.append(number)
+        tokens += lengths[number]
+    if row:
+        yield row
+
+
+def predictions(labels: Labels, answers: Tensor) -> Iterator[Prediction]:
+    """What scores (n, labels) say."""
+    if labels.kind == "number":
+        yield from (Prediction(float(row[0]), {}) for row in answers.tolist())
+        return
+    shares = answers.softmax(-1) if labels.kind == "single" else answers.sigmoid()
+    for row in shares.tolist():
+        told = dict(zip(labels.names, row, strict=True))
+        best = max(told, key=told.__getitem__)
+        chosen = best if labels.kind == "single" else [name for name, share in told.items() if share > 0.5]
+        yield Prediction(chosen, told)
