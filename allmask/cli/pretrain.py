@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from allmask.cli import emit, expect_same, listen, note, plan_values
 from allmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from allmask.training.distributed import Alone, Crew
 
 EXAMPLES = """
     allmask tokenizer train corpus/*.txt --size 8000 --out tok/
@@ -128,6 +134,9 @@ def command(
         list[float] | None,
         typer.Option(help="Of unilm: bidirectional, then left-to-right, right-to-left, seq2seq."),
     ] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="With torchrun: each process keeps a part of the model (FSDP2), not all.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and errors only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -135,32 +144,53 @@ def command(
 
     The run's folder gets the tokens of the text, config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model
     folder. Ctrl-C saves; the same command with --resume goes on, bit for bit as if it had not been stopped.
+    With "torchrun --nproc-per-node 8 -m allmask pretrain …" eight processes share the work of one; the run is the same.
     """
     flags = {**locals(), "data": [*(data or ()), *(files or ())]}
-    del flags["files"]
-    listen(quiet)
-    given = plan_values(flags, {"eval_files": "eval"})
-    if out is None:
-        raise UsageError("no place for the run was named", "name a new folder with --out")
-    result = _resume(out, given, quiet) if resume else _start(out, given, quiet)
-    emit(as_json, result, _in_words(result))
+    del flags["files"], flags["shard"]
+    with _crew(shard, quiet) as crew:
+        given = plan_values(flags, {"eval_files": "eval"})
+        if out is None:
+            raise UsageError("no place for the run was named", "name a new folder with --out")
+        again = resume or crew.shared(crew.restarts > 0 and (out / "config.yaml").is_file())
+        result = _resume(out, given, quiet, crew) if again else _start(out, given, quiet, crew)
+    if crew.lead:
+        emit(as_json, result, _in_words(result))
 
 
-def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+@contextmanager
+def _crew(shard: bool, quiet: bool) -> Iterator[Alone | Crew]:
+    """The processes that run this command; the first one speaks for all, and so does the first one to fail."""
+    from allmask.training.distributed import Echo, company
+
+    try:
+        with company(shard) as crew:
+            listen(quiet)
+            if not crew.lead:
+                logging.getLogger("allmask").setLevel(logging.CRITICAL)
+            yield crew
+    except Echo as error:
+        raise typer.Exit(error.exit_code) from None
+
+
+def _start(out: Path, given: dict[str, Any], quiet: bool, crew: Alone | Crew) -> dict[str, Any]:
     from allmask.tasks.pretraining import pretrain
     from allmask.tasks.recipe import Recipe
 
-    return pretrain(Recipe.from_dict(given), out, quiet)
+    return pretrain(Recipe.from_dict(given), out, quiet, crew)
 
 
-def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _resume(out: Path, given: dict[str, Any], quiet: bool, crew: Alone | Crew) -> dict[str, Any]:
     from allmask.tasks.folders import is_finished
     from allmask.tasks.pretraining import resume, saved_recipe
 
-    expect_same(out, saved_recipe(out).differences(given))
-    if is_finished(out):
-        note(f"{out}: this run is finished")
-    return resume(out, quiet)
+    def check() -> None:
+        expect_same(out, saved_recipe(out).differences(given))
+        if is_finished(out):
+            note(f"{out}: this run is finished")
+
+    crew.first(check)
+    return resume(out, quiet, crew)
 
 
 def _in_words(result: dict[str, Any]) -> str:

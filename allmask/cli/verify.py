@@ -1,4 +1,4 @@
-"""`allmask verify`: are a run's checkpoints and models, byte for byte, what was written?"""
+"""`allmask verify`: are a run's checkpoints, models and tokens, byte for byte, what was written?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from allmask.cli import emit
-from allmask.errors import CheckpointError
+from allmask.errors import CheckpointError, DataError
 
 EXAMPLES = """
     allmask verify runs/title
@@ -17,17 +17,15 @@ EXAMPLES = """
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a model folder made by finetune.")],
+    folder: Annotated[Path, typer.Argument(help="A run, or one of its parts: a checkpoint, a model, tokens.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
     """Compare every file with the SHA-256 written down when it was saved.
 
     The exit code is 0 when all are whole and 4 when one is damaged or missing.
     """
-    from allmask.training.runs import verify
-
     rows: list[dict[str, Any]] = [
-        {"folder": str(found), "problem": verify(found), "bytes": _size(found)} for found in _signed(folder)
+        {"folder": str(found), "problem": _problem(found), "bytes": _size(found)} for found in _signed(folder)
     ]
     emit(as_json, rows, _table(rows))
     return CheckpointError.exit_code if any(row["problem"] for row in rows) else 0
@@ -35,17 +33,34 @@ def command(
 
 def _signed(folder: Path) -> list[Path]:
     """The folders to check: this one, or those of a run in the order in which they were made."""
+    from allmask.data.store import META
     from allmask.training.runs import MANIFEST, checkpoints
 
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder", "name a run, a checkpoint or a model folder")
-    if (folder / MANIFEST).is_file():
+    if (folder / MANIFEST).is_file() or (folder / META).is_file():
         return [folder]
-    parts = [folder / "start", *reversed(checkpoints(folder)), folder / "final"]
+    tokens = [folder / name for name in ("corpus", "corpus-eval")]
+    parts = [*tokens, folder / "start", *reversed(checkpoints(folder)), folder / "final"]
     found = [part for part in parts if part.is_dir()]
     if not found:
         raise CheckpointError(f"{folder}: no {MANIFEST}, so there is nothing to compare with", "name a run's folder")
     return found
+
+
+def _problem(folder: Path) -> str | None:
+    """What is wrong with a folder; a store of tokens has checksums of its own kind."""
+    from allmask.data.corpus import Corpus
+    from allmask.data.store import META
+    from allmask.training.runs import verify
+
+    if not (folder / META).is_file():
+        return verify(folder)
+    try:
+        Corpus.open(folder)
+    except DataError as error:
+        return error.message
+    return None
 
 
 def _size(folder: Path) -> int:

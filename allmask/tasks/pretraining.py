@@ -16,8 +16,9 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import torch
 from allmask.data.corpus import Corpus, prepare
 from allmask.data.documents import find_files
 from allmask.data.windows import Windows
-from allmask.errors import CheckpointError, DataError
+from allmask.errors import CheckpointError, DataError, ResourceError
 from allmask.model import Model, load
 from allmask.objectives import Draw, Mixed
 from allmask.tasks.continuation import Continuation
@@ -49,6 +50,8 @@ from allmask.tasks.values import as_yaml
 from allmask.tasks.writing import end_of, expect_frequencies, tokenizer_of
 from allmask.text import Tokenizer
 from allmask.training import Result, train
+from allmask.training.distributed import Alone, Crew
+from allmask.training.loop import ALONE
 from allmask.training.plots import plot_run
 from allmask.training.progress import Progress
 
@@ -85,8 +88,28 @@ def _checksum(corpus: Corpus) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def pretrain(recipe: Recipe, out: Path, quiet: bool = False) -> dict[str, Any]:
-    """Start a run and see it through. Until text and model are checked, nothing is kept but the tokens of the text."""
+Begun = tuple[Texts, RowWork]
+
+
+def pretrain(recipe: Recipe, out: Path, quiet: bool = False, crew: Alone | Crew = ALONE) -> dict[str, Any]:
+    """Start a run and see it through. Until text and model are checked, nothing is kept but the tokens of the text.
+
+    Of a crew all processes call this; the first one makes the run's folder, which all must be able to read.
+    """
+    return _go_on(recipe, crew.first(lambda: _prepare(recipe, out, quiet)), out, quiet, crew)
+
+
+def resume(out: Path, quiet: bool = False, crew: Alone | Crew = ALONE) -> dict[str, Any]:
+    """Go on with a run that was interrupted, exactly as if it had not been; a finished one is left as it is."""
+    told = crew.shared(finished_result(out))
+    if told is not None:
+        return told
+    recipe = crew.first(lambda: saved_recipe(out)) or saved_recipe(_seen(out, crew))
+    return _go_on(recipe, crew.first(lambda: _reopen(recipe, out, quiet)), out, quiet, crew)
+
+
+def _prepare(recipe: Recipe, out: Path, quiet: bool) -> Begun:
+    """All that comes before the first step of a run."""
     expect_free(out, UNBEGUN)
     _ = [find_files(files) for files in (recipe.data, recipe.eval) if files]  # what is not there is said first
     model, new = start_model(recipe)
@@ -97,27 +120,45 @@ def pretrain(recipe: Recipe, out: Path, quiet: bool = False) -> dict[str, Any]:
     if "lm" in new:
         _expect_tokens(model, texts.data)
     begin(recipe, model, texts, out)
-    return _go_on(recipe, texts, work, out, quiet)
+    return texts, work
 
 
-def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
-    """Go on with a run that was interrupted, exactly as if it had not been; a finished one is left as it is."""
-    told = finished_result(out)
-    if told is not None:
-        return told
-    recipe = saved_recipe(out)
+def _reopen(recipe: Recipe, out: Path, quiet: bool) -> Begun:
     tokenizer = Tokenizer.load(out / "start")
     texts = _same_texts(recipe, tokenizer, out, quiet)
-    work = work_of(recipe, recipe.build(tokenizer), tokenizer, texts)
-    return _go_on(recipe, texts, work, out, quiet)
+    return texts, work_of(recipe, recipe.build(tokenizer), tokenizer, texts)
 
 
-def _go_on(recipe: Recipe, texts: Texts, work: RowWork, out: Path, quiet: bool) -> dict[str, Any]:
-    model = load(out / "start")  # also in a run's first session, so that all begin from the same bytes
+def _join(recipe: Recipe, out: Path) -> Begun:
+    """The same for another process than the first, which has just verified the tokens."""
+    tokenizer = Tokenizer.load(out / "start")
+    texts = _open_texts(recipe, out, verify=False)
+    return texts, work_of(recipe, recipe.build(tokenizer), tokenizer, texts)
+
+
+def _seen(out: Path, crew: Alone | Crew) -> Path:
+    """The run's folder, if it is there for this process, too."""
+    if not crew.lead and not (out / CONFIG).is_file():
+        hint = "let all hosts share the file system of --out, and name it alike"
+        raise ResourceError(f"{out}: process {crew.rank} on {socket.gethostname()} does not see the run there", hint)
+    return out
+
+
+def _go_on(recipe: Recipe, begun: Begun | None, out: Path, quiet: bool, crew: Alone | Crew) -> dict[str, Any]:
+    texts, work = begun or _join(recipe, _seen(out, crew))
+    model = load(out / "start").to(crew.device)  # also in a run's first session, so that all begin from the same bytes
     if work.judge is None:
         log.info("nothing is held out: the weights of the last step are kept")
-    result = train(model, work, recipe.settings, out, resume=True, quiet=quiet)
-    return finish(recipe, texts, work, model, result, out)
+    result = train(model, _on(work, crew.device), recipe.settings, out, resume=True, quiet=quiet, crew=crew)
+
+    def end() -> dict[str, Any]:
+        whole = model
+        if crew.sharded:
+            whole = load(out / "start")
+            whole.load_state_dict(result.weights)
+        return finish(recipe, texts, work, whole, result, out)
+
+    return crew.shared(crew.first(end)) or {}
 
 
 # ---- the model -----------------------------------------------------------------------------------------------
@@ -188,10 +229,14 @@ def _tokens(recipe: Recipe, files: Sequence[str], tokenizer: Tokenizer, folder: 
             shown.close()
 
 
+def _open_texts(recipe: Recipe, out: Path, verify: bool = True) -> Texts:
+    return Texts(Corpus.open(out / DATA, verify), Corpus.open(out / EVAL, verify) if recipe.eval else None)
+
+
 def _same_texts(recipe: Recipe, tokenizer: Tokenizer, out: Path, quiet: bool) -> Texts:
     """The tokens a run was begun with. Stores that are whole will do; what is damaged or gone is made again."""
     try:
-        texts = Texts(Corpus.open(out / DATA), Corpus.open(out / EVAL) if recipe.eval else None)
+        texts = _open_texts(recipe, out)
     except DataError as error:
         log.warning("%s; reading the text again", error.message)
         texts = read_texts(recipe, tokenizer, out, quiet)
@@ -216,6 +261,14 @@ def work_of(recipe: Recipe, objective: Mixed, tokenizer: Tokenizer, texts: Texts
     told = "none" if held_out is None else f"{len(held_out):,}"
     log.info("rows: %s to learn from, %s held out", f"{len(rows):,}", told)
     return RowWork(objective, rows, seed, recipe.mixture.frame, judge)
+
+
+def _on(work: RowWork, device: torch.device) -> RowWork:
+    """The held-out batches where the model is."""
+    if work.judge is None:
+        return work
+    moved = {name: [batch.to(device) for batch in made] for name, made in work.judge.batches.items()}
+    return replace(work, judge=replace(work.judge, batches=moved))
 
 
 def _split(recipe: Recipe, tokenizer: Tokenizer, texts: Texts) -> tuple[Windows, Windows | None]:

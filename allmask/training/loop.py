@@ -7,6 +7,7 @@ dropout from (seed, step). So a resumed run is bit for bit the run that was neve
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections import Counter
@@ -23,17 +24,21 @@ from torch import Tensor
 from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
 from allmask.dropout import Dropout
-from allmask.errors import DivergedError, Interrupted
+from allmask.errors import DivergedError, Interrupted, UsageError
 from allmask.model import Model
 from allmask.objectives import losses_of
 from allmask.training import runs
 from allmask.training.average import Average
 from allmask.training.board import Board
+from allmask.training.distributed import Alone, Crew, launched
 from allmask.training.optimiser import adamw
 from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
 from allmask.training.settings import Settings
+from allmask.training.stages import part_of, stage_of, whole_of
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,23 @@ class Result:
     seconds: float
     waited: float = 0.0  # seconds of them in which no batch was ready
     stopped_early: bool = False
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of the whole model
 
 
-def train(model: Model, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False) -> Result:
+def train(
+    model: Model, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
+    crew: Alone | Crew = ALONE,
+) -> Result:  # fmt: skip
     """Train in place, leaving the weights of the best evaluation (or the last step) in the model.
 
-    With `settings.ema` it is their running mean that is judged and left there.
+    With `settings.ema` it is their running mean that is judged and left there. Every process of a crew calls this with
+    the same arguments. In a sharded one each is left with its part of the model, and the result has the whole.
     """
-    runs.prepare(run, resume)
-    trainer = Trainer(model, work, settings, run, quiet)
-    if resume and runs.checkpoints(run):
+    if isinstance(crew, Alone) and launched() and os.environ["WORLD_SIZE"] != "1":
+        raise UsageError("this is trained by one process", "start it without torchrun")
+    crew.first(lambda: runs.prepare(run, resume))
+    trainer = Trainer(model, work, settings, run, quiet or not crew.lead, crew)
+    if resume and crew.shared(bool(runs.checkpoints(run))):
         trainer.restore()
     with _signals(trainer):
         return trainer.run_to_end()
@@ -86,6 +98,7 @@ class Trainer:
     settings: Settings
     run: Path
     quiet: bool = False
+    crew: Alone | Crew = ALONE
     step: int = 0
     bad_steps: int = 0
     skipped: int = 0
@@ -97,6 +110,7 @@ class Trainer:
     latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
 
     def __post_init__(self):
+        self.stage = stage_of(self.model, self.crew)  # first of all: it may put other tensors in the weights' places
         self.optimiser = adamw(self.model, self.settings)
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)
@@ -140,15 +154,15 @@ class Trainer:
 
     def run_to_end(self) -> Result:
         began = time.monotonic()
-        board = Board(self.run, self.step) if self.settings.tensorboard else None
-        metrics = runs.Metrics(self.run, self.step, board)
+        board = Board(self.run, self.step) if self.settings.tensorboard and self.crew.lead else None
+        metrics = runs.Metrics(self.run, self.step, board, write=self.crew.lead)
         bar = Progress(self.steps, "step", self.step, self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
             while self.step < self.steps and not self._out_of_patience():
                 self._one_step(source, metrics, bar)
-                if self.asked_to_stop:
-                    self._stop()
+                if asked := self.crew.most(self.asked_to_stop):
+                    self._stop(asked)
         finally:
             bar.close()
             source.close()
@@ -156,7 +170,8 @@ class Trainer:
         self._take_best()
         best = Score(self.best, self.history.get("best", {})) if self.best_step is not None else None
         seconds = time.monotonic() - began
-        return Result(self.step, self.best_step, best, seconds, source.waited, self.step < self.steps)
+        early, weights = self.step < self.steps, self.stage.weights()
+        return Result(self.step, self.best_step, best, seconds, source.waited, early, weights)
 
     def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress) -> None:
         started = time.monotonic()
@@ -166,7 +181,8 @@ class Trainer:
         self.step += 1
         tokens = sum(batch.tokens for batch in micro)
         seconds = max(1e-9, time.monotonic() - started)
-        share = sum(operations(self.model.config, batch) for batch in micro) / seconds / self.peak
+        work = sum(operations(self.model.config, batch) for batch in micro)
+        share = work / seconds / self.peak / self.crew.size
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
             step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, tokens=tokens,
@@ -185,15 +201,17 @@ class Trainer:
         rate = self.settings.lr * self.factor()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        torch.manual_seed((self.settings.seed << 32) + self.step)  # dropout: the same at this step in any run
+        torch.manual_seed(self._seed())
         self.model.train()
         counts: Counter[str] = Counter()
         for batch in micro:
             counts.update(batch.counts)
         told = dict.fromkeys(counts, 0.0)
-        for batch in micro:
-            self._backward(batch, counts, told)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip).item()
+        for number, batch in enumerate(micro, 1):
+            with self.stage.summing(last=number == len(micro)):
+                self._backward(batch, counts, told)
+        told = dict(zip(told, self.crew.total(list(told.values())), strict=True))
+        norm = whole_of(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)).item()
         self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
         if not self.bad_steps:
             self.optimiser.step()
@@ -202,12 +220,19 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         return told, norm, rate
 
+    def _seed(self) -> int:
+        """Of dropout: the same at this step in any run, another in each process."""
+        return ((self.settings.seed << 32) + self.step + self.crew.rank * 0x9E3779B97F4A7C15) % (1 << 64)
+
     def _backward(self, batch: Batch, counts: Mapping[str, int], told: dict[str, float]) -> None:
-        """Gradients of a batch's share of the step's mean losses; what they are is added to `told`."""
+        """Gradients of this process's share of the step's mean losses; what they are is added to `told`."""
+        part, weight = part_of(batch, self.crew.rank, self.crew.size)
+        part = part.to(self.device)
         with torch.autocast(self.device, self.dtype, self.dtype != torch.float32):
-            found = losses_of(self.model, batch, self.settings.label_smoothing)
-        means = {name: loss / max(1, counts[name]) for name, (loss, _) in found.items()}
-        torch.stack(list(means.values())).sum().backward()
+            found = self.stage(lambda model: losses_of(model, part, self.settings.label_smoothing))
+        means = {name: weight * loss / max(1, counts[name]) for name, (loss, _) in found.items()}
+        total = torch.stack(list(means.values())).sum()
+        (total * self.crew.size).backward()  # the mean over processes of which is the sum that is wanted
         for name, mean in means.items():
             told[name] += mean.item()
 
@@ -231,7 +256,7 @@ class Trainer:
     def _evaluate(self, metrics: runs.Metrics, bar: Progress) -> None:
         self.model.eval()
         with torch.no_grad(), self.averaged():
-            score = self.work.evaluate(self.model)
+            score = self.crew.shared(self.stage(self.work.evaluate))
         if score is None:
             return
         metrics.add(step=self.step, **{f"eval_{name}": value for name, value in score.metrics.items()})
@@ -251,23 +276,16 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return self.settings.patience is not None and self.stale >= self.settings.patience
 
-    def save(self) -> Path:
+    def save(self) -> None:
         numbers = {"best": self.best if self.best_step is not None else None, "best_step": self.best_step}
         numbers |= {"stale": self.stale, "skipped": self.skipped, "bad_steps": self.bad_steps, "history": self.history}
         average = None if self.average is None else self.average.tensors()
         state = runs.State(self.step, self.model.state_dict(), runs.optimiser_tensors(self.optimiser), numbers, average)
-        folder = runs.save_state(self.run, state)
-        runs.prune(self.run, self.settings.keep, self.best_step)
-        return folder
+        self.stage.save(self.run, state)
+        self.crew.first(lambda: runs.prune(self.run, self.settings.keep, self.best_step))
 
     def restore(self) -> None:
-        warnings: list[str] = []
-        folder = runs.newest_verified(self.run, warnings.append)
-        for line in warnings:
-            Progress(0, "", quiet=self.quiet).say(line)
-        if folder is None:
-            raise runs.CheckpointError(f"{self.run}: no checkpoint is whole", "start a new run")
-        state = runs.load_state(folder)
+        state = self.stage.load(self._newest(), self.optimiser)
         self.model.load_state_dict(state.model)
         runs.restore_optimiser(self.optimiser, state.optimiser)
         if self.average is not None:
@@ -277,21 +295,30 @@ class Trainer:
         self.stale, self.skipped = state.numbers["stale"], state.numbers["skipped"]
         self.bad_steps, self.history = state.numbers["bad_steps"], state.numbers["history"]
 
+    def _newest(self) -> Path:
+        """The newest checkpoint that is whole, as the first process sees it."""
+        warnings: list[str] = []
+        folder = self.crew.shared(self.crew.first(lambda: runs.newest_verified(self.run, warnings.append)))
+        for line in warnings:
+            Progress(0, "", quiet=self.quiet).say(line)
+        if folder is None:
+            raise runs.CheckpointError(f"{self.run}: no checkpoint is whole", "start a new run")
+        return folder
+
     def _take_best(self) -> None:
         """Leave the weights of the best evaluation in the model, or their running mean at the time."""
         if self.best_step not in (None, self.step):
             folder = self.run / "checkpoints" / f"step-{self.best_step:08d}"
-            if runs.verify(folder) is None:
-                state = runs.load_state(folder)
+            if self.crew.shared(self.crew.first(lambda: runs.verify(folder) is None)):
+                state = self.stage.load(folder, self.optimiser)
                 self.model.load_state_dict({**state.model, **(state.average or {})})
                 return
         if self.average is not None:
             self.model.load_state_dict(self.average.tensors(), strict=False)
 
-    def _stop(self) -> None:
+    def _stop(self, signal_number: int) -> None:
         self.save()
-        code = 128 + self.asked_to_stop
-        raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", code)
+        raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", 128 + signal_number)
 
 
 def set_dropout(model: Model, p: float) -> None:

@@ -4,7 +4,8 @@ runs/title/
   config.yaml        what was asked for, resolved
   metrics.jsonl      a line a logged step, a line an evaluation
   checkpoints/step-00000400/   model.safetensors, optimiser.safetensors, state.json, manifest.json; with --ema, the
-                               running mean of the weights, average.safetensors
+                               running mean of the weights, average.safetensors. Of a run with --shard: a file
+                               shard-….safetensors of each process, instead of these tensors
   final/             a model folder
 """
 
@@ -14,19 +15,24 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from allmask.errors import CheckpointError, ResourceError
+from allmask.training import sharding
 from allmask.training.board import Board
+from allmask.training.distributed import Alone, Crew
 
-MANIFEST = "manifest.json"
-AVERAGE = "average.safetensors"
+MANIFEST, STATE = "manifest.json", "state.json"
+PARTS = ("model", "optimiser", "average")  # of a state; the last only where a running mean is kept
 
 
 @dataclass(frozen=True)
@@ -39,50 +45,112 @@ class State:
     numbers: dict[str, Any]  # best score, bad steps, …: plain JSON
     average: dict[str, Tensor] | None = None  # the running mean of the weights, where one is kept
 
+    def flat(self) -> dict[str, Tensor]:
+        """All tensors by one name each: model.…, optimiser.…, average.…"""
+        parts = {part: getattr(self, part) or {} for part in PARTS}
+        return {f"{part}.{name}": value for part, named in parts.items() for name, value in named.items()}
+
+    @classmethod
+    def of(cls, flat: dict[str, Tensor], numbers: dict[str, Any]) -> State:
+        parts: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+        for name, value in flat.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = value
+        others = {name: value for name, value in numbers.items() if name != "step"}
+        return cls(numbers["step"], parts["model"], parts["optimiser"], others, parts["average"] or None)
+
 
 def save_state(run: Path, state: State) -> Path:
     """Write a checkpoint beside its place, flush it, sign it, then rename it: the old ones stay whole throughout."""
-    folder = run / "checkpoints" / _name(state.step)
+    folder = _place(run, state.step)
+    with _writing(folder) as beside:
+        _clear(beside)
+        for part in PARTS:
+            if getattr(state, part) is not None:
+                save_file(_contiguous(getattr(state, part)), _file(beside, part))
+        _complete(beside, folder, state, _signed(beside.iterdir()))
+    return folder
+
+
+def save_shards(run: Path, state: State, crew: Alone | Crew) -> Path:
+    """The same by all processes: each writes and signs its part; when all are there, the first renames the folder."""
+    folder = _place(run, state.step)
+    with _writing(folder) as beside:
+        crew.first(lambda: _clear(beside))
+        sharding.write(beside, state.flat())
+        parts = crew.gathered(_signed(sharding.files_of(beside, crew.rank)))
+        signed = {name: checksum for part in parts for name, checksum in part.items()}
+        crew.first(lambda: _complete(beside, folder, state, signed))
+    return folder
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """Where to write a checkpoint until it is whole; a full or read-only disk, in words."""
     beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
     try:
-        beside.mkdir(parents=True)
-        save_file(_contiguous(state.model), beside / "model.safetensors")
-        save_file(_contiguous(state.optimiser), beside / "optimiser.safetensors")
-        if state.average is not None:
-            save_file(_contiguous(state.average), beside / AVERAGE)
-        (beside / "state.json").write_text(json.dumps({"step": state.step, **state.numbers}))
-        sign(beside)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(beside, folder)
-        _flush(folder.parent)
-    except OSError as error:
+        yield beside
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
         shutil.rmtree(beside, ignore_errors=True)
         hint = "earlier checkpoints are untouched; free some space and run again with --resume"
-        raise ResourceError(f"{folder}: could not be written: {error.strerror or error}", hint) from error
-    except Exception as error:  # safetensors reports a full disk as an error of its own
-        shutil.rmtree(beside, ignore_errors=True)
-        raise ResourceError(f"{folder}: could not be written: {error}", "earlier checkpoints are untouched") from error
-    return folder
+        raise ResourceError(f"{folder}: could not be written: {_reason(error)}", hint) from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _clear(beside: Path) -> None:
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+
+
+def _complete(beside: Path, folder: Path, state: State, signed: dict[str, str]) -> None:
+    """Add the numbers and the manifest to tensors that are signed, and give the folder its name."""
+    (beside / STATE).write_text(json.dumps({"step": state.step, **state.numbers}))
+    signed = signed | _signed([beside / STATE])
+    (beside / MANIFEST).write_text(json.dumps(dict(sorted(signed.items())), indent=1))
+    _flush(beside / MANIFEST)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(beside, folder)
+    _flush(folder.parent)
+
+
+def _signed(files: Iterable[Path]) -> dict[str, str]:
+    """The checksums of files, which are seen to the disk."""
+    signed = {}
+    for file in sorted(files):
+        _flush(file)
+        signed[file.name] = _checksum(file)
+    return signed
 
 
 def sign(folder: Path) -> None:
     """Write down the checksums of a folder's files, and see all of them to the disk."""
-    (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1))
-    for file in folder.iterdir():
-        _flush(file)
+    (folder / MANIFEST).write_text(json.dumps(_signed(folder.iterdir()), indent=1))
+    _flush(folder / MANIFEST)
+
+
+def _place(run: Path, step: int) -> Path:
+    return run / "checkpoints" / _name(step)
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def load_state(folder: Path) -> State:
-    numbers = json.loads((folder / "state.json").read_text())
-    step = numbers.pop("step")
-    average = load_file(folder / AVERAGE) if (folder / AVERAGE).exists() else None
-    model, optimiser = (load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser"))
-    return State(step, model, optimiser, numbers, average)
+def _file(folder: Path, part: str) -> Path:
+    return folder / f"{part}.safetensors"
+
+
+def load_state(folder: Path, place: sharding.Place = lambda name, whole: whole) -> State:
+    """A checkpoint of either kind, of one that was verified. `place` says how much of each tensor is wanted."""
+    numbers = json.loads((folder / STATE).read_text())
+    if sharding.files_of(folder):
+        return State.of(sharding.read(folder, place), numbers)
+    parts = [part for part in PARTS if _file(folder, part).exists()]
+    flat = {f"{part}.{name}": value for part in parts for name, value in load_file(_file(folder, part)).items()}
+    return State.of({name: place(name, value) for name, value in flat.items()}, numbers)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -102,7 +170,8 @@ def verify(folder: Path) -> str | None:
             return f"{name} is missing"
         if _checksum(file) != checksum:
             return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
-    return None
+    stray = next((file.name for file in sharding.files_of(folder) if file.name not in promised), None)
+    return None if stray is None else f"{stray} is not in {MANIFEST}: it is of another checkpoint"
 
 
 def newest_verified(run: Path, warn) -> Path | None:
@@ -140,12 +209,15 @@ def prepare(run: Path, resume: bool) -> None:
 class Metrics:
     """metrics.jsonl: one JSON object a line; on resuming, lines after the checkpoint are dropped."""
 
-    def __init__(self, run: Path, step: int = 0, board: Board | None = None):
-        self.path, self.board = run / "metrics.jsonl", board
-        kept = [line for line in read_metrics(run) if line["step"] <= step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    def __init__(self, run: Path, step: int = 0, board: Board | None = None, write: bool = True):
+        self.path, self.board, self.write = run / "metrics.jsonl", board, write
+        if write:
+            kept = [line for line in read_metrics(run) if line["step"] <= step]
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, **values: Any) -> None:
+        if not self.write:
+            return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
         if self.board is not None:
@@ -171,10 +243,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    return {file.name: _checksum(file) for file in sorted(folder.iterdir())}
 
 
 def _checksum(file: Path) -> str:

@@ -1,0 +1,331 @@
+"""Several processes: they compute what one computes, go on where others stopped, and survive the death of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from allmask.data import Example, pack
+from allmask.errors import ResourceError, UsageError
+from allmask.masks import Mask
+from allmask.model import load
+from allmask.objectives import losses_of
+from allmask.text import train
+from allmask.training import runs
+from allmask.training.distributed import attempt, company
+from allmask.training.stages import part_of
+from tests import tiny
+from tests.training.crew_member import do_all
+
+ROOT = Path(__file__).parents[2]
+MEMBER = Path(__file__).with_name("crew_member.py")
+STEPS = 6
+MIXTURE = "mlm,causal,nsp,permutation"
+
+
+def torchrun(*words: str | Path, **more: str) -> list[str]:
+    """A command line; `more` are options of torchrun."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *map(str, words)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "MASTER"))}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"} | more
+
+
+def run(command: list[str], expect: int = 0, timeout: float = 120) -> str:
+    """What a command says on stderr."""
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stderr
+
+
+def write_jobs(path: Path, jobs: Any) -> Path:
+    path.write_text(json.dumps(jobs), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, and a tokenizer for it."""
+    folder = tmp_path_factory.mktemp("crew")
+    records = [*tiny.english(30), *tiny.chinese(30)]
+    texts = [f"{record['source']}\n{record['target']}" for record in records]
+    (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    train([folder / "text.txt"], "wordpiece", 120).save(folder / "tokenizer")
+    return folder
+
+
+def recipe_of(place: Path, objective: str = "mlm", **more: Any) -> dict[str, Any]:
+    """Batches so small that some hold fewer texts than there are processes; no dropout, which would tell them apart."""
+    values = {
+        "data": [str(place / "text.txt")], "tokenizer": str(place / "tokenizer"), "preset": "bert-tiny",
+        "objective": objective, "width": 16, "heads": 2, "max_positions": 32, "length": 24, "held_out": 0.1, "lr": 0.01,
+        "steps": STEPS, "batch_tokens": 24, "accumulate": 3, "precision": "fp32", "dropout": 0.0, "eval_every": 3,
+        "save_every": 2, "keep": 9, "patience": 9,
+    }  # fmt: skip
+    return values | more
+
+
+# ---- one batch, several processes ------------------------------------------------------------------------------
+
+
+def batch_of(lengths: list[int]):
+    rng = np.random.default_rng(len(lengths))
+    rows = [rng.integers(5, 20, length) for length in lengths]
+    return pack([Example(row, np.zeros_like(row), np.zeros_like(row), row) for row in rows])
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 12))
+def test_parts_of_a_batch_are_the_batch(lengths, size):
+    whole = batch_of(lengths)
+    parts = [part_of(whole, rank, size) for rank in range(size)]
+    kept = [part for part, weight in parts if weight]
+    assert all(part.tokens for part, _ in parts) and len(kept) == min(size, len(lengths))
+    assert sum(part.tokens for part in kept) == whole.tokens
+    groups = [set(part.mask.group[0].tolist()) for part in kept]
+    assert sum(map(len, groups)) == len(lengths) and set().union(*groups) == set(range(len(lengths)))
+    for part in kept:
+        for group in part.mask.group[0].unique():
+            here, there = part.mask.group == group, whole.mask.group == group
+            assert part.ids[here].tolist() == whole.ids[there].tolist()
+            assert part.mask.place[here].tolist() == whole.mask.place[there].tolist()
+    if size <= len(lengths):
+        sizes = [part.tokens for part in kept]
+        assert max(sizes) - min(sizes) <= max(lengths)
+
+
+def test_losses_of_the_parts_add_up_to_those_of_the_batch(tmp_path: Path):
+    model = load(tiny.bert(tmp_path / "model", ["lm"])).eval()
+    whole = batch_of([3, 9, 4, 4, 7])
+    expected = losses_of(model, whole)["lm"][0]
+    found = [part_of(whole, rank, 3) for rank in range(3)]
+    assert sum(losses_of(model, part)["lm"][0] for part, _ in found).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert all(isinstance(part.mask, Mask) and weight == 1.0 for part, weight in found)
+
+
+# ---- who is there ----------------------------------------------------------------------------------------------
+
+
+def names_of(store: Any, ranks: list[int], size: int) -> dict[int, str]:
+    found: dict[int, str] = {}
+
+    def meet(rank: int) -> None:
+        found[rank] = attempt(store, rank, size, timedelta(seconds=20))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_each_attempt_has_a_name_of_its_own_that_all_know():
+    store = HashStore()
+    first, second = names_of(store, [0, 1, 2], 3), names_of(store, [2, 1, 0], 3)
+    assert len(set(first.values())) == len(set(second.values())) == 1
+    assert first[0] != second[0]
+
+
+def test_notes_of_an_attempt_that_died_are_not_believed():
+    store = HashStore()
+    names_of(store, [0, 1], 2)
+    with pytest.raises(ResourceError, match="process 1 of 2 waited"):  # all are there, but from the time before
+        attempt(store, 1, 2, timedelta(seconds=0.3))
+    with pytest.raises(ResourceError, match="process 0 of 2 waited"):
+        attempt(store, 0, 2, timedelta(seconds=0.3))
+    assert len(set(names_of(store, [0, 1], 2).values())) == 1
+
+
+def test_sharding_needs_torchrun():
+    with pytest.raises(UsageError, match="--shard needs several processes"), company(shard=True):
+        pass
+
+
+def test_other_training_is_refused_by_several_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from allmask.training import Settings
+    from allmask.training import train as train_model
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(UsageError, match="one process"):
+        train_model(None, None, Settings(), tmp_path / "run")  # type: ignore[arg-type]
+
+
+# ---- two processes and one -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs_of_all(place: Path) -> Path:
+    """The same recipes run by two processes in two ways and by one, whole and in pieces: 2 → 1 → 2, and 2 → 2."""
+    recipes = {"mlm": recipe_of(place, ema=0.9), MIXTURE: recipe_of(place, MIXTURE, accumulate=2, recompute=True)}
+    named = {"mlm": recipes["mlm"], "mixture": recipes[MIXTURE]}
+    shaken = recipe_of(place, dropout=0.1)  # bit for bit also with it, if the number of processes stays the same
+
+    def jobs(*rows: tuple[str, Any, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"do": "pretrain" if recipe else "resume", "recipe": recipe, "out": str(place / out), **more}
+                for out, recipe, more in rows]  # fmt: skip
+
+    do_all(jobs(*((f"{name}-1", recipe, {"log": True}) for name, recipe in named.items())))
+    first = [
+        row
+        for kind, how in {"copied": {"shard": False}, "sharded": {"shard": True}}.items()
+        for row in [
+            *((f"{name}-{kind}", recipe, {"log": True, **how}) for name, recipe in named.items()),
+            (f"{kind}-1-other", recipes["mlm"], {"stop": 1, **how}),
+            (f"{kind}-whole", shaken, how),
+            (f"{kind}-again", shaken, {"stop": 2, **how}),
+        ]
+    ]
+    run(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2"))
+    do_all(jobs(*((f"{kind}-1-other", None, {"stop": 3}) for kind in ("copied", "sharded"))))
+    last = [
+        ("copied-1-other", None, {"shard": True}), ("sharded-1-other", None, {"shard": False}),
+        ("copied-again", None, {"shard": False}), ("sharded-again", None, {"shard": True}),
+    ]  # fmt: skip
+    run(torchrun(MEMBER, write_jobs(place / "last.json", jobs(*last)), nproc_per_node="2"))
+    return place
+
+
+def curve(run_folder: Path) -> dict[str, list[float]]:
+    """The numbers of a run by name, but those of its speed."""
+    lines = tiny.read_jsonl(run_folder / "metrics.jsonl")
+    names = {name for line in lines for name in line} - {"speed", "peak"}
+    return {name: [line[name] for line in lines if name in line] for name in names}
+
+
+def assert_close(one: Path, other: Path, tolerance: float) -> None:
+    ours, theirs = curve(one), curve(other)
+    assert ours.keys() == theirs.keys() and len(ours["loss"]) == STEPS
+    for name, values in ours.items():
+        assert values == pytest.approx(theirs[name], abs=tolerance), name
+
+
+def final(run_folder: Path) -> dict[str, torch.Tensor]:
+    return load(run_folder / "final").state_dict()
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mixture"])
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_two_processes_compute_what_one_computes(runs_of_all: Path, objective: str, kind: str):
+    one, two = runs_of_all / f"{objective}-1", runs_of_all / f"{objective}-{kind}"
+    assert_close(one, two, 1e-4)
+    weights, theirs = final(one), final(two)
+    assert weights.keys() == theirs.keys()
+    assert all(torch.allclose(weights[name], theirs[name], atol=1e-4) for name in weights)
+    if objective == "mixture":
+        assert {"loss_mlm", "loss_causal", "loss_nsp", "loss_permutation"} <= curve(one).keys()
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mixture"])
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_they_see_the_samples_that_one_sees(runs_of_all: Path, objective: str, kind: str):
+    alone = tiny.read_jsonl(runs_of_all / f"{objective}-1.0.jsonl")
+    both = [tiny.read_jsonl(runs_of_all / f"{objective}-{kind}.{rank}.jsonl") for rank in (0, 1)]
+    assert len(alone) == STEPS * (3 if objective == "mlm" else 2)
+    assert [line["all"] for line in alone] == [line["all"] for line in both[0]] == [line["all"] for line in both[1]]
+    for line, first, second in zip(alone, *both, strict=True):
+        assert sorted(first["mine"] + second["mine"]) == sorted(line["all"])
+    assert any(not line["mine"] for line in both[1]) and any(line["mine"] for line in both[1])
+
+
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_resumed_by_one_and_then_again_by_two(runs_of_all: Path, kind: str):
+    """Copied, alone, sharded; and sharded, alone, copied."""
+    assert_close(runs_of_all / "mlm-1", runs_of_all / f"{kind}-1-other", 1e-5)
+    weights, theirs = final(runs_of_all / "mlm-1"), final(runs_of_all / f"{kind}-1-other")
+    assert all(torch.allclose(weights[name], theirs[name], atol=1e-5) for name in weights)
+
+
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_resumed_by_as_many_is_the_same_bit_for_bit(runs_of_all: Path, kind: str):
+    whole, again = runs_of_all / f"{kind}-whole", runs_of_all / f"{kind}-again"
+    assert curve(whole) == curve(again)
+    files = [(folder / "final" / "model.safetensors").read_bytes() for folder in (whole, again)]
+    assert files[0] == files[1]
+
+
+def test_checkpoints_of_all_kinds_are_verified(runs_of_all: Path, cli: Any, tmp_path: Path):
+    folder = runs_of_all / "sharded-1-other"
+    kinds = {bool(list(found.glob("shard-*"))) for found in runs.checkpoints(folder)}
+    assert kinds == {True, False}  # written by two, by one, and by two again
+    ran = cli("verify", folder, "--json")
+    assert ran.code == 0 and str(folder / "corpus") in ran.out
+    shutil.copytree(runs_of_all / "mlm-sharded" / "checkpoints" / "step-00000002", tmp_path / "step")
+    assert runs.verify(tmp_path / "step") is None
+    shard = next((tmp_path / "step").glob("shard-00002-*"))
+    shutil.copy(shard, tmp_path / "step" / "shard-00003-model-00001-of-00001.safetensors")
+    assert "another checkpoint" in (runs.verify(tmp_path / "step") or "")
+    shard.unlink()
+    assert "missing" in (runs.verify(tmp_path / "step") or "")
+
+
+def test_a_damaged_store_of_tokens_is_seen(runs_of_all: Path, cli: Any, tmp_path: Path):
+    shutil.copytree(runs_of_all / "mlm-1", tmp_path / "run")
+    tokens = tmp_path / "run" / "corpus" / "tokens.bin"
+    tokens.write_bytes(bytes([tokens.read_bytes()[0] ^ 1]) + tokens.read_bytes()[1:])
+    ran = cli("verify", tmp_path / "run")
+    assert ran.code == 4 and "tokens.bin: damaged" in ran.out
+
+
+# ---- disasters -------------------------------------------------------------------------------------------------
+
+
+def words_of(recipe: dict[str, Any], out: Path) -> list[str]:
+    told = [(f"--{name.replace('_', '-')}", value) for name, value in recipe.items() if name != "data"]
+    flags = [word for name, value in told for word in (name, str(value))]
+    return ["pretrain", *flags, "--data", *recipe["data"], "--out", str(out)]
+
+
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_a_process_killed_in_a_step_and_another_while_saving(runs_of_all: Path, kind: str):
+    """torchrun starts all again, and the run goes on from the newest checkpoint that is whole."""
+    out = runs_of_all / f"{kind}-disaster"
+    command = words_of(recipe_of(runs_of_all, ema=0.9), out) + (["--shard"] if kind == "sharded" else [])
+    disasters = [
+        {"attempt": 0, "rank": 1, "when": "step", "number": 3},
+        {"attempt": 1, "rank": 1 if kind == "sharded" else 0, "when": "save", "number": 4},
+    ]
+    jobs = write_jobs(runs_of_all / f"{kind}.json", {"command": command, "disasters": disasters})
+    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2"))
+    assert [path.name for path in sorted(runs_of_all.glob(f"{kind}.json.died-*"))] == [
+        f"{kind}.json.died-in-{attempt}" for attempt in (0, 1)
+    ]
+    assert_close(runs_of_all / "mlm-1", out, 1e-4)
+    weights, theirs = final(runs_of_all / "mlm-1"), final(out)
+    assert all(torch.allclose(weights[name], theirs[name], atol=1e-4) for name in weights)
+    assert not list((out / "checkpoints").glob(".*")) and said.count("error[") <= 2
+    assert {folder.name: runs.verify(folder) for folder in runs.checkpoints(out)} == {
+        f"step-{step:08d}": None for step in (2, 3, 4, 6)
+    }
+
+
+def test_what_stops_one_process_is_said_once(place: Path):
+    out = place / "refused"
+    disasters = [{"attempt": 0, "rank": 1, "when": "step", "number": 1, "politely": True}]
+    jobs = write_jobs(place / "refused.json", {"command": words_of(recipe_of(place), out), "disasters": disasters})
+    said = run(torchrun(MEMBER, jobs, nproc_per_node="2"), expect=1)
+    assert said.count("error[") == said.count("error[data]: text.txt: process 1 cannot read this") == 1
+    assert "exitcode  : 3" in said
+
+
+def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path):
+    command = words_of(recipe_of(place) | {"data": [str(place / "nothing.txt")]}, place / "nowhere")
+    said = run(torchrun("-m", "allmask", *command, nproc_per_node="2"), expect=1)
+    assert said.count("error[") == said.count("nothing.txt") == 1 and not (place / "nowhere").exists()
