@@ -88,8 +88,8 @@ def _go_on(plan: Plan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
 def read_data(plan: Plan) -> Data:
     skipped: Counter[str] = Counter()
     held_out = Path(plan.eval) if plan.eval else None
-    task, *records = plan.task.read_both(Path(plan.data), held_out, plan.on_bad_record, skipped)
-    data = Data(*records, skipped, task)
+    task, train, others = plan.task.read_both(Path(plan.data), held_out, plan.on_bad_record, skipped)
+    data = Data(train, others, skipped, task)
     log.info("data: %s to learn from, %s held out", f"{len(data.train):,}", f"{len(data.held_out):,}")
     if skipped:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in skipped.most_common())

@@ -46,19 +46,19 @@ class Mistake:
     @property
     def size(self) -> float:
         """How wrong: how far a number is off, or how sure the classifier was of what is not so."""
-        if isinstance(self.gold, float):
-            assert isinstance(self.prediction.label, float)
-            return abs(self.gold - self.prediction.label)
-        shares = self.prediction.probabilities
-        if isinstance(self.gold, str):
-            return 1.0 - shares[self.gold] if self.prediction.label != self.gold else 0.0
-        wrong = [1.0 - share if name in self.gold else share for name, share in shares.items()]
-        return max(wrong) if sorted(self.gold) != sorted(_as_list(self.prediction.label)) else 0.0
+        gold, said, shares = self.gold, self.prediction.label, self.prediction.probabilities
+        if isinstance(gold, str):
+            return 1.0 - shares[gold] if said != gold else 0.0
+        if isinstance(gold, list):
+            wrong = [1.0 - share if name in gold else share for name, share in shares.items()]
+            return max(wrong) if max(wrong) >= 0.5 else 0.0
+        assert isinstance(said, float)
+        return abs(gold - said)
 
     def said(self, label: Label) -> str:
-        if isinstance(label, float):
-            return f"{label:.3g}"
-        return label if isinstance(label, str) else ", ".join(label) or "nothing"
+        if isinstance(label, list):
+            return ", ".join(label) or "nothing"
+        return label if isinstance(label, str) else f"{label:.3g}"
 
     def sure(self) -> str:
         share = self.prediction.probability
@@ -72,11 +72,6 @@ class Mistake:
     def to_dict(self) -> dict[str, Any]:
         texts = {name: self.record.fields[name] for name in ("text", "text_b") if self.record.fields[name]}
         return {"where": self.record.where, **texts, "label": self.gold, **self.prediction.to_dict()}
-
-
-def _as_list(label: Label) -> list[str]:
-    assert isinstance(label, list)
-    return label
 
 
 def mistakes(entries: Iterable[tuple[Record, Label, Prediction]], count: int) -> list[Mistake]:

@@ -77,7 +77,7 @@ def _matthews(right: int, total: int, gold: np.ndarray, found: np.ndarray) -> fl
     """The correlation of asked and given labels, for any number of labels (Gorodkin, 2004)."""
     gold, found = gold.astype(np.float64), found.astype(np.float64)
     spread = (float(total) ** 2 - gold @ gold) * (float(total) ** 2 - found @ found)
-    return _ratio(float(right) * total - gold @ found, float(np.sqrt(spread)))
+    return _ratio(float(right * total - gold @ found), float(np.sqrt(spread)))
 
 
 def _ratio(part: float, whole: float) -> float:
