@@ -173,9 +173,9 @@ def _in_words(error: BaseException) -> BaseException:
     lost = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
     if not lost or isinstance(error, AllmaskError):
         return error
-    summary = str(error).strip().splitlines()[0]
+    summary = str(error).strip().splitlines()[0].split(". This is typically")[0]
     return ResourceError(
-        f"the connection to another process of this run was lost: {summary}",
+        f"the connection to another process of this run was lost: {summary.rpartition('] ')[2] or summary}",
         "torchrun names the one that ended; go on with the same command and --resume\n"
         "(torchrun --max-restarts 3 does it by itself)",
     )

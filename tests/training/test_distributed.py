@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -293,27 +294,38 @@ def words_of(recipe: dict[str, Any], out: Path) -> list[str]:
     return ["pretrain", *flags, "--data", *recipe["data"], "--out", str(out)]
 
 
-@pytest.mark.parametrize("kind", ["copied", "sharded"])
-def test_a_process_killed_in_a_step_and_another_while_saving(runs_of_all: Path, kind: str):
-    """torchrun starts all again, and the run goes on from the newest checkpoint that is whole."""
-    out = runs_of_all / f"{kind}-disaster"
-    command = words_of(recipe_of(runs_of_all, ema=0.9), out) + (["--shard"] if kind == "sharded" else [])
-    disasters = [
-        {"attempt": 0, "rank": 1, "when": "step", "number": 3},
-        {"attempt": 1, "rank": 1 if kind == "sharded" else 0, "when": "save", "number": 4},
+STEP_3, SAVE_4 = {"rank": 1, "when": "step", "number": 3}, {"when": "save", "number": 4}
+DISASTERS = {"copied": [{"rank": 0, **SAVE_4}], "sharded": [STEP_3, {"rank": 1, **SAVE_4}]}  # one an attempt
+
+
+def disaster(place: Path, name: str, shard: bool, disasters: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """The run that two processes did not live to see the end of, and the jobs that say why."""
+    command = words_of(recipe_of(place, ema=0.9), place / name) + (["--shard"] if shard else [])
+    told = [{"attempt": number, **one} for number, one in enumerate(disasters)]
+    return place / name, write_jobs(place / f"{name}.json", {"command": command, "disasters": told})
+
+
+def assert_recovered(one: Path, out: Path, jobs: Path, disasters: int) -> None:
+    """They did happen, and the run is nevertheless that of one process."""
+    assert [Path(f"{jobs}.died-in-{number}").exists() for number in range(disasters + 1)] == [True] * disasters + [
+        False
     ]
-    jobs = write_jobs(runs_of_all / f"{kind}.json", {"command": command, "disasters": disasters})
-    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2"))
-    assert [path.name for path in sorted(runs_of_all.glob(f"{kind}.json.died-*"))] == [
-        f"{kind}.json.died-in-{attempt}" for attempt in (0, 1)
-    ]
-    assert_close(runs_of_all / "mlm-1", out, 1e-4)
-    weights, theirs = final(runs_of_all / "mlm-1"), final(out)
+    assert_close(one, out, 1e-4)
+    weights, theirs = final(one), final(out)
     assert all(torch.allclose(weights[name], theirs[name], atol=1e-4) for name in weights)
-    assert not list((out / "checkpoints").glob(".*")) and said.count("error[") <= 2
-    assert {folder.name: runs.verify(folder) for folder in runs.checkpoints(out)} == {
-        f"step-{step:08d}": None for step in (2, 3, 4, 6)
-    }
+    assert not list((out / "checkpoints").glob(".*"))
+    whole = {folder.name: runs.verify(folder) for folder in runs.checkpoints(out)}
+    assert whole == {f"step-{step:08d}": None for step in (2, 3, 4, 6)}
+
+
+@pytest.mark.parametrize("kind", DISASTERS)
+def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, kind: str):
+    """torchrun starts all again, and the run goes on from the newest checkpoint that is whole."""
+    disasters = DISASTERS[kind]
+    out, jobs = disaster(runs_of_all, f"{kind}-disaster", kind == "sharded", disasters)
+    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2"))
+    assert_recovered(runs_of_all / "mlm-1", out, jobs, len(disasters))
+    assert said.count("error[") == len(disasters)  # of the one that was left
 
 
 def test_what_stops_one_process_is_said_once(place: Path):
@@ -329,3 +341,52 @@ def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path):
     command = words_of(recipe_of(place) | {"data": [str(place / "nothing.txt")]}, place / "nowhere")
     said = run(torchrun("-m", "allmask", *command, nproc_per_node="2"), expect=1)
     assert said.count("error[") == said.count("nothing.txt") == 1 and not (place / "nowhere").exists()
+
+
+# ---- two hosts -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts() -> Iterator[dict[str, str]]:
+    """Two network namespaces with a cable between them: the address of each, and the name of its end of the cable."""
+    names = {side: f"am{os.getpid()}{side}" for side in "ab"}
+    commands = [
+        *(f"netns add {name}" for name in names.values()),
+        f"link add {names['a']} netns {names['a']} type veth peer name {names['b']} netns {names['b']}",
+        *(f"-n {name} link set lo up" for name in names.values()),
+        *(f"-n {name} addr add 10.77.0.{number}/24 dev {name}" for number, name in enumerate(names.values(), 1)),
+        *(f"-n {name} link set {name} up" for name in names.values()),
+    ]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+        yield {name: f"10.77.0.{number}" for number, name in enumerate(names.values(), 1)}
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces are not allowed here: {error}")
+    finally:
+        for name in names.values():
+            if shutil.which("ip"):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, hosts: dict[str, str]):
+    """Only the host where a process died counts a restart; they find each other all the same."""
+    out, jobs = disaster(runs_of_all, "hosts", False, [STEP_3])
+    first = next(iter(hosts.values()))
+    started = []
+    for name, address in hosts.items():
+        options = [
+            "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=job",
+            f"--rdzv-endpoint={first}:29400", f"--local-addr={address}", f"--rdzv-conf=is_host={address == first}",
+        ]  # fmt: skip
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", *options]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        env = environment(GLOO_SOCKET_IFNAME=name)
+        started.append(subprocess.Popen([*command, str(MEMBER), str(jobs)], env=env, **pipes))
+    try:
+        said = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    assert_recovered(runs_of_all / "mlm-1", out, jobs, 1)
