@@ -58,6 +58,8 @@ class Classifier:
         if self.model.labels is None:
             raise CheckpointError("this model has no task head, so it cannot classify", "teach it: allmask finetune")
         self.labels = self.model.labels
+        if self.labels.kind == "number" and len(self.labels) > 1:
+            raise CheckpointError(f"this model tells {len(self.labels)} numbers of a text; only one is supported")
         self.task = self.task.fitted(self.model)
         self.frozen = frozen(self.model, self.precision)
 

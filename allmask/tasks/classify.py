@@ -50,8 +50,8 @@ class Classify:
     suited: ClassVar[frozenset[str]] = frozenset({"lr", "batch_tokens"})  # chosen by model and data unless given
 
     def __post_init__(self):
-        if self.max_length < 4:
-            raise UsageError(f"max_length is {self.max_length}; expected 4 at least")
+        if self.max_length < 5:  # [CLS] a [SEP] b [SEP]
+            raise UsageError(f"max_length is {self.max_length}; expected 5 at least")
         if self.truncate not in RULES:
             raise UsageError(f"truncate is {self.truncate!r}; expected one of {', '.join(RULES)}")
         if self.kind is not None and self.kind not in KINDS:

@@ -151,7 +151,7 @@ class Title:
         fresh = model.lm_head is None
         if fresh:
             log.info("the checkpoint has no language model head; one is made from the token embedding")
-        model = model.with_language_model(torch.Generator().manual_seed(seed))
+        model = model.without("task").with_language_model(torch.Generator().manual_seed(seed))
         model = self._pruned(model, records) if prune else model
         if fresh:
             expect_frequencies(model, _counts(model, [record.fields["target"] for record in records]))

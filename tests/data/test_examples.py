@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allmask import config as configs
 from allmask.attention import Route
-from allmask.data import NO_LABEL, Batch, Example, pack
+from allmask.data import NO_LABEL, Asked, Batch, Example, pack
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.transformer import Transformer
@@ -146,3 +146,25 @@ def test_a_batch_moves_to_a_device_whole():
     assert isinstance(moved, Batch)
     devices = {tensor.device.type for tensor in (moved.ids, moved.segments, moved.labels, moved.mask.order)}
     assert devices == {"meta"}
+
+
+def test_what_is_asked_and_a_second_row_move_along():
+    plain = pack([title([1, 2], [3]), title([4], [5])])
+    asked = Asked(plain.mask.place == 0, torch.tensor([1, 0]), torch.tensor([0.5, 2.0]))
+    moved = replace(plain, asked=asked, also=plain).to("meta")
+    assert moved.asked is not None and moved.also is not None and moved.asked.weights is not None
+    tensors = (moved.asked.where, moved.asked.gold, moved.asked.weights, moved.also.ids, moved.also.mask.group)
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_counts_by_name():
+    plain = pack([title([1, 2], [3]), title([4], [5])])
+    silent = replace(plain, labels=torch.full_like(plain.labels, NO_LABEL))
+    one, many = torch.tensor([1, 0]), torch.zeros(2, 3)
+    where = plain.mask.place == 0
+    assert plain.counts == {"lm": 2} and silent.counts == {"lm": 0}
+    assert replace(silent, asked=Asked(where, one)).counts == {"task": 2}
+    assert replace(plain, asked=Asked(where, many, name="multi")).counts == {"multi": 6, "lm": 2}
+    weighed = Asked(where, one, torch.tensor([0.5, 2.0]))
+    assert replace(silent, asked=weighed, also=replace(plain, name="mlm")).counts == {"task": 2.5, "mlm": 2}
+    assert replace(plain, also=plain).tokens == 2 * plain.tokens

@@ -103,7 +103,7 @@ def test_what_the_tokenizer_of_the_ecosystem_gives(models, tmp_path: Path):
         assert example.segments.tolist() == expected["token_type_ids"]
 
 
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(7, 24), st.sampled_from(["head", "tail", "head+tail"]))
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(5, 24), st.sampled_from(["head", "tail", "head+tail"]))
 def test_the_longer_of_two_gives_way(first: int, second: int, limit: int, rule: str):
     kept = Classify(max_length=limit, truncate=rule)._cut([[1] * first, [2] * second], limit - 3)
     room, sizes = limit - 3, [len(part) for part in kept]
@@ -124,7 +124,7 @@ def test_long_texts_are_cut_and_counted(models, caplog):
 
 
 @pytest.mark.parametrize(
-    "values", [{"max_length": 3}, {"truncate": "middle"}, {"kind": "best"}, {"class_weights": "heavy"}]
+    "values", [{"max_length": 4}, {"truncate": "middle"}, {"kind": "best"}, {"class_weights": "heavy"}]
 )
 def test_what_a_task_cannot_be(values):
     with pytest.raises(UsageError):
@@ -370,6 +370,8 @@ def test_one_several_pairs(models):
     for bad in (7, ("a", "b", "c"), ["a", 3], [None]):
         with pytest.raises(UsageError, match="is no text"):
             classify(bad)
+    with pytest.raises(CheckpointError, match="tells 2 numbers"):
+        Classifier(models["bert"].with_labels(Labels("number", ("x", "y"))), Classify())
     with pytest.raises(CheckpointError, match="no task head"):
         Classifier(models["bert"], Classify())
 
