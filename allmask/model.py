@@ -164,6 +164,8 @@ class Model(nn.Module):
 
     def without(self, *heads: str) -> Model:
         """The same model without some of its heads."""
+        if not self.heads & set(heads):
+            return self
         return self._with({}, self.heads - set(heads), None if "task" in heads else self.labels)
 
     def _with(
