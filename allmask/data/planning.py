@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -11,7 +13,31 @@ from allmask.errors import UsageError
 POOL_BATCHES = 64  # batches' worth of shuffled examples sorted together: neighbours get similar lengths, batches differ
 
 
-def plan_epoch(lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+@dataclass(frozen=True, eq=False)
+class Plan(Sequence[list[int]]):
+    """Batches of example numbers. They become lists when they are asked for: a plan of many rows is kept as arrays."""
+
+    numbers: np.ndarray
+    begins: np.ndarray  # where each batch begins among the numbers, and where it ends
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Plan: ...
+    def __getitem__(self, index: int | slice) -> list[int] | Plan:
+        if isinstance(index, slice):
+            return Plan(self.numbers, self.begins[index], self.ends[index])
+        return self.numbers[self.begins[index] : self.ends[index]].tolist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+
+def plan_epoch(lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int, epoch: int) -> Plan:
     """Batches of example numbers, each number once, within `batch_tokens`; an example over the budget stands alone.
 
     Examples are shuffled, pools of them sorted by length, cut into batches, and the batches shuffled. The result
@@ -23,9 +49,9 @@ def plan_epoch(lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
     shuffled = bits.random_raw(len(sizes)).argsort(kind="stable")
     order = _sort_pools(shuffled, sizes, batch_tokens)
-    numbers, bounds = order.tolist(), _cut(sizes[order], batch_tokens)
-    chosen = bits.random_raw(len(bounds) - 1).argsort(kind="stable").tolist()
-    return [numbers[bounds[batch] : bounds[batch + 1]] for batch in chosen]
+    bounds = np.array(_cut(sizes[order], batch_tokens))
+    chosen = bits.random_raw(len(bounds) - 1).argsort(kind="stable")
+    return Plan(order, bounds[chosen], bounds[chosen + 1])
 
 
 def _check(sizes: np.ndarray, batch_tokens: int, seed: int, epoch: int) -> None:
@@ -47,8 +73,8 @@ def _cut(sizes: np.ndarray, batch_tokens: int) -> list[int]:
     """Where batches begin, and the end: each takes as many examples as fit, and at least one."""
     ends = sizes.cumsum()
     following = ends.searchsorted(ends - sizes + batch_tokens, side="right")
-    following = np.maximum(following, np.arange(len(sizes)) + 1).tolist()
+    following = np.maximum(following, np.arange(len(sizes)) + 1)
     bounds = [0]
     while bounds[-1] < len(sizes):
-        bounds.append(following[bounds[-1]])
+        bounds.append(int(following[bounds[-1]]))
     return bounds

@@ -283,7 +283,9 @@ def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
     return [*order[:count], *(record for record in records if record not in order[:count])]
 
 
-def seconds_per_step(model: Model, work: TitleWork, settings: Settings, plan: list[list[int]], tries: int = 4) -> float:
+def seconds_per_step(
+    model: Model, work: TitleWork, settings: Settings, plan: Sequence[list[int]], tries: int = 4
+) -> float:
     """How long a training step takes here: a copy of the model takes a few. The first warms up and does not count."""
     model = copy.deepcopy(model).train()
     optimiser, dtype = adamw(model, settings), resolve_precision(settings.precision)

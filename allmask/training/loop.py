@@ -23,6 +23,7 @@ from torch import Tensor
 
 from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
+from allmask.data.planning import Plan
 from allmask.dropout import Dropout
 from allmask.errors import DivergedError, Interrupted, UsageError
 from allmask.model import Model
@@ -117,7 +118,7 @@ class Trainer:
         self.model.body.recompute = self.settings.recompute
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
         self.device = self.model.body.embedding.tokens.weight.device.type
-        self.plans: dict[int, list[list[int]]] = {}
+        self.plans: dict[int, Plan] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
         self.save_every = self.settings.save_every or self.eval_every
@@ -126,7 +127,7 @@ class Trainer:
 
     # ---- the order of the data -----------------------------------------------------------------------------
 
-    def plan(self, epoch: int) -> list[list[int]]:
+    def plan(self, epoch: int) -> Plan:
         if epoch not in self.plans:
             made = plan_epoch(self.work.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
             self.plans = {epoch: made}
