@@ -54,13 +54,13 @@ class Asked:
 
     where: Tensor  # (1, N) booleans
     gold: Tensor  # (M,) numbers of labels, or (M, labels) of any numbers; in the order of the asked tokens in the row
-    weights: Tensor | None = None  # (M,) how much each counts; none: all alike
+    weights: Tensor | None = None  # (M,) how much each counts, 1 on average over all there are; none: all alike
     name: str = "task"  # what its loss is called
 
     @property
-    def count(self) -> float:
+    def count(self) -> int:
         """What a mean loss is divided by."""
-        return self.gold.numel() if self.weights is None else float(self.weights.sum())
+        return self.gold.numel()
 
     def to(self, device: torch.device | str) -> Asked:
         return _moved(self, device)
@@ -95,7 +95,7 @@ class Batch:
         return int((self.labels != NO_LABEL).sum())
 
     @property
-    def counts(self) -> dict[str, float]:
+    def counts(self) -> dict[str, int]:
         """The same for each of its losses by name."""
         tokens = {self.name: self.targets} if self.asked is None or self.targets else {}
         related = {} if self.relations is None else {"nsp": len(self.relations)}

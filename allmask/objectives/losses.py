@@ -13,7 +13,7 @@ from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import Cache, EncoderDecoder, Transformer
 
-Losses = dict[str, tuple[Tensor, float]]  # of each name: the summed loss, by its weight, and over how many targets
+Losses = dict[str, tuple[Tensor, int]]  # of each name: the summed loss, by its weight, and over how many targets
 
 
 def losses_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing: float = 0.0) -> Losses:
@@ -67,7 +67,7 @@ def _relation_loss(model: Model, hidden: Tensor, batch: Batch) -> tuple[Tensor, 
     return F.cross_entropy(_full(answers), relations, reduction="sum"), len(relations)
 
 
-def _answer_loss(model: Model, hidden: Tensor, asked: Asked, smoothing: float) -> tuple[Tensor, float]:
+def _answer_loss(model: Model, hidden: Tensor, asked: Asked, smoothing: float) -> tuple[Tensor, int]:
     assert model.labels is not None
     answers = _full(model.answers(hidden))
     return answer_loss(model.labels.kind, answers, asked.gold, asked.weights, smoothing), asked.count

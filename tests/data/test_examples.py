@@ -166,5 +166,5 @@ def test_counts_by_name():
     assert replace(silent, asked=Asked(where, one)).counts == {"task": 2}
     assert replace(plain, asked=Asked(where, many, name="multi")).counts == {"multi": 6, "lm": 2}
     weighed = Asked(where, one, torch.tensor([0.5, 2.0]))
-    assert replace(silent, asked=weighed, also=replace(plain, name="mlm")).counts == {"task": 2.5, "mlm": 2}
+    assert replace(silent, asked=weighed, also=replace(plain, name="mlm")).counts == {"task": 2, "mlm": 2}
     assert replace(plain, also=plain).tokens == 2 * plain.tokens
