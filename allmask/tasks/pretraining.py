@@ -42,6 +42,7 @@ from allmask.tasks.folders import (
     saved_values,
     write_result,
 )
+from allmask.tasks.parts import PartWork
 from allmask.tasks.recipe import Recipe
 from allmask.tasks.rows import Judge, RowWork
 from allmask.tasks.saved import Task
@@ -149,7 +150,9 @@ def _go_on(recipe: Recipe, begun: Begun | None, out: Path, quiet: bool, crew: Al
     model = load(out / "start").to(crew.device)  # also in a run's first session, so that all begin from the same bytes
     if work.judge is None:
         log.info("nothing is held out: the weights of the last step are kept")
-    result = train(model, _on(work, crew.device), recipe.settings, out, resume=True, quiet=quiet, crew=crew)
+    here = _on(work, crew.device)
+    mine = here if crew.size == 1 else PartWork(here, crew.rank, crew.size)
+    result = train(model, mine, recipe.settings, out, resume=True, quiet=quiet, crew=crew)
 
     def end() -> dict[str, Any]:
         whole = model

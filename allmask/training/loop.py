@@ -10,12 +10,11 @@ import math
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
 from allmask.training.settings import Settings
-from allmask.training.stages import part_of, stage_of, whole_of
+from allmask.training.stages import stage_of, whole_of
 
 ALONE = Alone()
 
@@ -51,13 +50,30 @@ class Score:
     samples: Sequence[str] = ()  # lines to show
 
 
+class Share(NamedTuple):
+    """What a process computes of a batch."""
+
+    batch: Batch
+    weight: float = 1.0  # 0: nothing, but it takes part
+
+    @classmethod
+    def of(cls, made: Batch | Share) -> Share:
+        return cls(made) if isinstance(made, Batch) else made
+
+    def counted(self, value: float) -> float:
+        return value if self.weight else 0
+
+
 class Work(Protocol):
-    """What is learnt: examples by number, and a way to judge the model now and then."""
+    """What is learnt: examples by number, and a way to judge the model now and then.
+
+    A batch is made whole, or, by one of several processes, its share of it.
+    """
 
     @property
     def lengths(self) -> Sequence[int] | np.ndarray: ...  # tokens of each example
 
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch: ...
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch | Share: ...
 
     def evaluate(self, model: Model) -> Score | None: ...
 
@@ -148,8 +164,8 @@ class Trainer:
                 yield epoch, numbers
             epoch, batch = epoch + 1, max(0, batch - len(plan))
 
-    def batches_from(self, batch: int) -> Loader[Batch]:
-        return batches(lambda entry: self.work.batch(entry[1], entry[0]), self._plan_from(batch))
+    def batches_from(self, batch: int) -> Loader[Share]:
+        return batches(lambda entry: Share.of(self.work.batch(entry[1], entry[0])), self._plan_from(batch))
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -174,15 +190,15 @@ class Trainer:
         early, weights = self.step < self.steps, self.stage.weights()
         return Result(self.step, self.best_step, best, seconds, source.waited, early, weights)
 
-    def _one_step(self, source: Loader[Batch], metrics: runs.Metrics, bar: Progress) -> None:
+    def _one_step(self, source: Loader[Share], metrics: runs.Metrics, bar: Progress) -> None:
         started = time.monotonic()
         micro = [next(source) for _ in range(self.settings.accumulate)]
         losses, norm, rate = self._learn(micro)
         loss = sum(losses.values())
         self.step += 1
-        tokens = sum(batch.tokens for batch in micro)
         seconds = max(1e-9, time.monotonic() - started)
-        work = sum(operations(self.model.config, batch) for batch in micro)
+        made = [(share.counted(share.batch.tokens), operations(self.model.config, share.batch)) for share in micro]
+        tokens, work = (round(total) for total in self.crew.total([sum(column) for column in zip(*made, strict=True)]))
         share = work / seconds / self.peak / self.crew.size
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
@@ -197,21 +213,20 @@ class Trainer:
         if self.step % self.save_every == 0 or last or self.best_step == self.step:
             self.save()
 
-    def _learn(self, micro: list[Batch]) -> tuple[dict[str, float], float, float]:
+    def _learn(self, batches: Sequence[Batch | Share]) -> tuple[dict[str, float], float, float]:
         """One optimiser step; a loss or gradient that is not finite leaves the weights as they were."""
+        micro = [Share.of(batch) for batch in batches]
         rate = self.settings.lr * self.factor()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         torch.manual_seed(self._seed())
         self.model.train()
-        counts: Counter[str] = Counter()
-        for batch in micro:
-            counts.update(batch.counts)
+        counts = self._counts(micro)
         told = dict.fromkeys(counts, 0.0)
-        for number, batch in enumerate(micro, 1):
+        for number, share in enumerate(micro, 1):
             with self.stage.summing(last=number == len(micro)):
-                self._backward(batch, counts, told)
-        told = dict(zip(told, self.crew.total(list(told.values())), strict=True))
+                self._backward(share, counts, told)
+        told = self._added(told)
         norm = whole_of(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)).item()
         self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
         if not self.bad_steps:
@@ -225,13 +240,24 @@ class Trainer:
         """Of dropout: the same at this step in any run, another in each process."""
         return ((self.settings.seed << 32) + self.step + self.crew.rank * 0x9E3779B97F4A7C15) % (1 << 64)
 
-    def _backward(self, batch: Batch, counts: Mapping[str, int], told: dict[str, float]) -> None:
+    def _counts(self, micro: list[Share]) -> dict[str, float]:
+        """How many targets the step's losses have, over all batches and processes."""
+        counts: dict[str, float] = {}
+        for share in micro:
+            for name, count in share.batch.counts.items():
+                counts[name] = counts.get(name, 0) + share.counted(count)
+        return self._added(counts)
+
+    def _added(self, values: dict[str, float]) -> dict[str, float]:
+        """Over all processes, whose losses have the same names in the same order."""
+        return dict(zip(values, self.crew.total(list(values.values())), strict=True))
+
+    def _backward(self, share: Share, counts: Mapping[str, float], told: dict[str, float]) -> None:
         """Gradients of this process's share of the step's mean losses; what they are is added to `told`."""
-        part, weight = part_of(batch, self.crew.rank, self.crew.size)
-        part = part.to(self.device)
+        batch = share.batch.to(self.device)
         with torch.autocast(self.device, self.dtype, self.dtype != torch.float32):
-            found = self.stage(lambda model: losses_of(model, part, self.settings.label_smoothing))
-        means = {name: weight * loss / max(1, counts[name]) for name, (loss, _) in found.items()}
+            found = self.stage(lambda model: losses_of(model, batch, self.settings.label_smoothing))
+        means = {name: share.weight * loss / max(1, counts[name]) for name, (loss, _) in found.items()}
         total = torch.stack(list(means.values())).sum()
         (total * self.crew.size).backward()  # the mean over processes of which is the sum that is wanted
         for name, mean in means.items():

@@ -1,7 +1,7 @@
 """A model in the hands of one process or of many: whole, a copy for each (DDP), or a part of it for each (FSDP2).
 
-All three compute the same: a batch is divided between the processes by its texts, and their gradients are added up. So
-a run is described by its batches alone, and may be stopped with one number of processes and resumed with another.
+All three compute the same: a batch is divided between the processes, and their gradients are added up. So a run is
+described by its batches alone, and may be stopped with one number of processes and resumed with another.
 """
 
 from __future__ import annotations
@@ -9,37 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from allmask.data import Batch
 from allmask.model import Model
 from allmask.training import runs
 from allmask.training.distributed import Alone, Crew
 
 T = TypeVar("T")
 Call = Callable[[Model], T]
-
-
-def part_of(batch: Batch, rank: int, size: int) -> tuple[Batch, float]:
-    """The texts of a batch that a process works on, and the weight of its losses.
-
-    Texts are dealt one by one. They stand in a batch by length, so no process gets more than another by as much as the
-    longest. With fewer texts than processes some work for nothing, with a weight of 0: all must take part when
-    gradients are added. Texts keep the numbers they have in the whole batch.
-    """
-    if size == 1:
-        return batch, 1.0
-    group = batch.mask.group[0]
-    text = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).long().cumsum(0)])
-    texts = int(text[-1]) + 1
-    mine = text % size == rank if rank < texts else text == rank % texts
-    cut = {name: getattr(batch, name)[:, mine] for name in ("ids", "mask", "segments", "labels")}
-    return replace(batch, **cut), float(rank < texts)
 
 
 class Stage(Protocol):

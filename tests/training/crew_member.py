@@ -17,7 +17,7 @@ from typing import Any
 
 from allmask.cli.main import main
 from allmask.errors import DataError, Interrupted
-from allmask.tasks import pretraining
+from allmask.tasks import parts, pretraining
 from allmask.tasks.pretraining import pretrain, resume
 from allmask.tasks.recipe import Recipe
 from allmask.tasks.rows import RowWork
@@ -34,23 +34,22 @@ def die() -> None:
 
 def log_samples(out: Path) -> None:
     """Write down which samples each batch is made of, and which of them this process computes."""
-    make, cut = RowWork.batch, loop.part_of
-    numbers: dict[int, list[int]] = {}
+    make, deal = RowWork.batch, parts.dealt
 
-    def batch(self: RowWork, chosen: Any, epoch: int) -> Any:
-        made = make(self, chosen, epoch)
-        numbers[id(made.ids)] = [int(number) for number in chosen]
-        return made
-
-    def part_of(whole: Any, rank: int, size: int) -> Any:
-        part, weight = cut(whole, rank, size)
-        samples = numbers.pop(id(whole.ids))
-        mine = [samples[group] for group in part.mask.group[0].unique().tolist()] if weight else []
+    def note(rank: int, everything: Any, mine: Any) -> None:
         with (out.parent / f"{out.name}.{rank}.jsonl").open("a") as file:
-            file.write(json.dumps({"all": samples, "mine": mine}) + "\n")
-        return part, weight
+            file.write(json.dumps({"all": list(map(int, everything)), "mine": list(map(int, mine))}) + "\n")
 
-    RowWork.batch, loop.part_of = batch, part_of  # type: ignore[method-assign]
+    def batch(self: RowWork, numbers: Any, epoch: int) -> Any:
+        note(0, numbers, numbers)
+        return make(self, numbers, epoch)
+
+    def dealt(numbers: Any, rank: int, size: int) -> Any:
+        mine, weight = deal(numbers, rank, size)
+        note(rank, numbers, mine if weight else [])
+        return mine, weight
+
+    RowWork.batch, parts.dealt = batch, dealt  # type: ignore[method-assign]
 
 
 def at_step(number: int, do: Callable[[], None]) -> None:
@@ -106,13 +105,13 @@ def perform(job: dict[str, Any], crew: Alone | Crew) -> None:
 
 def do_all(jobs: list[dict[str, Any]]) -> int:
     """All jobs, by whoever is there: also by a test itself, which is one process."""
-    originals = RowWork.batch, loop.part_of, loop.Trainer._learn
+    originals = RowWork.batch, parts.dealt, loop.Trainer._learn
     with company() as crew:
         for job in jobs:
             try:
                 perform(job, crew)
             finally:
-                RowWork.batch, loop.part_of, loop.Trainer._learn = originals  # type: ignore[method-assign]
+                RowWork.batch, parts.dealt, loop.Trainer._learn = originals  # type: ignore[method-assign]
     return 0
 
 
