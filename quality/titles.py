@@ -74,7 +74,8 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     began = time.monotonic()
     steps = 0
     if args.quote_steps:
-        steps += _learn(model, tokenizer, task, data.quotes, quoting(args))
+        first = quoting(args)
+        steps += _learn(model, tokenizer, task, data.quotes, replace(first, lr=args.peer_lr or first.lr))
     note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
     how = replace(settings(args), lr=args.peer_lr or args.lr)
     steps += _learn(model, tokenizer, task, data.train, how, note if data.dev else None)
