@@ -157,8 +157,9 @@ class Classify:
         assert model.labels is not None
         gold = golds(model.labels, [record.fields["label"] for record in records])
         weights = balanced(gold, len(model.labels)) if self.class_weights == "balanced" else None
+        texts = self.examples(model, records)
         judge = Judge(list(held_out), self.examples(model, held_out), model.labels, precision) if held_out else None
-        return ClassifyWork(self.examples(model, records), gold, model.config, judge, weights, auxiliary)
+        return ClassifyWork(texts, gold, model.config, judge, weights, auxiliary)
 
     def draw(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> None:
         """confusion.png: which of the held-out texts a finished model takes for what."""
