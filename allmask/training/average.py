@@ -20,7 +20,9 @@ class Average:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights as they are after so many steps."""
-        torch._foreach_lerp_(self.means, list(self.weights), 1.0 - min(self.decay, (1 + step) / (10 + step)))
+        share = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        for weight, mean in zip(self.weights, self.means, strict=True):
+            mean.lerp_(weight, share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
