@@ -118,7 +118,7 @@ def save(
     if path.suffix not in (".svg", ".png"):
         raise UsageError(f'{path}: the suffix is "{path.suffix}"', "name the picture something.svg or something.png")
     rows, columns = ([_printable(t) for t in names] for names in (row_tokens or tokens, tokens))
-    fonts = _Fonts.find("".join([title, looks, seen, *rows, *columns]), as_text=path.suffix == ".svg")
+    fonts = Fonts.find("".join([title, looks, seen, *rows, *columns]), as_text=path.suffix == ".svg")
     picture = _Picture(
         rows=[_shorten(fonts.show(row), 14) for row in rows],
         columns=[_shorten(fonts.show(column), 14) for column in columns],
@@ -256,7 +256,7 @@ def _rgb(colour: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class _Fonts:
+class Fonts:
     """The families that show a text between them, and what none of them has."""
 
     families: list[str]
@@ -264,7 +264,7 @@ class _Fonts:
     as_text: bool  # leave the glyphs to whoever views the file
 
     @classmethod
-    def find(cls, text: str, as_text: bool) -> _Fonts:
+    def find(cls, text: str, as_text: bool) -> Fonts:
         """Add fonts until the text is covered. Letters nobody has are an error, unless the viewer may have them."""
         missing = {character for character in text if not character.isspace()}
         families = [_LATIN]  # also for the □ of what is missing
@@ -323,7 +323,7 @@ def _characters(path: str) -> set[str]:
 
 
 @contextmanager
-def _style(fonts: _Fonts) -> Iterator[None]:
+def _style(fonts: Fonts) -> Iterator[None]:
     """Outlines instead of text where we have the font: the picture then looks the same everywhere."""
     from matplotlib import rc_context
 

@@ -65,6 +65,17 @@ def command(
     precision: Annotated[
         Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
     ] = None,
+    ema: Annotated[
+        float | None,
+        typer.Option(help="Judge and keep a running mean of the weights, with this decay, such as 0.999."),
+    ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute", help="Compute layers again on the way back: less memory, a third slower."),
+    ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")

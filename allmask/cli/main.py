@@ -21,12 +21,12 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
-    "finetune": ("allmask.cli.finetune", "Teach a pretrained BERT to write, by its mask alone."),
+    "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write titles or to answer questions about texts."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
     "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
     "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),
-    "predict": ("allmask.cli.predict", "Write a title for each record of a file."),
-    "evaluate": ("allmask.cli.evaluate", "Score what a model writes for held-out records."),
+    "predict": ("allmask.cli.predict", "Let a fine-tuned model answer each record of a file."),
+    "evaluate": ("allmask.cli.evaluate", "Score what a fine-tuned model says of held-out records."),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),

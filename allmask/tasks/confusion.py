@@ -34,7 +34,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: Path) -> None
     for (row, column), count in np.ndenumerate(matrix):
         axes.text(column, row, f"{count:,}", ha="center", va="center", color=_INK, fontsize=8)
     shown = [name if len(name) <= _NAME else name[: _NAME - 1] + "…" for name in names]
-    with_font: Any = {"fontfamily": drawing._Fonts.find("".join(shown), as_text=True).families, "parse_math": False}
+    with_font: Any = {"fontfamily": drawing.Fonts.find("".join(shown), as_text=True).families, "parse_math": False}
     axes.set_xticks(range(len(shown)), shown, rotation=45, ha="right", rotation_mode="anchor", **with_font)
     axes.set_yticks(range(len(shown)), shown, **with_font)
     axes.set_xlabel("taken for")

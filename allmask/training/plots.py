@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _GREEN = "#5B84D7", "#E39A57", "#5BA886"
 Points = tuple[list[int], list[float]]
+SCORES = {  # of an evaluation, the first that is there is drawn
+    "rouge_l": "ROUGE-L", "accuracy": "accuracy", "f1": "F1", "macro_f1": "macro F1", "pearson": "Pearson",
+}  # fmt: skip
 
 
 def plot_run(run: Path) -> Path:
@@ -22,7 +25,7 @@ def plot_run(run: Path) -> Path:
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
     _losses(axes, lines)
-    _rouge(axes, points(lines, "eval_rouge_l"))
+    _score(axes, lines)
     path = run / "loss.png"
     figure.savefig(path)
     return path
@@ -52,16 +55,19 @@ def _losses(axes: Axes, lines: list[dict[str, Any]]) -> None:
     if steps:
         axes.plot(steps, losses, color=_ORANGE, marker="o", markersize=3, label="held-out loss")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.2)
     axes.legend(loc="upper right", frameon=False)
 
 
-def _rouge(axes: Axes, found: Points) -> None:
-    if not found[0]:
+def _score(axes: Axes, lines: list[dict[str, Any]]) -> None:
+    """What the task is judged by, on an axis of its own from 0 on (a correlation may be below)."""
+    name = next((name for name in SCORES if points(lines, f"eval_{name}")[0]), None)
+    if name is None:
         return
+    steps, values = points(lines, f"eval_{name}")
     other = axes.twinx()
-    other.plot(*found, color=_GREEN, marker="s", markersize=3, label="ROUGE-L")
-    other.set_ylabel("ROUGE-L")
-    other.set_ylim(bottom=0)
+    other.plot(steps, values, color=_GREEN, marker="s", markersize=3, label=SCORES[name])
+    other.set_ylabel(SCORES[name])
+    other.set_ylim(bottom=min(0.0, *values))
     other.legend(loc="lower right", frameon=False)

@@ -44,6 +44,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch, run: Path) -> list[str]:
     [
         (LINES, ["training loss, smoothed", "held-out loss", "ROUGE-L"]),
         (LINES[:1], ["training loss, smoothed"]),
+        ([{"step": 2, "eval_macro_f1": 0.4, "eval_accuracy": 0.5}], ["training loss, smoothed", "accuracy"]),
+        ([{"step": 2, "eval_macro_f1": 0.4}], ["training loss, smoothed", "macro F1"]),
+        ([{"step": 2, "eval_pearson": -0.4}], ["training loss, smoothed", "Pearson"]),
+        ([{"step": 2, "eval_f1": 0.4}], ["training loss, smoothed", "F1"]),
         ([], ["training loss, smoothed"]),
     ],
 )
