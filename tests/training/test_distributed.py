@@ -39,12 +39,13 @@ ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("crew_member.py")
 STEPS = 6
 MIXTURE = "mlm,causal,nsp,permutation"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=5"]
 
 
 def torchrun(*words: str | Path, **more: str) -> list[str]:
     """A command line; `more` are options of torchrun."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *map(str, words)]
+    return [*TORCHRUN, "--standalone", *options, *map(str, words)]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -52,11 +53,25 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"} | more
 
 
-def run(command: list[str], expect: int = 0, timeout: float = 120) -> str:
-    """What a command says on stderr."""
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stderr
+def start(command: list[str], **more: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment(**more), **pipes)
+
+
+def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 120) -> str:
+    """What commands say. One that takes too long is asked to end, so that torchrun takes its processes with it."""
+    try:
+        said = "\n".join(process.communicate(timeout=timeout)[0] for process in started)
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait(30)
+    assert [process.returncode for process in started] == [expect] * len(started), said
+    return said
+
+
+def run(command: list[str], expect: int = 0) -> str:
+    return end(start(command), expect=expect)
 
 
 def write_jobs(path: Path, jobs: Any) -> Path:
@@ -406,14 +421,7 @@ def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, hosts:
             "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=job",
             f"--rdzv-endpoint={first}:29400", f"--local-addr={address}", f"--rdzv-conf=is_host={address == first}",
         ]  # fmt: skip
-        command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", *options]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        env = environment(GLOO_SOCKET_IFNAME=name)
-        started.append(subprocess.Popen([*command, str(MEMBER), str(jobs)], env=env, **pipes))
-    try:
-        said = [process.communicate(timeout=120)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+        command = ["ip", "netns", "exec", name, *TORCHRUN, *options, str(MEMBER), str(jobs)]
+        started.append(start(command, GLOO_SOCKET_IFNAME=name))
+    end(*started)
     assert_recovered(runs_of_all / "mlm-1", out, jobs, 1)
