@@ -22,9 +22,17 @@ def test_recipes_run():
     assert tuple(space["vectors"].shape) == (2, 384)
 
 
+def headings(page: Path) -> set[str]:
+    """What a link may name after a #."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def test_pages_and_files_it_names_exist():
     text = README.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert (README.parent / target).exists(), target
+    for target, part in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
+        page = README.parent / target
+        assert page.exists(), target
+        assert not part or part in headings(page), (target, part)
     for name in re.findall(r"^      (\w+\.py|\w+/) ", text, re.MULTILINE):
         assert (README.parent / "allmask" / name).exists(), name

@@ -68,7 +68,8 @@ def recipe(text: Path, tokenizer: Path) -> Recipe:
 
 def fingerprint(run: Path) -> tuple[bytes, str]:
     """What must not depend on interruptions: the weights, and all losses on the way."""
-    lines = [{name: line[name] for name in line if name != "speed"} for line in tiny.read_jsonl(run / "metrics.jsonl")]
+    told = tiny.read_jsonl(run / "metrics.jsonl")
+    lines = [{name: line[name] for name in line if name not in ("speed", "peak")} for line in told]
     return (run / "final" / "model.safetensors").read_bytes(), json.dumps(lines)
 
 
