@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -37,11 +38,16 @@ def operations(config: Config, batch: Batch) -> int:
 
     What is computed again, or where nobody asks for it, is not counted: slower ways to the same end score lower.
     """
+    if batch.also is not None:
+        return operations(config, replace(batch, also=None)) + operations(config, batch.also)
+    if batch.hidden is not None:  # the body was asked before
+        return 0
     tokens, asked = batch.tokens, batch.targets
     if batch.query is not None:  # the query stream is a second row, of the places asked for
         tokens += asked
     attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
-    fed = ((config.layers - 1) * tokens + asked) * 4 * config.width * config.inner
+    answered = 0 if batch.asked is None else int(batch.asked.where.sum())
+    fed = ((config.layers - 1) * tokens + asked + answered) * 4 * config.width * config.inner
     head = 2 * config.width * (config.vocabulary + (config.width if config.family == "bert" else 0))
     return TRAINING * (attended + fed + asked * head)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from allmask import config as configs
-from allmask.data import pack
+from allmask.data import Asked, pack
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.training import Settings, loss_of, runs, train
@@ -43,6 +43,16 @@ def test_products_are_those_that_torch_counts():
         attention = 3 * made.config.layers * 4 * made.config.width * visible_pairs(batch.mask)
         output = 3 * batch.targets * 2 * made.config.width * made.config.vocabulary
         assert operations(made.config, batch) - attention - output == products
+
+
+def test_a_second_row_and_what_is_asked_are_counted():
+    config, batch = model().config, pack(Copying().examples[:6])
+    alone = operations(config, batch)
+    assert operations(config, replace(batch, also=batch)) == 2 * alone
+    where = torch.zeros_like(batch.ids, dtype=torch.bool)
+    where[0, :3] = True
+    asked = Asked(where, torch.zeros(3, dtype=torch.long))
+    assert operations(config, replace(batch, asked=asked)) == alone + 3 * 3 * 4 * config.width * config.inner
 
 
 def test_a_run_tells_its_share(tmp_path):
