@@ -33,6 +33,7 @@ class Labels:
     single  which one of the names?    softmax, cross-entropy
     multi   which of the names?        a sigmoid and a binary cross-entropy each
     number  how much, of each name?    as it is, squared error
+    choice  which of several texts?    one score a text, softmax over the texts of a question
     """
 
     kind: str
@@ -51,7 +52,7 @@ class Labels:
         return len(self.names)
 
 
-KINDS = ("single", "multi", "number")
+KINDS = ("single", "multi", "number", "choice")
 
 
 class TaskHead(nn.Module):
@@ -64,6 +65,28 @@ class TaskHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.output(self.dropout(hidden))
+
+
+def pool_answers(answers: Tensor, texts: Tensor, how: str) -> Tensor:
+    """Scores (M, labels) of parts of texts become scores (texts, labels): their "mean" or "max".
+
+    `texts` (M,) says of which text each is a part, from 0 on; each has one at least.
+    """
+    count = int(texts.max()) + 1
+    if how == "max":
+        empty = answers.new_zeros(count, answers.shape[-1])
+        index = texts[:, None].expand_as(answers)
+        return empty.scatter_reduce(0, index, answers, "amax", include_self=False)
+    sums = answers.new_zeros(count, answers.shape[-1]).index_add(0, texts, answers)
+    return sums / texts.bincount(minlength=count)[:, None]
+
+
+def log_shares(scores: Tensor, questions: Tensor) -> Tensor:
+    """(texts,) the logarithm of each text's probability among those of its question, from scores (texts,)."""
+    count = int(questions.max()) + 1
+    top = scores.detach().new_zeros(count).scatter_reduce(0, questions, scores.detach(), "amax", include_self=False)
+    total = scores.new_zeros(count).index_add(0, questions, (scores - top[questions]).exp())
+    return scores - (top + total.log())[questions]
 
 
 def whole_text_tokens(mask: Mask, causal: bool) -> Tensor:

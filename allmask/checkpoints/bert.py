@@ -56,6 +56,14 @@ TASKS = (
             ("classifier.bias", "task_head.output.bias"),
         ),
     ),
+    TaskLayout(
+        "BertForMultipleChoice",
+        ("choice",),
+        (
+            ("classifier.weight", "task_head.output.weight"),
+            ("classifier.bias", "task_head.output.bias"),
+        ),
+    ),
 )
 
 SIZES = {

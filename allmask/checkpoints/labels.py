@@ -31,8 +31,10 @@ def layout_for(family: Family, config: Config, labels: Labels) -> TaskLayout | N
     return next((layout for layout in family.tasks if labels.kind in layout.kinds), None)
 
 
-def labels_from(settings: Mapping[str, Any], outputs: int) -> Labels:
+def labels_from(layout: TaskLayout, settings: Mapping[str, Any], outputs: int) -> Labels:
     """The labels of a head with so many outputs; names left out are LABEL_0, LABEL_1, … as everywhere."""
+    if layout.kinds == ("choice",):  # its one output has no name
+        return Labels("choice", ("choice",))
     problem = settings.get("problem_type")
     kinds = {word: kind for kind, word in PROBLEMS.items()} | {None: "number" if outputs == 1 else "single"}
     if not isinstance(problem, str | None) or problem not in kinds:
@@ -57,6 +59,8 @@ def _names(given: Any, outputs: int) -> tuple[str, ...]:
 
 def labels_to(layout: TaskLayout, labels: Labels) -> dict[str, Any]:
     """What stands in `config.json` besides the body's settings."""
+    if labels.kind == "choice":
+        return {"architectures": [layout.architecture]}
     return {
         "architectures": [layout.architecture],
         "problem_type": PROBLEMS[labels.kind],

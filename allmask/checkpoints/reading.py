@@ -67,12 +67,19 @@ def read(path: str | Path) -> Checkpoint:
     return _convert(weights, family, config, store, labels)
 
 
-def classifies(folder: Path) -> bool:
-    """Whether the settings in a folder tell of a task head; its weights are not opened."""
+def kinds_asked(folder: Path) -> tuple[str, ...]:
+    """What the task head that the settings in a folder tell of may be asked, see Labels; its weights are not opened."""
     if not (folder / "config.json").is_file():
-        return False
+        return ()
     settings = read_json(folder / "config.json")
-    return "labels" in settings or any(layout_named(family, settings) for family in FAMILIES.values())
+    if isinstance(settings.get("labels"), dict):
+        return (str(settings["labels"].get("kind")),)
+    named = (layout_named(family, settings) for family in FAMILIES.values())
+    return next((layout.kinds for layout in named if layout is not None), ())
+
+
+def classifies(folder: Path) -> bool:
+    return bool({"single", "multi", "number"} & set(kinds_asked(folder)))
 
 
 # ---- finding the files -------------------------------------------------------------------------------------------
@@ -173,7 +180,7 @@ def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Fa
     outputs = next((store[theirs].shape[:1] for theirs, _ in layout.table if theirs in store), ())
     if not outputs:
         return family, None
-    return family.with_task(layout), labels_from(settings, outputs[0])
+    return family.with_task(layout), labels_from(layout, settings, outputs[0])
 
 
 def _convert(weights: Path, family: Family, config: Config, store: Store, labels: Labels | None) -> Checkpoint:

@@ -21,7 +21,7 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
-    "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write titles or to answer questions about texts."),
+    "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write, or to answer questions about texts."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
     "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
     "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),

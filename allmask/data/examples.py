@@ -50,12 +50,19 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the task head is asked in a batch: at which tokens, and what it should say there."""
+    """What the task head is asked in a batch: at which tokens, and what it should say there.
+
+    Without `texts` each asked token stands for a text, in the order of the row. Where texts are choices, `gold` is the
+    number of the right text of each question.
+    """
 
     where: Tensor  # (1, N) booleans
-    gold: Tensor  # (M,) numbers of labels, or (M, labels) of any numbers; in the order of the asked tokens in the row
-    weights: Tensor | None = None  # (M,) how much each counts, 1 on average over all there are; none: all alike
+    gold: Tensor  # (texts,) numbers of labels, or (texts, labels) of any numbers
+    weights: Tensor | None = None  # (texts,) how much each counts, 1 on average over all there are; none: all alike
     name: str = "task"  # what its loss is called
+    texts: Tensor | None = None  # (M,) of which text each asked token is, where a text is read in parts
+    pool: str = "mean"  # how what is said of the parts becomes what is said of a text; or "max"
+    questions: Tensor | None = None  # (texts,) to which question each text is a choice
 
     @property
     def count(self) -> int:
@@ -84,6 +91,7 @@ class Batch:
     weight: float = 1.0  # of the tokens' loss among the others
     asked: Asked | None = None
     also: Batch | None = None
+    hidden: Tensor | None = None  # (M, W) of the asked tokens, where the body does not learn and was asked before
 
     @property
     def tokens(self) -> int:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allmask.data import Asked, Batch, PairBatch
+from allmask.heads import log_shares, pool_answers
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import Cache, EncoderDecoder, Transformer
@@ -30,6 +31,8 @@ def losses_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing
 
 def _losses_of_row(model: Model, batch: Batch, smoothing: float) -> Losses:
     """One reading of a row, and all that is asked about it."""
+    if batch.hidden is not None and batch.asked is not None:
+        return {batch.asked.name: _answer_loss(model, batch.hidden, batch.asked, smoothing)}
     guessed = batch.labels >= 0
     wanted = guessed if batch.relations is None else guessed | (batch.mask.place == 0)
     wanted = wanted if batch.asked is None else wanted | batch.asked.where
@@ -70,19 +73,37 @@ def _relation_loss(model: Model, hidden: Tensor, batch: Batch) -> tuple[Tensor, 
 def _answer_loss(model: Model, hidden: Tensor, asked: Asked, smoothing: float) -> tuple[Tensor, int]:
     assert model.labels is not None
     answers = _full(model.answers(hidden))
-    return answer_loss(model.labels.kind, answers, asked.gold, asked.weights, smoothing), asked.count
+    answers = answers if asked.texts is None else pool_answers(answers, asked.texts, asked.pool)
+    loss = answer_loss(model.labels.kind, answers, asked.gold, asked.weights, smoothing, asked.questions)
+    return loss, asked.count
 
 
 def answer_loss(
-    kind: str, answers: Tensor, gold: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
-) -> Tensor:
-    """The summed loss of answers (M, labels) to a question of a kind, see Labels. Smoothing is for single labels."""
+    kind: str, answers: Tensor, gold: Tensor, weights: Tensor | None = None, smoothing: float = 0.0,
+    questions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The summed loss of answers (texts, labels) to a question of a kind, see Labels, and Asked for the others.
+
+    Smoothing is for single labels and choices.
+    """
+    if kind == "choice":
+        assert questions is not None
+        return _choice_loss(log_shares(answers[:, 0], questions), gold, questions, smoothing)
     if kind == "single":
         each = F.cross_entropy(answers, gold, reduction="none", label_smoothing=smoothing)
         return each.sum() if weights is None else (each * weights).sum()
     if kind == "multi":
         return F.binary_cross_entropy_with_logits(answers, gold, reduction="sum")
     return F.mse_loss(answers, gold, reduction="sum")
+
+
+def _choice_loss(shares: Tensor, gold: Tensor, questions: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy over the choices of each question, of which there may be any number."""
+    loss = -shares[gold].sum()
+    if not smoothing:
+        return loss
+    choices = questions.bincount(minlength=len(gold))
+    return (1 - smoothing) * loss - smoothing * (shares / choices[questions]).sum()
 
 
 def _decoded(model: EncoderDecoder, batch: PairBatch) -> Tensor:

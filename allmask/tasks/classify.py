@@ -16,7 +16,7 @@ from torch import Tensor
 from allmask.config import Config
 from allmask.data import NO_LABEL, Asked, Batch, Example, Record, pack
 from allmask.errors import UsageError
-from allmask.heads import KINDS, Labels, whole_text_tokens
+from allmask.heads import Labels, whole_text_tokens
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.objectives import answer_loss
@@ -35,6 +35,7 @@ log = logging.getLogger("allmask")
 BATCH = 32  # texts a step, about
 RATES = ((512, 1e-4), (1023, 3e-5))  # up to a width: the smaller the body, the larger the steps it needs
 LARGE_RATE = 2e-5
+KINDS = ("single", "multi", "number")  # see Labels
 
 
 @dataclass(frozen=True)
