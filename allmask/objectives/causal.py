@@ -20,14 +20,18 @@ class Causal:
             [CLS]  北    京    欢    迎  [SEP]
     order     0     1     2     3     4     5
     labels   北    京    欢    迎  [SEP]  -1
+
+    Where rows are cut out of a stream, which they neither begin nor end, they are not `framed`.
     """
 
     vocabulary: Vocabulary
+    framed: bool = True
     name: ClassVar[str] = "causal"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
-        text = self.vocabulary.framed(read(samples, draw))
+        text = read(samples, draw)
+        text = self.vocabulary.framed(text) if self.framed else text
         zeros = np.zeros_like(text.values)
         return pack_flat(text.lengths, text.values, text.place, zeros, next_in_row(text), self.name)

@@ -20,15 +20,19 @@ class Reverse:
             [CLS]  北    京    欢    迎  [SEP]
     order     5     4     3     2     1     0
     labels   -1   [CLS]  北    京    欢    迎
+
+    Not `framed` where rows are cut out of a stream, as with causal.
     """
 
     vocabulary: Vocabulary
+    framed: bool = True
     name: ClassVar[str] = "reverse"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
-        text = self.vocabulary.framed(read(samples, draw))
+        text = read(samples, draw)
+        text = self.vocabulary.framed(text) if self.framed else text
         order = text.lengths[text.row] - 1 - text.place
         labels = np.where(text.place == 0, NO_LABEL, np.append(NO_LABEL, text.values[:-1]))
         return pack_flat(text.lengths, text.values, order, np.zeros_like(order), labels, self.name)

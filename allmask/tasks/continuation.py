@@ -58,10 +58,10 @@ class Continuation:
         return Mask.causal(torch.ones_like(is_target))
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """Framed, no special token is written but the one that ends a text."""
+        """No special token is written but the one that ends a text."""
         tokenizer = tokenizer_of(model)
-        end = end_of(tokenizer) if self.framed else tokenizer.eos_id
-        banned = tuple(sorted(tokenizer.special_ids - {end})) if self.framed else ()
+        end = end_of(tokenizer)
+        banned = tuple(sorted(tokenizer.special_ids - {end}))
         rules = {"end": () if end is None else (end,), "banned": banned, "max_new": self.max_target}
         return Decoding(**{**rules, **changes})
 

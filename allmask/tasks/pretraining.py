@@ -263,7 +263,7 @@ def work_of(recipe: Recipe, objective: Mixed, tokenizer: Tokenizer, texts: Texts
         one.batch(rows, Draw(seed, 0, [0]))
     told = "none" if held_out is None else f"{len(held_out):,}"
     log.info("rows: %s to learn from, %s held out", f"{len(rows):,}", told)
-    return RowWork(objective, rows, seed, recipe.mixture.frame, judge)
+    return RowWork(objective, rows, seed, recipe.frame, judge)
 
 
 def _on(work: RowWork, device: torch.device) -> RowWork:
@@ -286,7 +286,7 @@ def _split(recipe: Recipe, tokenizer: Tokenizer, texts: Texts) -> tuple[Windows,
 
 
 def _windows(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Windows:
-    length = recipe.length - recipe.mixture.frame
+    length = recipe.length - recipe.frame
     return Windows(corpus, length, across=recipe.across, separator=end_of(tokenizer))
 
 
@@ -331,8 +331,8 @@ def task_of(recipe: Recipe) -> Task | None:
     """How the model writes: it goes on with a text, or with a prefix that it reads both ways. None: it does not."""
     learnt = recipe.mixture.shares
     if "causal" in learnt:
-        return Continuation.within(recipe.length, framed=True)
+        return Continuation.within(recipe.length, framed=not recipe.across)
     if "prefix" in learnt:
         target = max(1, min(Title.max_target, recipe.length // 2))
-        return Title(max(1, recipe.length - target - recipe.mixture.frame), target, truncate="tail")
+        return Title(max(1, recipe.length - target - recipe.frame), target, truncate="tail")
     return None

@@ -19,6 +19,7 @@ DEFAULTS = Settings(batch_tokens=8192, schedule="cosine", betas=(0.9, 0.98))
 PRESET = "bert-small"
 STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
 HEAD_WIDTH = 64
+_STREAMED = {"causal", "reverse"}  # these take rows as they are cut out of a stream of documents
 _OPTIONS = {  # of ours: what the objectives call it, and which of them have it
     "mask_share": ("share", ("mlm", "nsp", "unilm")),
     "whole_words": ("whole_words", ("mlm", "nsp")),
@@ -67,6 +68,11 @@ class Recipe:
     def mixture(self) -> Mixture:
         return Mixture.parse(self.objective)
 
+    @cached_property
+    def frame(self) -> int:
+        """How many tokens at most are put around a row."""
+        return 0 if self.across and self.mixture.shares.keys() <= _STREAMED else self.mixture.frame
+
     # ---- checks --------------------------------------------------------------------------------------------
 
     def _check_rows(self) -> None:
@@ -74,8 +80,8 @@ class Recipe:
             raise UsageError("no data was named", "name text files or folders of them with --data")
         if not 0.0 <= self.held_out < 1.0:
             raise UsageError(f"held_out is {self.held_out}; expected 0 <= held_out < 1")
-        if self.length <= self.mixture.frame:
-            raise UsageError(f"length is {self.length}; {self.mixture} needs {self.mixture.frame + 1} at least")
+        if self.length <= max(1, self.frame):
+            raise UsageError(f"length is {self.length}; {self.mixture} needs {max(1, self.frame) + 1} at least")
         if self.on_bad_record not in ("stop", "skip"):
             raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected stop or skip")
         if self.across and "nsp" in self.mixture.shares:
@@ -112,7 +118,8 @@ class Recipe:
 
     def _options(self, objective: str) -> dict[str, Any]:
         asked = {theirs: getattr(self, ours) for ours, (theirs, owners) in _OPTIONS.items() if objective in owners}
-        return {name: value for name, value in asked.items() if value}
+        streamed = {"framed": False} if self.across and objective in _STREAMED else {}
+        return {name: value for name, value in asked.items() if value} | streamed
 
     def shape(self, tokenizer: Tokenizer) -> Config:
         """The preset's, but for what was asked for; heads and inner follow from another width."""

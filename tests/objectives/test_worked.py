@@ -121,6 +121,13 @@ def test_causal(vocabulary: Vocabulary):
     }
 
 
+def test_rows_cut_out_of_a_stream_have_no_frame(vocabulary: Vocabulary):
+    made = rows(Causal(vocabulary, framed=False).batch(SAMPLES, Scripted()))
+    assert (made["ids"], made["labels"]) == (SENTENCE, [*SENTENCE[1:], -1])
+    made = rows(Reverse(vocabulary, framed=False).batch(SAMPLES, Scripted()))
+    assert (made["ids"], made["labels"]) == (SENTENCE, [-1, *SENTENCE[:-1]])
+
+
 def test_reverse(vocabulary: Vocabulary):
     batch = Reverse(vocabulary).batch(SAMPLES, Scripted())
     assert rows(batch) == {

@@ -132,7 +132,7 @@ def test_a_gpt2_learns_from_left_to_right(text: Path, tmp_path: Path):
     )  # fmt: skip
     config = json.loads((tmp_path / "run" / "final" / "config.json").read_text())
     assert config["model_type"] == "gpt2" and told["metrics"]["perplexity_causal"] < 300
-    assert load_task(tmp_path / "run" / "final") == Continuation.within(32, framed=True)
+    assert load_task(tmp_path / "run" / "final") == Continuation.within(32)  # rows of a stream begin anywhere
 
 
 @pytest.mark.parametrize(("objective", "kind"), [("mlm", "BertForMaskedLM"), ("causal", "BertLMHeadModel")])
