@@ -43,9 +43,15 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge titles: make quality DATA=folder with train.jsonl and test.jsonl
-	@if [ -z "$(DATA)" ]; then echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl)" >&2; exit 2; fi
-	$(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA))
+quality: setup ## train and judge: make quality DATA=folder of titles, or TEXT=file to pretrain on and CLASSIFY=folder
+	@if [ -z "$(DATA)$(TEXT)" ]; then \
+	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
+	    echo "  or make quality TEXT=file.txt [CLASSIFY=folder] for pretraining" >&2; exit 2; \
+	fi
+	@if [ -n "$(DATA)" ]; then $(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA:/=)); fi
+	@if [ -n "$(TEXT)" ]; then \
+	    $(BIN)/python quality/pretraining.py $(TEXT) $(if $(CLASSIFY),--classify $(CLASSIFY)) --out quality-runs/pretraining; \
+	fi
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,263 @@
+"""A step of pretraining by masked tokens, and what feeds it: ours against transformers and tokenizers.
+
+    python benchmarks/pretrain.py [--quick] [--json]
+
+BERT-small (4 layers, 512 wide, 30,522 tokens), batches of 32 texts, dropout 0.1: forward, backward, clipping, fused
+AdamW on all sides, through our own training loop on ours. Texts have 50 tokens on average and 128 at most, or 128 each.
+"Length buckets" is the best that padding can do: all texts of a batch have its mean length, so nothing is padded.
+One thread, CPU time, interleaved, medians; real tokens only are counted.
+
+Below it: making a token store of text on all cores against one `encode_batch` of all lines at once, in wall time, and
+the share of a training run in which the step waits for data.
+"""
+
+from __future__ import annotations
+
+import timing  # first: it sets the number of threads
+
+# isort: split
+import contextlib
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
+
+import allmask
+from allmask.config import bert_small
+from allmask.data import Batch
+from allmask.data.corpus import prepare
+from allmask.model import Model
+from allmask.objectives import Draw
+from allmask.objectives.mlm import Mlm
+from allmask.objectives.vocabulary import Vocabulary
+from allmask.text import Tokenizer
+from allmask.training import Settings, train
+from allmask.training.loop import Trainer
+
+ROWS, MEAN, FULL, SHARE = 32, 50, 128, 0.15
+WIDTH, BATCHES = 512, 2
+MEGABYTES = 12  # of text for the store
+Texts = list[np.ndarray]
+
+
+def main() -> None:
+    options = timing.arguments(__doc__)
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    count = 1 if options.quick else BATCHES
+    mixed = [draw_texts(rng, mixed_lengths(rng)) for _ in range(count)]
+    even = [draw_texts(rng, [MEAN] * ROWS) for _ in range(count)]
+    full = [draw_texts(rng, [FULL] * ROWS) for _ in range(count)]
+    cases = {
+        "transformers fp32, padded": (Theirs(torch.float32), mixed),
+        "transformers bf16, padded": (Theirs(torch.bfloat16), mixed),
+        "transformers bf16, length buckets": (Theirs(torch.bfloat16), even),
+        "allmask fp32": (Ours("fp32"), mixed),
+        "allmask bf16": (Ours("bf16"), mixed),
+        "transformers bf16, full rows": (Theirs(torch.bfloat16), full),
+        "allmask bf16, full rows": (Ours("bf16"), full),
+    }
+    steps = {name: partial(run, side, [side.batch(texts) for texts in data]) for name, (side, data) in cases.items()}
+    for step in steps.values():
+        step()  # warm up
+    times = timing.medians(steps, rounds=1 if options.quick else 5)
+    tokens = {name: sum(len(text) for texts in data for text in texts) for name, (_, data) in cases.items()}
+    speeds = {name: tokens[name] / taken for name, taken in times.items()}
+    about = timing.versions("transformers", "tokenizers")
+    timing.show("A step of BERT-small, masked tokens", table(speeds), about, options.json)
+    timing.show("Feeding it", [*store_rows(options.quick), *waiting_rows()], about, options.json)
+
+
+def mixed_lengths(rng: np.random.Generator) -> list[int]:
+    """32 lengths from 8 to 128 with the mean 50: many short ones, and one that is full."""
+    lengths = np.clip(rng.exponential(MEAN - 8, ROWS) + 8, 8, FULL).round().astype(int)
+    lengths[0] = FULL
+    while lengths.sum() != MEAN * ROWS:
+        chosen, change = rng.integers(1, ROWS), np.sign(MEAN * ROWS - lengths.sum())
+        if 8 <= lengths[chosen] + change <= FULL:
+            lengths[chosen] += change
+    return lengths.tolist()
+
+
+def draw_texts(rng: np.random.Generator, lengths: Sequence[int]) -> Texts:
+    """[CLS] random ids [SEP]."""
+    return [np.array([101, *rng.integers(1000, 30522, length - 2), 102]) for length in lengths]
+
+
+class Ours:
+    """A step of the training loop itself, on batches as the objective makes them."""
+
+    def __init__(self, precision: str):
+        rng = torch.Generator().manual_seed(0)
+        config = replace(bert_small(), vocabulary=30522, dropout=0.1, attention_dropout=0.1)
+        model = Model.fresh(config, ("lm",), rng)
+        settings = Settings(steps=10**6, precision=precision, lr=1e-4)
+        self.trainer = Trainer(model, Nothing(), settings, Path(), quiet=True)
+
+    def batch(self, texts: Texts) -> Batch:
+        return Mlm(bundled_vocabulary(), SHARE).batch([text[1:-1] for text in texts], Draw(0, 0, range(len(texts))))
+
+    def step(self, batch: Batch) -> None:
+        self.trainer._learn([batch])
+
+
+@cache
+def bundled_vocabulary() -> Vocabulary:
+    tokenizer = allmask.load("minilm").tokenizer
+    assert tokenizer is not None
+    return Vocabulary.of(tokenizer)
+
+
+class Nothing:
+    """Of the loop only its step is used, so there is no work."""
+
+    lengths = (1,)
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        raise NotImplementedError
+
+    def evaluate(self, model: Model) -> None:
+        return None
+
+
+class Theirs:
+    """What one writes with transformers: pad, a mask of ones and zeros, loss from labels."""
+
+    def __init__(self, dtype: torch.dtype):
+        torch.manual_seed(0)
+        config = BertConfig(hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=8, intermediate_size=4 * WIDTH)
+        self.model = BertForMaskedLM(config).train()
+        self.dtype = dtype
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+
+    def batch(self, texts: Texts) -> dict[str, Tensor]:
+        ids = nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
+        valid = ids != 0
+        inner = valid & (ids != 101) & (ids != 102)
+        chosen = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < SHARE) & inner
+        labels = torch.where(chosen, ids, -100)
+        return {"input_ids": ids.masked_fill(chosen, 103), "attention_mask": valid.long(), "labels": labels}
+
+    def step(self, batch: dict[str, Tensor]) -> None:
+        low = self.dtype != torch.float32
+        with torch.autocast("cpu", self.dtype) if low else contextlib.nullcontext():
+            loss = self.model(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+def run(side: Ours | Theirs, batches: Sequence) -> None:
+    for batch in batches:
+        side.step(batch)
+
+
+def table(speeds: dict[str, float]) -> list[dict[str, object]]:
+    plain, buckets = speeds["transformers fp32, padded"], speeds["transformers bf16, length buckets"]
+    return [
+        {
+            "step": name,
+            "real tokens/s": f"{speed:,.0f}",
+            "to transformers fp32, padded": f"{speed / plain:.2f}",
+            "to its length buckets": f"{speed / buckets:.2f}",
+        }
+        for name, speed in speeds.items()
+    ]
+
+
+# ---- what feeds it -------------------------------------------------------------------------------------------
+
+
+def store_rows(quick: bool) -> list[dict[str, object]]:
+    """Text to tokens on disk, against tokens in memory by one call of tokenizers, which keeps no id."""
+    lines = list(words(2 if quick else MEGABYTES))
+    size = sum(len(line) + 1 for line in lines) / 1e6
+    tokenizer = allmask.load("minilm").tokenizer
+    assert tokenizer is not None
+    with tempfile.TemporaryDirectory() as folder, all_cores():
+        text = Path(folder) / "text.txt"
+        text.write_text("\n".join(lines))
+        cases = {
+            "tokenizers: encode_batch of all lines": partial(tokenizer.backend.encode_batch, lines),
+            "allmask: a token store of the file": partial(fresh_store, text, tokenizer),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(1 if quick else 3):
+            for name, case in cases.items():
+                began = time.perf_counter()
+                case()
+                taken[name].append(time.perf_counter() - began)
+    best = {name: min(times) for name, times in taken.items()}
+    peer = next(iter(best.values()))
+    return [{"": name, "MB/s": f"{size / one:.1f}", "to tokenizers": f"{peer / one:.2f}"} for name, one in best.items()]
+
+
+def fresh_store(text: Path, tokenizer: Tokenizer) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        prepare([text], tokenizer, Path(folder) / "store")
+
+
+def words(megabytes: int) -> Iterator[str]:
+    """Lines of words from docstrings of the standard library, shuffled: real text wherever Python is."""
+    found = [word for file in sorted(Path(os.__file__).parent.glob("*.py")) for word in prose(file)]
+    rng, written = random.Random(0), 0
+    while written < megabytes * 1e6:
+        start = rng.randrange(len(found) - 20)
+        line = " ".join(found[start : start + rng.randint(5, 20)])
+        written += len(line) + 1
+        yield line
+
+
+def prose(file: Path) -> list[str]:
+    parts = file.read_text(encoding="utf-8").split('"""')
+    return [word for part in parts[1::2] for word in part.split()]
+
+
+@contextlib.contextmanager
+def all_cores() -> Iterator[None]:
+    """tokenizers in parallel, which is off elsewhere."""
+    before = os.environ["TOKENIZERS_PARALLELISM"]
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+class Rows:
+    """Texts of the mean length, masked anew as they are asked for."""
+
+    def __init__(self, objective: Ours, count: int = 2000):
+        rng = np.random.default_rng(1)
+        self.objective = objective
+        self.texts = [text for _ in range(count // ROWS) for text in draw_texts(rng, mixed_lengths(rng))]
+        self.lengths = [len(text) for text in self.texts]
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return self.objective.batch([self.texts[number] for number in numbers])
+
+    def evaluate(self, model: Model) -> None:
+        return None
+
+
+def waiting_rows() -> list[dict[str, object]]:
+    side = Ours("bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(steps=20, batch_tokens=ROWS * MEAN, save_every=10**6)
+        result = train(side.trainer.model, Rows(side), settings, Path(folder) / "run", quiet=True)
+    share = result.waited / result.seconds
+    return [{"": "the step waits for data", "MB/s": "", "to tokenizers": f"{share:.2%} of the time"}]
+
+
+if __name__ == "__main__":
+    main()
