@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allmask.chains import Chain
 from allmask.dropout import Dropout
 from allmask.errors import CheckpointError
 from allmask.masks import Mask
@@ -34,6 +35,9 @@ class Labels:
     multi   which of the names?        a sigmoid and a binary cross-entropy each
     number  how much, of each name?    as it is, squared error
     choice  which of several texts?    one score a text, softmax over the texts of a question
+    tag     which name has each word?  softmax, cross-entropy, at the first token of a word
+    chain   the same, of all words of a text together    a conditional random field
+    span    where does it start, where does it end?      two softmaxes over the tokens of a text
     """
 
     kind: str
@@ -51,17 +55,24 @@ class Labels:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens are asked, not the text as a whole."""
+        return self.kind in ("tag", "chain", "span")
 
-KINDS = ("single", "multi", "number", "choice")
+
+KINDS = ("single", "multi", "number", "choice", "tag", "chain", "span")
+SPAN = Labels("span", ("start", "end"))
 
 
 class TaskHead(nn.Module):
     """What a body makes of the asked tokens, (M, W), to a score for each label, (M, labels)."""
 
-    def __init__(self, width: int, labels: int, dropout: float, bias: bool):
+    def __init__(self, width: int, labels: int, dropout: float, bias: bool, chain: bool = False):
         super().__init__()
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(width, labels, bias=bias)
+        self.chain = Chain(labels) if chain else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.output(self.dropout(hidden))

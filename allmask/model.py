@@ -70,7 +70,7 @@ class Model(nn.Module):
         self.tokenizer = tokenizer
         self.labels = labels
         self.body = Transformer(config)
-        pooled = heads & {"pooler", "nsp"} or (labels is not None and config.family == "bert")
+        pooled = heads & {"pooler", "nsp"} or (labels is not None and _reads_pooler(config, labels))
         self.pooler = Pooler(config.width) if pooled else None
         self.lm_head = _lm_head(config) if "lm" in heads else None
         self.nsp_head = nn.Linear(config.width, 2) if "nsp" in heads else None
@@ -109,13 +109,19 @@ class Model(nn.Module):
         return self.head("lm_head")(hidden, self.body.embedding.tokens.weight)
 
     def asked(self, mask: Mask) -> Tensor:
-        """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right."""
+        """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right.
+
+        A head that is asked of tokens reads all of them.
+        """
+        if self.labels is not None and self.labels.of_tokens:
+            return mask.valid
         return whole_text_tokens(mask, self.config.own_mask == "causal")
 
     def answers(self, hidden: Tensor) -> Tensor:
-        """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads them off its pooler."""
-        head = self.head("task_head")
-        return head(self.head("pooler")(hidden[:, None]) if self.config.family == "bert" else hidden)
+        """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads those of texts off its pooler."""
+        head, labels = self.head("task_head"), self.labels
+        assert labels is not None
+        return head(self.head("pooler")(hidden[:, None]) if _reads_pooler(self.config, labels) else hidden)
 
     def head(self, name: str) -> nn.Module:
         head = getattr(self, name)
@@ -158,7 +164,7 @@ class Model(nn.Module):
     def with_labels(self, labels: Labels, rng: torch.Generator | None = None) -> Model:
         """The same model with a new task head for these labels; where BERT's pooler is missing, with a new one."""
         new: dict[str, nn.Module] = {"task_head": _task_head(self.config, labels)}
-        if self.config.family == "bert" and self.pooler is None:
+        if _reads_pooler(self.config, labels) and self.pooler is None:
             new["pooler"] = Pooler(self.config.width)
         return self._with(new, self.heads, labels, rng)
 
@@ -260,6 +266,11 @@ def _lm_head(config: Config) -> nn.Module:
 
 
 def _task_head(config: Config, labels: Labels) -> TaskHead:
-    """As transformers has them: BERT's with dropout and bias, GPT-2's a plain matrix."""
+    """As transformers has them: BERT's with dropout (but not for spans) and bias, GPT-2's a plain matrix."""
     bert = config.family == "bert"
-    return TaskHead(config.width, len(labels), config.dropout if bert else 0.0, bias=bert)
+    dropout = config.dropout if bert and labels.kind != "span" else 0.0
+    return TaskHead(config.width, len(labels), dropout, bias=bert, chain=labels.kind == "chain")
+
+
+def _reads_pooler(config: Config, labels: Labels) -> bool:
+    return config.family == "bert" and not labels.of_tokens

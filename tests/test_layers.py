@@ -25,6 +25,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "initialise",
     "transformer",
     "torch_like",
+    "chains",
     "heads",
     "checkpoints",
     "model",

@@ -56,6 +56,34 @@ TASKS = (
             ("classifier.bias", "task_head.output.bias"),
         ),
     ),
+    TaskLayout(  # transformers loads what it knows of it, the scores of each token
+        "BertForTokenClassification",
+        ("chain",),
+        (
+            ("classifier.weight", "task_head.output.weight"),
+            ("classifier.bias", "task_head.output.bias"),
+            ("crf.follows", "task_head.chain.follows"),
+            ("crf.first_bias", "task_head.chain.first_bias"),
+            ("crf.last_bias", "task_head.chain.last_bias"),
+        ),
+        marked_by="crf.follows",
+    ),
+    TaskLayout(
+        "BertForTokenClassification",
+        ("tag",),
+        (
+            ("classifier.weight", "task_head.output.weight"),
+            ("classifier.bias", "task_head.output.bias"),
+        ),
+    ),
+    TaskLayout(
+        "BertForQuestionAnswering",
+        ("span",),
+        (
+            ("qa_outputs.weight", "task_head.output.weight"),
+            ("qa_outputs.bias", "task_head.output.bias"),
+        ),
+    ),
     TaskLayout(
         "BertForMultipleChoice",
         ("choice",),

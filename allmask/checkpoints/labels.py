@@ -8,7 +8,7 @@ from typing import Any
 from allmask.checkpoints.renaming import Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
-from allmask.heads import Labels
+from allmask.heads import SPAN, Labels
 
 PROBLEMS = {
     "single": "single_label_classification",
@@ -17,11 +17,11 @@ PROBLEMS = {
 }
 
 
-def layout_named(family: Family, settings: Mapping[str, Any]) -> TaskLayout | None:
-    """The layout of the class these settings are of, if it has a task head that we know."""
+def layouts_named(family: Family, settings: Mapping[str, Any]) -> list[TaskLayout]:
+    """The layouts that files of the class of these settings may have; one that a tensor marks comes first."""
     named = settings.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
-    return next((layout for layout in family.tasks if layout.architecture == first), None)
+    return [layout for layout in family.tasks if layout.architecture == first]
 
 
 def layout_for(family: Family, config: Config, labels: Labels) -> TaskLayout | None:
@@ -35,11 +35,21 @@ def labels_from(layout: TaskLayout, settings: Mapping[str, Any], outputs: int) -
     """The labels of a head with so many outputs; names left out are LABEL_0, LABEL_1, … as everywhere."""
     if layout.kinds == ("choice",):  # its one output has no name
         return Labels("choice", ("choice",))
+    if layout.kinds == ("span",):
+        return _span(outputs)
+    if layout.kinds in (("tag",), ("chain",)):
+        return Labels(layout.kinds[0], _names(settings.get("id2label"), outputs))
     problem = settings.get("problem_type")
     kinds = {word: kind for kind, word in PROBLEMS.items()} | {None: "number" if outputs == 1 else "single"}
     if not isinstance(problem, str | None) or problem not in kinds:
         raise CheckpointError(f"problem_type is {problem!r}; expected null or one of {', '.join(PROBLEMS.values())}")
     return Labels(kinds[problem], _names(settings.get("id2label"), outputs))
+
+
+def _span(outputs: int) -> Labels:
+    if outputs != len(SPAN):
+        raise CheckpointError(f"the head for answers has {outputs} outputs; expected 2, for a start and an end")
+    return SPAN
 
 
 def _names(given: Any, outputs: int) -> tuple[str, ...]:
@@ -59,11 +69,12 @@ def _names(given: Any, outputs: int) -> tuple[str, ...]:
 
 def labels_to(layout: TaskLayout, labels: Labels) -> dict[str, Any]:
     """What stands in `config.json` besides the body's settings."""
-    if labels.kind == "choice":
+    if labels.kind in ("choice", "span"):
         return {"architectures": [layout.architecture]}
+    problem = {"problem_type": PROBLEMS[labels.kind]} if labels.kind in PROBLEMS else {}
     return {
         "architectures": [layout.architecture],
-        "problem_type": PROBLEMS[labels.kind],
+        **problem,
         "num_labels": len(labels),
         "id2label": {str(number): name for number, name in enumerate(labels.names)},
         "label2id": {name: number for number, name in enumerate(labels.names)},

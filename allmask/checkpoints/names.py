@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from allmask.config import Config
+from allmask.heads import Labels
 
 Shape = tuple[int, ...]
 
@@ -62,23 +63,29 @@ _NSP_HEAD = (
 )  # fmt: skip
 
 
-def expected_shapes(config: Config, heads: Collection[str], labels: int = 0) -> dict[str, Shape]:
-    """Every parameter a BERT or GPT-2 of this shape has, with these heads, and a task head for so many labels."""
+def expected_shapes(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Shape]:
+    """Every parameter a BERT or GPT-2 of this shape has, with these heads, and a task head for these labels."""
     rows = list(_EMBEDDING if config.family == "bert" else _EMBEDDING[:2])
     rows += [(name.replace("*", str(n)), shape) for n in range(config.layers) for name, shape in _LAYER]
     rows += _FINAL_NORM if config.norm_place == "pre" else ()
-    read_off = {"pooler", "nsp"} | ({"task"} if config.family == "bert" else set())
+    of_texts = config.family == "bert" and labels is not None and not labels.of_tokens
+    read_off = {"pooler", "nsp"} | ({"task"} if of_texts else set())
     rows += _POOLER if read_off & set(heads) else ()  # from it BERT also says whether a sentence follows, and labels
     rows += _BERT_LM_HEAD if "lm" in heads and config.family == "bert" else ()
     rows += _OWN_OUTPUT if "lm" in heads and not config.tied else ()
     rows += _NSP_HEAD if "nsp" in heads else ()
-    rows += _task_head(config, labels) if "task" in heads else ()
+    rows += _task_head(config, labels) if "task" in heads and labels is not None else ()
     return {name: _numbers(shape, config) for name, shape in rows}
 
 
-def _task_head(config: Config, labels: int) -> list[tuple[str, str]]:
-    bias = [("task_head.output.bias", str(labels))] if config.family == "bert" else []
-    return [("task_head.output.weight", f"{labels} width"), *bias]
+def _task_head(config: Config, labels: Labels) -> list[tuple[str, str]]:
+    many = str(len(labels))
+    rows = [("task_head.output.weight", f"{many} width")]
+    rows += [("task_head.output.bias", many)] if config.family == "bert" else []
+    if labels.kind == "chain":
+        rows += [("task_head.chain.follows", f"{many} {many}")]
+        rows += [(f"task_head.chain.{end}_bias", many) for end in ("first", "last")]
+    return rows
 
 
 def _numbers(words: str, config: Config) -> Shape:

@@ -15,7 +15,7 @@ from allmask.checkpoints import own
 from allmask.checkpoints.bert import BERT
 from allmask.checkpoints.google_bert import GOOGLE_BERT
 from allmask.checkpoints.gpt2 import GPT2
-from allmask.checkpoints.labels import labels_from, layout_named
+from allmask.checkpoints.labels import labels_from, layouts_named
 from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.checkpoints.renaming import Family, matches, without_data
 from allmask.checkpoints.settings import placed, read_json
@@ -74,8 +74,8 @@ def kinds_asked(folder: Path) -> tuple[str, ...]:
     settings = read_json(folder / "config.json")
     if isinstance(settings.get("labels"), dict):
         return (str(settings["labels"].get("kind")),)
-    named = (layout_named(family, settings) for family in FAMILIES.values())
-    return next((layout.kinds for layout in named if layout is not None), ())
+    named = [layout for family in FAMILIES.values() for layout in layouts_named(family, settings)]
+    return tuple(kind for layout in named for kind in layout.kinds)
 
 
 def classifies(folder: Path) -> bool:
@@ -174,13 +174,11 @@ def _read_own(weights: Path, file: Path, settings: Mapping[str, Any]) -> Checkpo
 
 def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Family, Labels | None]:
     """The family with the task head its settings name, if that is in the file, and its labels."""
-    layout = layout_named(family, settings)
-    if layout is None:
-        return family, None
-    outputs = next((store[theirs].shape[:1] for theirs, _ in layout.table if theirs in store), ())
-    if not outputs:
-        return family, None
-    return family.with_task(layout), labels_from(layout, settings, outputs[0])
+    for layout in layouts_named(family, settings):
+        outputs = next((store[theirs].shape[:1] for theirs, _ in layout.table if theirs in store), ())
+        if outputs and (layout.marked_by is None or layout.marked_by in store):
+            return family.with_task(layout), labels_from(layout, settings, outputs[0])
+    return family, None
 
 
 def _convert(weights: Path, family: Family, config: Config, store: Store, labels: Labels | None) -> Checkpoint:
@@ -192,7 +190,7 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
     names = family.pairs(config.layers)
     ours = {names[name] for name in store if name in names}
     heads = heads_in(ours, config) & frozenset(family.may_lack)
-    shapes = expected_shapes(config, heads, 0 if labels is None else len(labels))
+    shapes = expected_shapes(config, heads, labels)
     expected = family.to_theirs(without_data(shapes), config.layers)
     compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, store)
     tensors = family.to_ours({name: stored.load() for name, stored in store.items()}, config.layers)

@@ -36,6 +36,7 @@ class TaskLayout:
     architecture: str
     kinds: tuple[str, ...]  # see Labels
     table: tuple[tuple[str, str], ...]
+    marked_by: str | None = None  # their name of a tensor that only this one of a class's layouts has
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _in_layout(
     if family is None or not _can_say(family, config) or (layout is None) != (labels is None):
         settings, stored = own.config_to(config, heads, labels), dict(tensors)
     else:
-        check(folder, expected_shapes(config, heads, 0 if labels is None else len(labels)), tensors)
+        check(folder, expected_shapes(config, heads, labels), tensors)
         settings = family.config_to(config, heads)
         if layout is not None and labels is not None:
             family, settings = family.with_task(layout), settings | labels_to(layout, labels)

@@ -53,7 +53,8 @@ class Asked:
     """What the task head is asked in a batch: at which tokens, and what it should say there.
 
     Without `texts` each asked token stands for a text, in the order of the row. Where texts are choices, `gold` is the
-    number of the right text of each question.
+    number of the right text of each question. Where tokens are asked, each is a text to itself: tagged ones are of the
+    same question if they are of the same text, and of a span `gold` is the first and the last token of each question.
     """
 
     where: Tensor  # (1, N) booleans

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allmask.chains import Chain
 from allmask.data import Asked, Batch, PairBatch
 from allmask.heads import log_shares, pool_answers
 from allmask.masks import Mask
@@ -73,6 +74,8 @@ def _relation_loss(model: Model, hidden: Tensor, batch: Batch) -> tuple[Tensor, 
 def _answer_loss(model: Model, hidden: Tensor, asked: Asked, smoothing: float) -> tuple[Tensor, int]:
     assert model.labels is not None
     answers = _full(model.answers(hidden))
+    if model.labels.kind == "chain":
+        return _chain_loss(model, answers, asked), asked.count
     answers = answers if asked.texts is None else pool_answers(answers, asked.texts, asked.pool)
     loss = answer_loss(model.labels.kind, answers, asked.gold, asked.weights, smoothing, asked.questions)
     return loss, asked.count
@@ -84,17 +87,28 @@ def answer_loss(
 ) -> Tensor:  # fmt: skip
     """The summed loss of answers (texts, labels) to a question of a kind, see Labels, and Asked for the others.
 
-    Smoothing is for single labels and choices.
+    Smoothing is for single labels, tags and choices.
     """
     if kind == "choice":
         assert questions is not None
         return _choice_loss(log_shares(answers[:, 0], questions), gold, questions, smoothing)
-    if kind == "single":
+    if kind == "span":
+        assert questions is not None
+        start, end = (log_shares(answers[:, side], questions)[gold[:, side]] for side in (0, 1))
+        return -(start + end).sum()
+    if kind in ("single", "tag"):
         each = F.cross_entropy(answers, gold, reduction="none", label_smoothing=smoothing)
         return each.sum() if weights is None else (each * weights).sum()
     if kind == "multi":
         return F.binary_cross_entropy_with_logits(answers, gold, reduction="sum")
     return F.mse_loss(answers, gold, reduction="sum")
+
+
+def _chain_loss(model: Model, answers: Tensor, asked: Asked) -> Tensor:
+    """Of the tags of each text as a whole; those of a text stand together in the row."""
+    chain = model.head("task_head").get_submodule("chain")
+    assert isinstance(chain, Chain) and asked.questions is not None
+    return chain.loss(answers, asked.gold, torch.unique_consecutive(asked.questions, return_counts=True)[1])
 
 
 def _choice_loss(shares: Tensor, gold: Tensor, questions: Tensor, smoothing: float) -> Tensor:

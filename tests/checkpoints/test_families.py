@@ -103,8 +103,7 @@ def test_half_precision_is_kept_as_stored(tools, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "names"),
     [
-        ("BertForTokenClassification", {"num_labels": 3}, ["classifier.bias", "classifier.weight"]),
-        ("BertForQuestionAnswering", {}, ["qa_outputs.bias", "qa_outputs.weight"]),
+        ("GPT2ForQuestionAnswering", {"pad_token_id": 0}, ["qa_outputs.bias", "qa_outputs.weight"]),
         ("GPT2ForTokenClassification", {"pad_token_id": 0}, ["classifier.bias", "classifier.weight"]),
     ],
 )
