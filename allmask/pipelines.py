@@ -7,6 +7,8 @@ fill = allmask.pipeline("fill", "runs/a/final")
 fill("北京欢[MASK]你").text
 classify = allmask.pipeline("classify", "runs/reviews")
 classify("白切鸡很好吃").label               # also (text, other), or a list
+choose = allmask.pipeline("choose", "runs/c3")
+choose("他饿了。", ["他吃白切鸡。", "他睡觉。"]).text
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from allmask.checkpoints import classifies, resolve
+from allmask.checkpoints import classifies, kinds_asked, resolve
 from allmask.decoding import Decoding, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
+from allmask.tasks.choose import Choose
+from allmask.tasks.choosing import Chooser
 from allmask.tasks.classifier import Classifier
 from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
@@ -79,18 +83,22 @@ def pipeline(task: Literal["fill"], model: str | Path) -> Filler: ...
 @overload
 def pipeline(task: Literal["classify"], model: str | Path, precision: str = "auto") -> Classifier: ...
 @overload
+def pipeline(task: Literal["choose"], model: str | Path, precision: str = "auto") -> Chooser: ...
+@overload
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
 
 
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler | Classifier:
-    """`task` is "title" or "classify", for a model that was fine-tuned for it, "generate", for any that writes, such as
-    GPT-2, or "fill", for one that guesses what stands where a text says [MASK]."""
+def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler | Classifier | Chooser:
+    """`task` is "title", "classify" or "choose", for a model that was fine-tuned for it, "generate", for any that
+    writes, such as GPT-2, or "fill", for one that guesses what stands where a text says [MASK]."""
     if task == "fill":
         return Filler(load(model_folder(model)))
     if task == "classify":
         return open_classifier(model, precision)
+    if task == "choose":
+        return open_chooser(model, precision)
     if task not in TASKS:
-        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify")
+        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify, choose")
     made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')
@@ -115,13 +123,32 @@ def open_classifier(source: str | Path, precision: str = "auto") -> Classifier:
     """A classifier from a model folder or a run, of transformers' making, too."""
     folder = model_folder(source)
     model = load(folder)
-    if model.labels is None:
+    if model.labels is None or model.labels.kind == "choice":
         raise CheckpointError(
             f"{source}: has no task head, so it cannot classify",
             f"teach it: allmask finetune {source} --task classify --data train.jsonl --out runs/classify",
         )
     task = load_task(folder)
     return Classifier(model, task if isinstance(task, Classify) else Classify(), precision)
+
+
+def is_chooser(source: str | Path) -> bool:
+    """Whether a model folder or run is one that chooses, by what its files say."""
+    folder = model_folder(source)
+    return isinstance(load_task(folder), Choose) or "choice" in kinds_asked(folder)
+
+
+def open_chooser(source: str | Path, precision: str = "auto") -> Chooser:
+    """A chooser from a model folder or a run, of transformers' making, too."""
+    folder = model_folder(source)
+    model = load(folder)
+    if model.labels is None or model.labels.kind != "choice":
+        raise CheckpointError(
+            f"{source}: has no head for choices, so it cannot choose",
+            f"teach it: allmask finetune {source} --task choose --data train.jsonl --out runs/choose",
+        )
+    task = load_task(folder)
+    return Chooser(model, task if isinstance(task, Choose) else Choose(), precision)
 
 
 def model_folder(source: str | Path) -> Path:
@@ -136,8 +163,9 @@ def model_folder(source: str | Path) -> Path:
 
 def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Continuation:
     task = load_task(folder)
-    if isinstance(task, Classify):
-        raise CheckpointError(f"{source}: was fine-tuned to classify, not to write", "use allmask predict")
+    if isinstance(task, Classify | Choose):
+        told = task.to_dict()["task"]
+        raise CheckpointError(f"{source}: was fine-tuned to {told}, not to write", "use allmask predict")
     if model.lm_head is None:
         raise CheckpointError(
             f"{source}: has no language model head, so it cannot write yet",

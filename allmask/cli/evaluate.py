@@ -1,4 +1,4 @@
-"""`allmask evaluate`: titles or labels for held-out records, scored; titles beside the first sentence of a source."""
+"""`allmask evaluate`: titles, labels or choices for held-out records, scored; titles beside the first sentence."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ EXAMPLES = """
     allmask evaluate runs/title/final test.jsonl --beams 4 --limit 200 --json
     allmask evaluate runs/zh/final test.csv --show 3
     allmask evaluate runs/reviews test.csv --show 5
+    allmask evaluate runs/c3 test.jsonl --show 3
 """
 WIDEST = 12  # labels, up to which the table says what each was taken for
 COLUMNS = {
@@ -51,7 +52,10 @@ COLUMNS = {
 def command(
     model: Folder,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="jsonl, csv or parquet with source and target, or text and label.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="jsonl, csv or parquet: source and target, text and label, or choices and label."
+        ),
     ],
     beams: Beams = 1,
     length_penalty: LengthPenalty = 1.0,
@@ -73,11 +77,17 @@ def command(
 
     The lead sentence beside it is what a title must beat. Chinese is scored by characters.
     Of a classifier: accuracy, F1 and Matthews, or Pearson and Spearman; what each label was taken for.
+    Of a model that chooses: accuracy, beside that of guessing.
     """
     listen(quiet)
-    from allmask.pipelines import is_classifier, open_pipeline
+    from allmask.pipelines import is_chooser, is_classifier, open_pipeline
     from allmask.tasks.title import Title
 
+    if is_chooser(model):
+        expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), "chooses")
+        result = _chosen(model, file, precision, limit, show, on_bad_record)
+        emit(as_json, result, _choices_in_words(result))
+        return
     if is_classifier(model):
         expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new))
         result = _classified(model, file, precision, limit, show, on_bad_record)
@@ -229,6 +239,43 @@ def _label_table(labels: dict[str, dict[str, float]], confusion: list[list[int]]
         cells = [name, f"{row['texts']:,}", *(_number(row[one]) for one in ("precision", "recall", "f1")), *counts]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+# ---- choices -------------------------------------------------------------------------------------------------
+
+
+def _chosen(model: str, file: Path, precision: str, limit: int | None, show: int, on_bad_record: str) -> dict[str, Any]:
+    from allmask.pipelines import open_chooser
+    from allmask.tasks.choosing import WINDOW, Tally, read_questions
+
+    chooser = open_chooser(model, precision)
+    skipped: Counter[str] = Counter()
+    began = time.monotonic()
+    records = islice(read_questions(file, True, on_bad_record, skipped), limit)
+    tally = Tally(show)
+    while window := list(islice(records, WINDOW)):
+        for record, choice in zip(window, chooser.stream([record.fields for record in window]), strict=True):
+            tally.add(record, choice)
+    tell_skipped(skipped)
+    result = {"model": model, "file": str(file), "records": tally.seen, "cut": chooser.cut}
+    result |= {"seconds": round(time.monotonic() - began, 2), "scores": tally.scores}
+    return result | ({"errors": tally.errors()} if show else {})
+
+
+def _choices_in_words(result: dict[str, Any]) -> str:
+    scores = result["scores"]
+    lines = [f"| {result['records']:,} records | " + " | ".join(scores) + " |", "|---" * (1 + len(scores)) + "|"]
+    lines += ["| model | " + " | ".join(map(_number, scores.values())) + " |"]
+    if result["cut"]:
+        lines += ["", f"{result['cut']:,} texts were cut"]
+    for row in result.get("errors", ()):
+        taken = f"taken for {row['choice']}{_sure(row)}"
+        lines += ["", f"{row['where']}: is {row['choices'][row['label']]}, {taken}"]
+        lines += [f"  {row[name]}" for name in ("context", "question") if name in row]
+    return "\n".join(lines)
+
+
+# ---- words ---------------------------------------------------------------------------------------------------
 
 
 def _number(value: float) -> str:

@@ -13,6 +13,7 @@ from allmask.errors import UsageError
 EXAMPLES = """
     allmask finetune minilm --task title --data train.jsonl --eval dev.jsonl --out runs/title
     allmask finetune minilm --task classify --data reviews.csv --eval dev.csv --out runs/reviews
+    allmask finetune bge-small-zh --task choose --data questions.jsonl --eval dev.jsonl --out runs/c3
     allmask finetune bert-base-chinese --data 标题.csv --epochs 2 --batch-tokens 8192 --out runs/zh
     allmask finetune minilm --config run.yaml --lr 2e-4 --out runs/again
     allmask finetune --resume --out runs/title
@@ -26,12 +27,17 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="jsonl, csv or parquet; title: source, target; classify: text, label, perhaps text_b."),
+        typer.Option(
+            help="jsonl, csv or parquet; title: source, target; classify: text, label, perhaps text_b; choose: "
+            "context, choices, label."
+        ),
     ] = None,
     eval_file: Annotated[
         Path | None, typer.Option("--eval", help="Held-out records: the best weights on them are kept.")
     ] = None,
-    task: Annotated[Literal["title", "classify"] | None, typer.Option(help="What to learn. [default: title]")] = None,
+    task: Annotated[
+        Literal["title", "classify", "choose"] | None, typer.Option(help="What to learn. [default: title]")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
     ] = None,
@@ -39,11 +45,13 @@ def command(
     epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in a batch. [default: 4096; classify: 32 texts' worth]")
+        int | None,
+        typer.Option(help="Tokens in a batch. [default: 4096; classify: 32 texts' worth; choose: 16 questions']"),
     ] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="The highest learning rate. [default: 5e-4; classify: by the model's width]")
+        float | None,
+        typer.Option(help="The highest learning rate. [default: 5e-4; classify, choose: by the model's width]"),
     ] = None,
     schedule: Annotated[
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
@@ -86,10 +94,18 @@ def command(
     ] = None,
     max_source: Annotated[int | None, typer.Option(help="title: tokens of a source. [default: 254]")] = None,
     max_target: Annotated[int | None, typer.Option(help="title: tokens of a target. [default: 64]")] = None,
-    max_length: Annotated[int | None, typer.Option(help="classify: tokens of a text or pair. [default: 512]")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="classify, choose: tokens of a text or pair. [default: 512]")
+    ] = None,
     truncate: Annotated[
-        Literal["head", "tail", "head+tail"] | None,
-        typer.Option(help="What is kept of longer texts. [default: head]"),
+        Literal["head", "tail", "head+tail", "windows"] | None,
+        typer.Option(
+            help="What is kept of longer texts; windows: all of it (not for titles). [default: head; choose: head+tail]"
+        ),
+    ] = None,
+    pool_windows: Annotated[
+        Literal["mean", "max"] | None,
+        typer.Option(help="How what is said of windows becomes what is said of a text. [default: mean]"),
     ] = None,
     mask: Annotated[
         Literal["prefix", "naive"] | None,
@@ -115,7 +131,8 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune MODEL to write a target for each source, or to tell a label, several or a number of a text or a pair.
+    """Fine-tune MODEL to write a target for each source, or to tell a label, several or a number of a text or a pair,
+    or which of several choices is right.
 
     The run's folder gets config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model folder.
     Ctrl-C saves; the same command with --resume goes on, bit for bit as if it had not been stopped.
@@ -159,4 +176,5 @@ def _in_words(result: dict[str, Any]) -> str:
 _USE = {
     "title": 'write with it: allmask generate {} --text "…"',
     "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
+    "choose": "choose with it: allmask predict {} questions.jsonl -o choices.jsonl",
 }

@@ -1,4 +1,4 @@
-"""`allmask predict`: a title or a label for each record of a file, in its order, into another file."""
+"""`allmask predict`: a title, a label or a choice for each record of a file, in its order, into another file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from allmask.errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.pipelines import Pipeline
+    from allmask.tasks.choosing import Chooser
     from allmask.tasks.classifier import Classifier
 
 EXAMPLES = """
@@ -39,6 +40,7 @@ EXAMPLES = """
     allmask predict runs/title/final articles.csv -o - | jq -r .prediction
     allmask predict runs/reviews new.csv -o labels.jsonl
     allmask predict runs/reviews - -o - < lines.txt
+    allmask predict runs/c3 questions.jsonl -o choices.jsonl
 """
 WINDOW, BATCH = 256, 32  # records in memory, sorted by length; texts written at a time
 LABELLED = 1024  # records in memory where they are classified
@@ -48,7 +50,8 @@ Put = Callable[[str], None]
 def command(
     model: Folder,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="jsonl, csv, parquet with source, or text; or txt, a line each.")
+        Path,
+        typer.Argument(metavar="FILE", help="jsonl, csv, parquet with source, text or choices; or txt, a line each."),
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="The jsonl file to write, - for stdout.")],
     beams: Beams = 1,
@@ -68,15 +71,23 @@ def command(
 ) -> None:
     """Write a JSON line for each record of FILE: its fields, "prediction" and "score" (with --n-best, "predictions"),
     or of a classifier "prediction", "probability" and "probabilities"; a classifier reads a text a line from - as well.
+    Of a model that chooses "prediction" is the number of a choice, and "choice" its text.
 
     The file appears when it is complete; one of that name is replaced.
     """
     listen(quiet)
     _check_out(out, file)
-    from allmask.pipelines import is_classifier, open_classifier
+    from allmask.pipelines import is_chooser, is_classifier, open_chooser, open_classifier
 
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
     keep_fields = [name for name in (word.strip() for word in keep.split(",")) if name]
+    if is_chooser(model):
+        expect_no_search(options, "chooses")
+        _expect_file(file, "chooses")
+        chooser = open_chooser(model, precision)
+        _run(_choosing(chooser, file, on_bad_record, keep_fields), out, quiet)
+        _tell_cut(chooser)
+        return
     if not is_classifier(model):
         _expect_file(file)
         _run(_writing(model, precision, options, file, on_bad_record, keep_fields), out, quiet)
@@ -168,7 +179,9 @@ def _line(record: Record, told: dict[str, Any]) -> str:
 # ---- titles --------------------------------------------------------------------------------------------------
 
 
-def _expect_file(file: Path) -> None:
+def _expect_file(file: Path, does: str = "writes") -> None:
+    if str(file) == "-" and does != "writes":
+        raise UsageError(f"this model {does}; a line of stdin is one text", "name a file")
     if str(file) == "-":
         raise UsageError("this model writes; from stdin that is allmask generate", "name a file, or use generate")
 
@@ -203,12 +216,12 @@ def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, A
 # ---- labels --------------------------------------------------------------------------------------------------
 
 
-def expect_no_search(options: dict[str, Any]) -> None:
+def expect_no_search(options: dict[str, Any], does: str = "classifies") -> None:
     usual = search_options(1, 1, 1.0, None, 0, None)
     given = sorted(name for name, value in options.items() if usual.get(name) != value)
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UsageError(f"{flags}: this model classifies, it does not write", "leave it out")
+        raise UsageError(f"{flags}: this model {does}, it does not write", "leave it out")
 
 
 def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
@@ -238,6 +251,21 @@ def _label_lines(classifier: Classifier, out: str) -> None:
                 put("" if told is None else json.dumps(told, ensure_ascii=False))
 
 
-def _tell_cut(classifier: Classifier) -> None:
-    if classifier.cut:
-        note(f"{classifier.cut:,} texts were cut to {classifier.task.max_length} tokens")
+def _tell_cut(model: Classifier | Chooser) -> None:
+    if model.cut:
+        note(f"{model.cut:,} texts were cut to {model.task.max_length} tokens")
+
+
+# ---- choices -------------------------------------------------------------------------------------------------
+
+
+def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
+    from allmask.tasks.choosing import read_questions
+
+    def choose(window: list[Record]) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in chooser.stream([record.fields for record in window], len(window))]
+
+    def read(skipped: Counter[str]) -> Iterator[Record]:
+        return read_questions(file, False, on_bad_record, skipped, ("id", *keep))
+
+    return _Job(read, lambda: choose, WINDOW, "answered")

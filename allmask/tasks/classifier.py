@@ -16,12 +16,12 @@ from allmask.errors import CheckpointError, UsageError
 from allmask.heads import Labels
 from allmask.inference import freeze
 from allmask.model import Model
+from allmask.tasks.reading import Reading, Text
 from allmask.tasks.writing import tokenizer_of
 
 if TYPE_CHECKING:
     from allmask.tasks.classify import Classify
 
-Text = str | tuple[str, str]  # one, or a pair of them
 WINDOW = 1024  # texts in memory, sorted by length
 BATCH_TOKENS = 4096
 
@@ -82,9 +82,9 @@ class Classifier:
 
     def answers(self, texts: Sequence[Text], batch_tokens: int = BATCH_TOKENS) -> Tensor:
         """Scores (n, labels) of the task head, all texts at once."""
-        examples, cut = self.task.encode(tokenizer_of(self.model), self.model.config, texts)
-        self.cut += cut
-        return answer_all(self.frozen, examples, batch_tokens)
+        reading = self.task.read(tokenizer_of(self.model), self.model.config, texts)
+        self.cut += reading.cut
+        return reading.pooled(answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
 
 
 def _checked(entry: Any) -> Text:
@@ -102,18 +102,34 @@ def frozen(model: Model, precision: str) -> Model:
     return made.eval()
 
 
-@torch.no_grad()
 def answer_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-    """Scores (n, labels) of all examples; those of about one length share a row."""
-    assert model.labels is not None and model.task_head is not None
-    answers = torch.empty(len(examples), len(model.labels))
+    """Scores (n, labels) of all examples."""
+    return _answered(model, hidden_all(model, examples, batch_tokens))
+
+
+def answers_to(reading: Reading, model: Model, precision: str) -> Tensor:
+    """Scores (rows, labels) of all that is read, for a body that does not learn from what is remembered of it."""
+    if reading.features is None:
+        return answer_all(frozen(model, precision), reading.examples)
+    return _answered(model.eval(), reading.features)
+
+
+@torch.no_grad()
+def _answered(model: Model, hidden: Tensor) -> Tensor:
+    assert model.task_head is not None
+    return model.answers(hidden.to(model.task_head.output.weight.dtype)).float()
+
+
+@torch.no_grad()
+def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+    """Hidden states (n, W) of the token of each example that stands for it; those of about one length share a row."""
+    hidden = torch.empty(len(examples), model.config.width)
     for numbers in _rows([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
         asked = model.asked(batch.mask)
-        hidden = model.body.at(asked, batch.ids, batch.mask, batch.segments)
-        said = model.answers(hidden.to(model.task_head.output.weight.dtype))
-        answers[torch.tensor(numbers)[batch.mask.group[asked]]] = said.float()
-    return answers
+        found = model.body.at(asked, batch.ids, batch.mask, batch.segments)
+        hidden[torch.tensor(numbers)[batch.mask.group[asked]]] = found.float()
+    return hidden
 
 
 def _rows(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import NO_LABEL, Asked, Batch, Example, Record, pack
+from allmask.data import Asked, Batch, Record
 from allmask.errors import UsageError
-from allmask.heads import Labels, whole_text_tokens
-from allmask.masks import Mask
+from allmask.heads import Labels
 from allmask.model import Model
 from allmask.objectives import answer_loss
-from allmask.tasks.auxiliary import LEFT_TO_RIGHT, Auxiliary, with_language
-from allmask.tasks.classifier import Text, answer_all, frozen, predictions
+from allmask.tasks.auxiliary import Auxiliary, with_language
+from allmask.tasks.classifier import answer_all, answers_to, frozen, hidden_all, predictions
 from allmask.tasks.confusion import draw_confusion
 from allmask.tasks.labelling import Survey, balanced, golds, read_texts
 from allmask.tasks.marks import Mistake, mark, mistakes
 from allmask.tasks.metrics import MAIN
+from allmask.tasks.reading import Reading, Text, asking, check_lengths, read, tell_lengths
 from allmask.tasks.writing import tokenizer_of
-from allmask.text import Tokenizer, propose_keep_tokens, truncate
-from allmask.text.lengths import RULES
+from allmask.text import Tokenizer, propose_keep_tokens
 from allmask.training import Score
 
 log = logging.getLogger("allmask")
@@ -43,7 +42,8 @@ class Classify:
     """The task as it is saved with a model: how texts become ids. The labels are the model's own."""
 
     max_length: int = 512  # tokens, the special ones among them
-    truncate: str = "head"
+    truncate: str = "head"  # or windows over all of a text
+    pool_windows: str = "mean"
     pair: bool | None = None  # two texts are compared; None: where there are two
     kind: str | None = None  # see Labels; None: as the labels of the data look
     class_weights: str = "none"
@@ -51,10 +51,7 @@ class Classify:
     suited: ClassVar[frozenset[str]] = frozenset({"lr", "batch_tokens"})  # chosen by model and data unless given
 
     def __post_init__(self):
-        if self.max_length < 5:  # [CLS] a [SEP] b [SEP]
-            raise UsageError(f"max_length is {self.max_length}; expected 5 at least")
-        if self.truncate not in RULES:
-            raise UsageError(f"truncate is {self.truncate!r}; expected one of {', '.join(RULES)}")
+        check_lengths(self.max_length, self.truncate, self.pool_windows)
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
         if self.class_weights not in ("none", "balanced"):
@@ -84,37 +81,13 @@ class Classify:
         log.info("labels: %s", _in_words(labels, train))
         return replace(self, pair=pair, kind=labels.kind), train, others
 
-    def encode(self, tokenizer: Tokenizer, config: Config, texts: Sequence[Text]) -> tuple[list[Example], int]:
-        """What a model reads of each text or pair, and how many were too long.
+    def read(self, tokenizer: Tokenizer, config: Config, texts: Sequence[Text]) -> Reading:
+        """What a model reads of each text or pair."""
+        return read(tokenizer, config, texts, self.max_length, self.truncate)
 
-        [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with segments 0 and 1; of GPT-2 just a, or a, the end of a text, b.
-        """
-        sides = [(entry, None) if isinstance(entry, str) else entry for entry in texts]
-        flat = [side for pair in sides for side in pair if side is not None]
-        ids = iter([encoded.ids for encoded in tokenizer.encode_batch(flat, special=False)])
-        begin, between, end = _frame(tokenizer)
-        made, cut = [], 0
-        for _, second in sides:
-            parts = [next(ids)] if second is None else [next(ids), next(ids)]
-            frame = len(begin) + (len(between) if second is not None else 0) + len(end)
-            kept = self._cut(parts, self.max_length - frame)
-            cut += sum(map(len, kept)) < sum(map(len, parts))
-            made.append(_example(config, [*begin, *kept[0]], between, end, kept[1:]))
-        return made, cut
-
-    def _cut(self, parts: list[list[int]], room: int) -> list[list[int]]:
-        """At most `room` tokens: the longer of two texts gives way first."""
-        if len(parts) == 1:
-            return [truncate(parts[0], room, self.truncate)]
-        half, sizes = room // 2, [len(part) for part in parts]
-        first = room - sizes[1] if sizes[1] <= half else min(sizes[0], room - half)
-        limits = (max(first, 1), max(room - first, 1))
-        return [truncate(part, limit, self.truncate) for part, limit in zip(parts, limits, strict=True)]
-
-    def examples(self, model: Model, records: Sequence[Record]) -> list[Example]:
-        made, cut = self.encode(tokenizer_of(model), model.config, [text_of(record) for record in records])
-        if cut:
-            log.info("%s of %s texts are cut to %s tokens", f"{cut:,}", f"{len(made):,}", self.max_length)
+    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
+        made = self.read(tokenizer_of(model), model.config, [text_of(record) for record in records])
+        tell_lengths(made, self.max_length)
         return made
 
     # ---- learning ------------------------------------------------------------------------------------------
@@ -123,25 +96,15 @@ class Classify:
         """What suits this model and these texts: a learning rate, and tokens for about 32 texts a step."""
         chosen = records[:: max(1, len(records) // 1000)]
         texts = [text_of(record) for record in chosen]
-        examples, _ = self.encode(tokenizer_of(model), model.config, texts)
-        tokens = sum(len(example) for example in examples) / len(examples)
-        rate = next((rate for width, rate in RATES if model.config.width <= width), LARGE_RATE)
-        return {"lr": rate, "batch_tokens": int(np.ceil(BATCH * tokens))}
+        reading = self.read(tokenizer_of(model), model.config, texts)
+        return {"lr": rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(reading.lengths)))}
 
     def prepare(
         self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
     ) -> Model:
         """A model that can answer: with a head for the labels of the data, and no heads that are not used."""
-        labels = self.labels_of(records)
         texts = [part for record in records for part in (record.fields["text"], record.fields["text_b"]) if part]
-        model = with_language(model, texts, seed) if language else model.without("lm")
-        model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
-        if model.labels == labels:
-            log.info("the checkpoint has a head for these labels; it is trained further")
-            return model.without("nsp")
-        if model.config.family == "bert" and model.pooler is None:
-            log.info("the checkpoint has no pooler; a new one is made")
-        return model.without("nsp").with_labels(labels, torch.Generator().manual_seed(seed))
+        return with_head(model, self.labels_of(records), texts, seed, prune, language)
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         """Of records as `read_both` gives them."""
@@ -158,15 +121,19 @@ class Classify:
         assert model.labels is not None
         gold = golds(model.labels, [record.fields["label"] for record in records])
         weights = balanced(gold, len(model.labels)) if self.class_weights == "balanced" else None
-        texts = self.examples(model, records)
-        judge = Judge(list(held_out), self.examples(model, held_out), model.labels, precision) if held_out else None
-        return ClassifyWork(texts, gold, model.config, judge, weights, auxiliary)
+        judge = None
+        if held_out:
+            others = self.reading(model, held_out)
+            judge = Judge(list(held_out), others, model.labels, precision, self.pool_windows)
+        reading = self.reading(model, records)
+        return ClassifyWork(reading, gold, model.config, judge, weights, auxiliary, self.pool_windows)
 
     def draw(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> None:
         """confusion.png: which of the held-out texts a finished model takes for what."""
         if not held_out or model.labels is None or model.labels.kind != "single":
             return
-        answers = answer_all(frozen(model, precision), self.examples(model, held_out))
+        reading = self.reading(model, held_out)
+        answers = reading.pooled(answer_all(frozen(model, precision), reading.examples), self.pool_windows)
         gold = golds(model.labels, [record.fields["label"] for record in held_out])
         draw_confusion(mark(model.labels, answers, gold).confusion, model.labels.names, out / "confusion.png")
 
@@ -175,34 +142,33 @@ class Classify:
 class ClassifyWork:
     """What the training loop asks for: examples by number, and a judge."""
 
-    texts: list[Example]
+    reading: Reading
     gold: Tensor
     config: Config
     judge: Judge | None = None
     weights: Tensor | None = None  # of each label
     auxiliary: Auxiliary | None = None
+    pool: str = "mean"  # of windows
 
     def __post_init__(self):
-        self.lengths = [len(example) for example in self.texts]
+        self.lengths = self.reading.lengths
+
+    def remember(self, model: Model, precision: str) -> None:
+        """Of a body that does not learn: what it makes of all texts is found out once."""
+        for reading in (self.reading, *([] if self.judge is None else [self.judge.reading])):
+            reading.features = hidden_all(frozen(model, precision), reading.examples)
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        chosen = [self.texts[number] for number in numbers]
-        batch = pack(chosen) if not self._next_tokens else pack([_predicting(example) for example in chosen])
-        batch = replace(batch, asked=self._asked(batch.mask, torch.tensor(numbers)))
-        if self.auxiliary is None:
-            return batch
-        if self._next_tokens:  # the same reading serves both: no token sees its successor
-            return replace(batch, name=LEFT_TO_RIGHT, weight=self.auxiliary.weight)
-        return replace(batch, also=self.auxiliary.batch(chosen, numbers, epoch))
+        texts = torch.tensor(numbers)
+        rows, of = self.reading.rows(numbers)
 
-    @property
-    def _next_tokens(self) -> bool:
-        return self.auxiliary is not None and self.auxiliary.hide is None
+        def ask(where: Tensor, row: Tensor) -> Asked:
+            parts = len(rows) > len(texts)
+            gold = self.gold[texts if parts else texts[of[row]]]
+            weights = None if self.weights is None else self.weights[gold]
+            return Asked(where, gold, weights, "classify", of[row] if parts else None, self.pool)
 
-    def _asked(self, mask: Mask, numbers: Tensor) -> Asked:
-        where = whole_text_tokens(mask, self.config.own_mask == "causal")
-        gold = self.gold[numbers[mask.group[where]]]
-        return Asked(where, gold, None if self.weights is None else self.weights[gold], "classify")
+        return asking(self.reading, rows, self.config.own_mask == "causal", ask, self.auxiliary, epoch)
 
     def evaluate(self, model: Model) -> Score | None:
         return None if self.judge is None else self.judge(model)
@@ -213,15 +179,16 @@ class Judge:
     """All metrics on the held-out records, and a few of the errors to look at."""
 
     records: list[Record]
-    examples: list[Example]
+    reading: Reading
     labels: Labels
     precision: str = "auto"
+    pool: str = "mean"  # of windows
     shown: int = 2
 
     def __call__(self, model: Model) -> Score:
         given = [record.fields["label"] for record in self.records]
         gold = golds(self.labels, given)
-        answers = answer_all(frozen(model, self.precision), self.examples)
+        answers = self.reading.pooled(answers_to(self.reading, model, self.precision), self.pool)
         loss = answer_loss(self.labels.kind, answers, gold).item() / gold.numel()
         scores = mark(self.labels, answers, gold).scores
         entries = zip(self.records, given, predictions(self.labels, answers), strict=True)
@@ -229,33 +196,25 @@ class Judge:
         return Score(scores[MAIN[self.labels.kind]], {"loss": loss, **scores}, [*_samples(worst)])
 
 
+def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, prune: bool, language: bool) -> Model:
+    """A model with a head for these labels and, perhaps, for the language of the texts, which may be all it knows."""
+    model = with_language(model, texts, seed) if language else model.without("lm")
+    model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
+    if model.labels == labels:
+        log.info("the checkpoint has a head for these labels; it is trained further")
+        return model.without("nsp")
+    if model.config.family == "bert" and model.pooler is None:
+        log.info("the checkpoint has no pooler; a new one is made")
+    return model.without("nsp").with_labels(labels, torch.Generator().manual_seed(seed))
+
+
+def rate_for(model: Model) -> float:
+    return next((rate for width, rate in RATES if model.config.width <= width), LARGE_RATE)
+
+
 def text_of(record: Record) -> Text:
     first, second = record.fields["text"], record.fields["text_b"]
     return first if second is None else (first, second)
-
-
-# ---- rows of ids ---------------------------------------------------------------------------------------------
-
-
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int], list[int]]:
-    """What stands before, between and after texts. Files of other makers were trained with just this."""
-    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
-        return [tokenizer.cls_id], [tokenizer.sep_id], [tokenizer.sep_id]
-    return [], [] if tokenizer.eos_id is None else [tokenizer.eos_id], []
-
-
-def _example(config: Config, first: list[int], between: list[int], end: list[int], rest: list[list[int]]) -> Example:
-    head = [*first, *(between if rest else end)]
-    tail = [*rest[0], *end] if rest else []
-    ids = np.array([*head, *tail], dtype=np.int32)
-    segments = np.arange(len(ids)) >= len(head) if config.segments > 1 else np.zeros(len(ids))
-    order = np.arange(len(ids)) if config.own_mask == "causal" else np.zeros(len(ids))
-    return Example(ids, order, segments, np.full(len(ids), NO_LABEL))
-
-
-def _predicting(example: Example) -> Example:
-    """Each token but the last is to predict the next one."""
-    return replace(example, labels=np.append(example.ids[1:], NO_LABEL))
 
 
 # ---- words ---------------------------------------------------------------------------------------------------

@@ -34,8 +34,7 @@ from allmask.tasks.folders import (
     saved_values,
     write_result,
 )
-from allmask.tasks.plan import Plan
-from allmask.tasks.title import Title
+from allmask.tasks.plan import Plan, TaskOfPlan
 from allmask.tasks.values import as_yaml
 from allmask.training import Result, train
 from allmask.training.plots import plot_run
@@ -50,7 +49,7 @@ class Data:
     train: list[Record]
     held_out: list[Record]
     skipped: Counter[str]
-    task: Title | Classify
+    task: TaskOfPlan
 
 
 def finetune(plan: Plan, out: Path, quiet: bool = False) -> dict[str, Any]:

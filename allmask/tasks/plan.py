@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from allmask.errors import UsageError
 from allmask.tasks import values as flat
 from allmask.tasks.auxiliary import check_weight
+from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
 from allmask.tasks.title import Title
 from allmask.training.settings import Settings, as_plain
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.model import Model
 
-TASKS: dict[str, type[Title] | type[Classify]] = {"title": Title, "classify": Classify}
+TaskOfPlan = Title | Classify | Choose
+TASKS: dict[str, type[TaskOfPlan]] = {"title": Title, "classify": Classify, "choose": Choose}
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Plan:
 
     model: str
     data: str
-    task: Title | Classify = field(default_factory=Title)
+    task: TaskOfPlan = field(default_factory=Title)
     settings: Settings = field(default_factory=Settings)
     eval: str | None = None
     prune: bool | None = None  # None: as is usual for the task

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import CheckpointError, UsageError
+from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.title import Title
 
 NAME = "allmask.json"
-TASKS = {"title": Title, "continue": Continuation, "classify": Classify}
-Task = Title | Continuation | Classify
+TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose}
+Task = Title | Continuation | Classify | Choose
 
 
 def save_task(task: Task, folder: Path) -> None:

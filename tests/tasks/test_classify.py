@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allmask.data import Record, pack
+from allmask.data import Example, Record, pack
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.heads import Labels
 from allmask.masks import Mask
@@ -25,6 +25,7 @@ from allmask.tasks.classifier import Classifier, answer_all
 from allmask.tasks.classify import Classify, Judge
 from allmask.tasks.confusion import draw_confusion
 from allmask.tasks.labelling import Survey, balanced, golds
+from allmask.tasks.reading import cut_to
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -70,12 +71,17 @@ def rows(kind: str, count: int = 20, pair: bool = False, seed: int = 0) -> list[
     return made
 
 
+def encoded(model: Model, texts: list) -> tuple[list[Example], int]:
+    made = Classify().read(model.tokenizer, model.config, texts)
+    return made.examples, made.cut
+
+
 # ---- what is read ----------------------------------------------------------------------------------------------
 
 
 def test_examples_token_by_token(models):
     model = models["bert"]
-    examples, cut = Classify().encode(model.tokenizer, model.config, ["red cat", ("北京", "you")])
+    examples, cut = encoded(model, ["red cat", ("北京", "you")])
     assert model.tokenizer.tokens(examples[0].ids) == ["[CLS]", "red", "cat", "[SEP]"]
     tokens = model.tokenizer.tokens(examples[1].ids)
     assert tokens[:4] == ["[CLS]", "北", "京", "[SEP]"] and tokens[-1] == "[SEP]"
@@ -85,7 +91,7 @@ def test_examples_token_by_token(models):
 
 def test_of_gpt2_a_text_is_just_that(models):
     model = models["gpt2"]
-    examples, _ = Classify().encode(model.tokenizer, model.config, ["red cat", ("red", "cat")])
+    examples, _ = encoded(model, ["red cat", ("red", "cat")])
     assert model.tokenizer.decode(examples[0].ids, skip_special=False) == "red cat"
     assert model.tokenizer.decode(examples[1].ids, skip_special=False) == "red<|endoftext|>cat"
     assert examples[0].order.tolist() == list(range(len(examples[0])))
@@ -96,7 +102,7 @@ def test_what_the_tokenizer_of_the_ecosystem_gives(models, tmp_path: Path):
     model.tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [("red cat runs.", "北京"), ("blue", "dog sings here")]
-    examples, _ = Classify().encode(model.tokenizer, model.config, [*texts, "red dog"])
+    examples, _ = encoded(model, [*texts, "red dog"])
     for example, told in zip(examples, [*texts, ("red dog",)], strict=True):
         expected = theirs(*told)
         assert example.ids.tolist() == expected["input_ids"]
@@ -105,7 +111,7 @@ def test_what_the_tokenizer_of_the_ecosystem_gives(models, tmp_path: Path):
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(5, 24), st.sampled_from(["head", "tail", "head+tail"]))
 def test_the_longer_of_two_gives_way(first: int, second: int, limit: int, rule: str):
-    kept = Classify(max_length=limit, truncate=rule)._cut([[1] * first, [2] * second], limit - 3)
+    kept = cut_to([[1] * first, [2] * second], limit - 3, rule)
     room, sizes = limit - 3, [len(part) for part in kept]
     assert sum(sizes) == min(room, first + second)
     if first + second > room:
@@ -117,7 +123,7 @@ def test_the_longer_of_two_gives_way(first: int, second: int, limit: int, rule: 
 def test_long_texts_are_cut_and_counted(models, caplog):
     texts = [Record({"text": text, "text_b": None}, "") for text in ("red blue green cat dog", "red")]
     with caplog.at_level(logging.INFO, "allmask"):
-        examples = Classify(max_length=5, truncate="tail").examples(models["bert"], texts)
+        examples = Classify(max_length=5, truncate="tail").reading(models["bert"], texts).examples
     assert models["bert"].tokenizer.tokens(examples[0].ids) == ["[CLS]", "green", "cat", "dog", "[SEP]"]
     assert caplog.messages == ["1 of 2 texts are cut to 5 tokens"]
     assert Classify().fitted(models["bert"]).max_length == 48
@@ -267,7 +273,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
     theirs.config.pad_token_id = pad
     ids, valid = torch.full((len(records), longest), pad), torch.zeros(len(records), longest, dtype=torch.long)
     segments = torch.zeros_like(ids)
-    for row, example in enumerate(work.texts):
+    for row, example in enumerate(work.reading.examples):
         ids[row, : len(example)] = torch.from_numpy(example.ids)
         segments[row, : len(example)] = torch.from_numpy(example.segments)
         valid[row, : len(example)] = 1
@@ -275,7 +281,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
     told = theirs(ids, attention_mask=valid, labels=work.gold, **more)
     told.loss.backward()
     torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(answer_all(model, work.texts), told.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answer_all(model, work.reading.examples), told.logits, atol=1e-5, rtol=1e-5)
     head = theirs.classifier.weight.grad if family == "bert" else theirs.score.weight.grad
     torch.testing.assert_close(mine["task_head.output.weight"], head, atol=1e-5, rtol=1e-4)
     tokens = theirs.bert.embeddings.word_embeddings if family == "bert" else theirs.transformer.wte
@@ -288,7 +294,7 @@ def test_class_weights_make_all_labels_count_the_same(models):
     batch = work.batch(list(range(len(records))), 0)
     loss, count = losses_of(model, batch)["classify"]
     assert batch.counts == {"classify": count} == {"classify": len(records)}
-    each = torch.nn.functional.cross_entropy(answer_all(model, work.texts), work.gold, reduction="none")
+    each = torch.nn.functional.cross_entropy(answer_all(model, work.reading.examples), work.gold, reduction="none")
     expected = torch.stack([each[work.gold == label].mean() for label in range(3)]).mean()
     torch.testing.assert_close(loss / count, expected, atol=1e-5, rtol=1e-5)
 
@@ -309,7 +315,7 @@ def test_a_causal_body_answers_where_it_has_read_all(models):
     """Changing any token changes the answer, the first and the last among them."""
     for family in ("gpt2", "causal bert", "bert"):
         model = answering(models[family], "number")
-        (example,), _ = Classify().encode(model.tokenizer, model.config, ["red cat runs here there"])
+        (example,), _ = encoded(model, ["red cat runs here there"])
         before = answer_all(model, [example])
         for place in range(len(example)):
             ids = example.ids.copy()
@@ -342,7 +348,7 @@ def test_predictions_do_not_depend_on_company(models, family: str, kind: str):
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_padded_rows_answer_alike(models, family: str):
     model = answering(models[family], "single")
-    examples, _ = Classify().encode(model.tokenizer, model.config, ["red cat runs", "北京", "dog sings here there."])
+    examples, _ = encoded(model, ["red cat runs", "北京", "dog sings here there."])
     longest = max(map(len, examples))
     for left in (False, True):
         ids, valid = torch.zeros(3, longest, dtype=torch.long), torch.zeros(3, longest, dtype=torch.bool)
@@ -379,9 +385,9 @@ def test_one_several_pairs(models):
 def test_a_judge_shows_its_worst_errors(models):
     model, records = answering(models["bert"], "single"), rows("single", 10)
     task = Classify()
-    judge = Judge(records, task.examples(model, records), LABELS["single"], "fp32")
+    judge = Judge(records, task.reading(model, records), LABELS["single"], "fp32")
     score = judge(model)
-    answers = answer_all(model, judge.examples)
+    answers = answer_all(model, judge.reading.examples)
     gold = golds(LABELS["single"], [record.fields["label"] for record in records])
     assert score.value == score.metrics["accuracy"] == pytest.approx((answers.argmax(1) == gold).float().mean().item())
     assert score.metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(answers, gold).item(), abs=1e-5)
@@ -411,7 +417,7 @@ def test_a_missing_pooler_is_made_and_said(models, caplog):
 
 def test_what_suits_a_model(models):
     records = rows("single")
-    lengths = [len(example) for example in Classify().examples(models["bert"], records)]
+    lengths = [len(example) for example in Classify().reading(models["bert"], records).examples]
     assert Classify().settings(models["bert"], records) == {
         "lr": 1e-4,
         "batch_tokens": int(np.ceil(32 * sum(lengths) / len(lengths))),
@@ -428,7 +434,7 @@ def load_like(model: Model, width: int) -> Model:
 
 def test_an_asked_token_sees_all_of_its_text_and_no_other(models):
     model = models["gpt2"].with_labels(LABELS["single"])
-    examples, _ = Classify().encode(model.tokenizer, model.config, ["red cat", "北京欢迎你", "x"])
+    examples, _ = encoded(model, ["red cat", "北京欢迎你", "x"])
     mask = pack(examples).mask
     seen = Mask.visible(mask)[model.asked(mask)]
     groups = mask.group[0]
