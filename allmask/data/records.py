@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from allmask.data.columns import column_rows
 from allmask.data.fields import Bad, Checker, as_checkers, check_row
 from allmask.data.formats import Row, csv_rows, json_rows, parquet_rows, text_rows
 from allmask.data.lines import unreadable
@@ -20,7 +21,7 @@ from allmask.errors import DataError, UsageError
 MAX_LINE = 10_000_000  # bytes; a longer one is a file that lost its line ends
 _READERS = {
     ".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows,
-    ".csv": csv_rows, ".parquet": parquet_rows, ".txt": text_rows,
+    ".csv": csv_rows, ".parquet": parquet_rows, ".txt": text_rows, ".conll": column_rows, ".bio": column_rows,
 }  # fmt: skip
 _ON_BAD_RECORD = ("stop", "skip")
 
@@ -46,6 +47,7 @@ def read_records(
         raise UsageError(f"on_bad_record is {on_bad_record!r}; expected one of {', '.join(_ON_BAD_RECORD)}")
     path, checkers = Path(path), as_checkers(fields)
     reader = _reader(path)
+    reader = column_rows if reader is text_rows and "tokens" in checkers else reader  # tagged text, not lines of it
     rows = reader(path, checkers, max_line)
     return _records(path, rows, checkers, on_bad_record == "skip", Counter() if skipped is None else skipped)
 

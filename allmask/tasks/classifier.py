@@ -124,7 +124,7 @@ def _answered(model: Model, hidden: Tensor) -> Tensor:
 def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
     """Hidden states (n, W) of the token of each example that stands for it; those of about one length share a row."""
     hidden = torch.empty(len(examples), model.config.width)
-    for numbers in _rows([len(example) for example in examples], batch_tokens):
+    for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
         asked = model.asked(batch.mask)
         found = model.body.at(asked, batch.ids, batch.mask, batch.segments)
@@ -132,7 +132,8 @@ def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BA
     return hidden
 
 
-def _rows(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+def rows_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Numbers of examples of about one length, in rows of so many tokens at most, or of one example."""
     row: list[int] = []
     tokens = 0
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):

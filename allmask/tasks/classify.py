@@ -203,9 +203,10 @@ def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, pru
     if model.labels == labels:
         log.info("the checkpoint has a head for these labels; it is trained further")
         return model.without("nsp")
-    if model.config.family == "bert" and model.pooler is None:
+    if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
         log.info("the checkpoint has no pooler; a new one is made")
-    return model.without("nsp").with_labels(labels, torch.Generator().manual_seed(seed))
+    idle = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
+    return model.without(*idle).with_labels(labels, torch.Generator().manual_seed(seed))
 
 
 def rate_for(model: Model) -> float:

@@ -11,6 +11,7 @@ from allmask.tasks import values as flat
 from allmask.tasks.auxiliary import check_weight
 from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
+from allmask.tasks.tag import Tag
 from allmask.tasks.title import Title
 from allmask.training.settings import Settings, as_plain
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.model import Model
 
-TaskOfPlan = Title | Classify | Choose
-TASKS: dict[str, type[TaskOfPlan]] = {"title": Title, "classify": Classify, "choose": Choose}
+TaskOfPlan = Title | Classify | Choose | Tag
+TASKS: dict[str, type[TaskOfPlan]] = {"title": Title, "classify": Classify, "choose": Choose, "tag": Tag}
 
 
 @dataclass(frozen=True)

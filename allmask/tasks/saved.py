@@ -10,11 +10,12 @@ from allmask.errors import CheckpointError, UsageError
 from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
+from allmask.tasks.tag import Tag
 from allmask.tasks.title import Title
 
 NAME = "allmask.json"
-TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose}
-Task = Title | Continuation | Classify | Choose
+TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose, "tag": Tag}
+Task = Title | Continuation | Classify | Choose | Tag
 
 
 def save_task(task: Task, folder: Path) -> None:
