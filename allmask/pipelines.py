@@ -7,6 +7,8 @@ fill = allmask.pipeline("fill", "runs/a/final")
 fill("北京欢[MASK]你").text
 classify = allmask.pipeline("classify", "runs/reviews")
 classify("白切鸡很好吃").label               # also (text, other), or a list
+embed = allmask.pipeline("embed", "minilm")
+embed(["北京欢迎你", "Beijing welcomes you"])  # vectors, (2, 384)
 choose = allmask.pipeline("choose", "runs/c3")
 choose("他饿了。", ["他吃白切鸡。", "他睡觉。"]).text
 """
@@ -28,6 +30,7 @@ from allmask.tasks.choosing import Chooser
 from allmask.tasks.classifier import Classifier
 from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
+from allmask.tasks.embedding import Embedder
 from allmask.tasks.filling import Filler
 from allmask.tasks.saved import load_task
 from allmask.tasks.title import Title
@@ -85,20 +88,27 @@ def pipeline(task: Literal["classify"], model: str | Path, precision: str = "aut
 @overload
 def pipeline(task: Literal["choose"], model: str | Path, precision: str = "auto") -> Chooser: ...
 @overload
+def pipeline(task: Literal["embed"], model: str | Path, precision: str = "auto") -> Embedder: ...
+@overload
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
 
 
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline | Filler | Classifier | Chooser:
+def pipeline(
+    task: str, model: str | Path, precision: str = "auto"
+) -> Pipeline | Filler | Classifier | Chooser | Embedder:
     """`task` is "title", "classify" or "choose", for a model that was fine-tuned for it, "generate", for any that
-    writes, such as GPT-2, or "fill", for one that guesses what stands where a text says [MASK]."""
+    writes, such as GPT-2, "fill", for one that guesses what stands where a text says
+    [MASK], or "embed", for a vector of each text."""
     if task == "fill":
         return Filler(load(model_folder(model)))
     if task == "classify":
         return open_classifier(model, precision)
     if task == "choose":
         return open_chooser(model, precision)
+    if task == "embed":
+        return Embedder.open(model_folder(model), precision=precision)
     if task not in TASKS:
-        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify, choose")
+        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify, choose, embed")
     made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')

@@ -5,6 +5,6 @@ vectors = embed(model, ["北京欢迎你", "Beijing welcomes you"], normalize=Tr
 """
 
 from allmask.inference.frozen import freeze
-from allmask.inference.vectors import embed, embed_ids
+from allmask.inference.vectors import POOLS, embed, embed_ids, fit
 
-__all__ = ["embed", "embed_ids", "freeze"]
+__all__ = ["POOLS", "embed", "embed_ids", "fit", "freeze"]

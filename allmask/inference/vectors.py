@@ -94,10 +94,15 @@ POOLS = {"mean": _mean, "cls": _first}
 
 
 def _fit(text: Encoded, limit: int, number: int) -> list[int]:
+    if len(text) > limit:
+        log.warning("text %d has %d tokens; only the first %d are read", number, len(text), limit)
+    return fit(text, limit)
+
+
+def fit(text: Encoded, limit: int) -> list[int]:
     """Ids with their frame of special tokens, the text between cut to what the model can hold."""
     if len(text) <= limit:
         return text.ids
-    log.warning("text %d has %d tokens; only the first %d are read", number, len(text), limit)
     special = text.raw.special_tokens_mask
     before, after = special.index(0), special[::-1].index(0)
     kept = truncate(text.ids[before : len(text) - after], limit - before - after, "head")
