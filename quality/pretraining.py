@@ -118,7 +118,7 @@ def pretrained(
 
 
 def classified(model: Path, run: Path, args: argparse.Namespace) -> float:
-    """Per cent of test.jsonl that a fine-tuned model labels rightly."""
+    """The share of test.jsonl that a fine-tuned model labels rightly."""
     tuned = run / "classify"
     if not (tuned / "final").exists():
         shutil.rmtree(tuned, ignore_errors=True)
@@ -162,7 +162,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         perplexity = f"{row.causal_perplexity:,.0f}" if row.causal_perplexity >= 100 else f"{row.causal_perplexity:.1f}"
         nsp = "" if row.nsp_accuracy is None else f"{row.nsp_accuracy:.1%}"
-        accuracy = "" if row.accuracy is None else f"{row.accuracy:.1f}"
+        accuracy = "" if row.accuracy is None else f"{row.accuracy:.1%}"
         lines.append(
             f"| {row.objective} | {row.minutes:.1f} | {row.mlm_loss:.2f} | {perplexity} | {nsp} | {accuracy} |"
         )

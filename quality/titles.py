@@ -68,7 +68,7 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     logging.set_verbosity_error()
     folder = resolve(args.model)
     tokenizer = BertTokenizerFast.from_pretrained(folder)
-    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder).float()  # whatever it was saved as
     model.config.decoder_start_token_id, model.config.pad_token_id = tokenizer.cls_token_id, tokenizer.pad_token_id
     model.config.eos_token_id = tokenizer.sep_token_id
     began = time.monotonic()
