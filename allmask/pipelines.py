@@ -25,6 +25,8 @@ from allmask.checkpoints import classifies, kinds_asked, resolve
 from allmask.decoding import Decoding, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
+from allmask.tasks.answer import Answer
+from allmask.tasks.answerer import Answerer
 from allmask.tasks.choose import Choose
 from allmask.tasks.choosing import Chooser
 from allmask.tasks.classifier import Classifier
@@ -33,11 +35,14 @@ from allmask.tasks.continuation import Continuation
 from allmask.tasks.embedding import Embedder
 from allmask.tasks.filling import Filler
 from allmask.tasks.saved import load_task
+from allmask.tasks.tag import Tag
+from allmask.tasks.tagger import Tagger
 from allmask.tasks.title import Title
 from allmask.tasks.writing import Written, stream_text, write
 
 log = logging.getLogger("allmask")
 TASKS = {"title": Title, "generate": (Title, Continuation)}
+OTHERS = ("fill", "classify", "choose", "tag", "answer", "embed")
 
 
 @dataclass
@@ -88,6 +93,10 @@ def pipeline(task: Literal["classify"], model: str | Path, precision: str = "aut
 @overload
 def pipeline(task: Literal["choose"], model: str | Path, precision: str = "auto") -> Chooser: ...
 @overload
+def pipeline(task: Literal["tag"], model: str | Path, precision: str = "auto") -> Tagger: ...
+@overload
+def pipeline(task: Literal["answer"], model: str | Path, precision: str = "auto") -> Answerer: ...
+@overload
 def pipeline(task: Literal["embed"], model: str | Path, precision: str = "auto") -> Embedder: ...
 @overload
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
@@ -95,9 +104,9 @@ def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline:
 
 def pipeline(
     task: str, model: str | Path, precision: str = "auto"
-) -> Pipeline | Filler | Classifier | Chooser | Embedder:
-    """`task` is "title", "classify" or "choose", for a model that was fine-tuned for it, "generate", for any that
-    writes, such as GPT-2, "fill", for one that guesses what stands where a text says
+) -> Pipeline | Filler | Classifier | Chooser | Tagger | Answerer | Embedder:
+    """`task` is "title", "classify", "tag", "answer" or "choose", for a model that was fine-tuned for it, "generate",
+    for any that writes, such as GPT-2, "fill", for one that guesses what stands where a text says
     [MASK], or "embed", for a vector of each text."""
     if task == "fill":
         return Filler(load(model_folder(model)))
@@ -105,10 +114,14 @@ def pipeline(
         return open_classifier(model, precision)
     if task == "choose":
         return open_chooser(model, precision)
+    if task == "tag":
+        return open_tagger(model, precision)
+    if task == "answer":
+        return open_answerer(model, precision)
     if task == "embed":
         return Embedder.open(model_folder(model), precision=precision)
     if task not in TASKS:
-        raise UsageError(f"task is {task!r}; expected one of {', '.join(TASKS)}, fill, classify, choose, embed")
+        raise UsageError(f"task is {task!r}; expected one of {', '.join([*TASKS, *OTHERS])}")
     made = open_pipeline(model, precision)
     if not isinstance(made.task, TASKS[task]):
         raise CheckpointError(f'{model}: was not fine-tuned for "{task}"', 'ask for "generate" to continue prompts')
@@ -133,7 +146,7 @@ def open_classifier(source: str | Path, precision: str = "auto") -> Classifier:
     """A classifier from a model folder or a run, of transformers' making, too."""
     folder = model_folder(source)
     model = load(folder)
-    if model.labels is None or model.labels.kind == "choice":
+    if model.labels is None or model.labels.kind == "choice" or model.labels.of_tokens:
         raise CheckpointError(
             f"{source}: has no task head, so it cannot classify",
             f"teach it: allmask finetune {source} --task classify --data train.jsonl --out runs/classify",
@@ -161,6 +174,42 @@ def open_chooser(source: str | Path, precision: str = "auto") -> Chooser:
     return Chooser(model, task if isinstance(task, Choose) else Choose(), precision)
 
 
+def token_task(source: str | Path) -> str | None:
+    """ "tag" or "answer", if a model folder or run is one that is asked at tokens, by what its files say."""
+    folder = model_folder(source)
+    task, kinds = load_task(folder), kinds_asked(folder)
+    if isinstance(task, Tag | Answer):
+        return task.to_dict()["task"]
+    return None if task is not None else "tag" if "tag" in kinds else "answer" if "span" in kinds else None
+
+
+def open_tagger(source: str | Path, precision: str = "auto") -> Tagger:
+    """A tagger from a model folder or a run, of transformers' making, too."""
+    folder = model_folder(source)
+    task = load_task(folder)
+    return Tagger(_asked_at_tokens(source, folder, "tag"), task if isinstance(task, Tag) else Tag(), precision)
+
+
+def open_answerer(source: str | Path, precision: str = "auto") -> Answerer:
+    """One that answers questions, from a model folder or a run, of transformers' making, too."""
+    folder = model_folder(source)
+    task = load_task(folder)
+    return Answerer(
+        _asked_at_tokens(source, folder, "answer"), task if isinstance(task, Answer) else Answer(), precision
+    )
+
+
+def _asked_at_tokens(source: str | Path, folder: Path, task: str) -> Model:
+    model = load(folder)
+    kinds = {"tag": ("tag", "chain"), "answer": ("span",)}[task]
+    if model.labels is None or model.labels.kind not in kinds:
+        raise CheckpointError(
+            f"{source}: has no head for it, so it cannot {task}",
+            f"teach it: allmask finetune {source} --task {task} --data train.json --out runs/{task}",
+        )
+    return model
+
+
 def model_folder(source: str | Path) -> Path:
     """The model a source means: of a run, the final one."""
     folder = resolve(source)
@@ -173,7 +222,7 @@ def model_folder(source: str | Path) -> Path:
 
 def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Continuation:
     task = load_task(folder)
-    if isinstance(task, Classify | Choose):
+    if isinstance(task, Classify | Choose | Tag | Answer):
         told = task.to_dict()["task"]
         raise CheckpointError(f"{source}: was fine-tuned to {told}, not to write", "use allmask predict")
     if model.lm_head is None:

@@ -41,6 +41,8 @@ EXAMPLES = """
     allmask evaluate runs/zh/final test.csv --show 3
     allmask evaluate runs/reviews test.csv --show 5
     allmask evaluate runs/c3 test.jsonl --show 3
+    allmask evaluate runs/names test.conll --show 3
+    allmask evaluate runs/squad dev.json --json
 """
 WIDEST = 12  # labels, up to which the table says what each was taken for
 COLUMNS = {
@@ -77,12 +79,22 @@ def command(
 
     The lead sentence beside it is what a title must beat. Chinese is scored by characters.
     Of a classifier: accuracy, F1 and Matthews, or Pearson and Spearman; what each label was taken for.
-    Of a model that chooses: accuracy, beside that of guessing.
+    Of a model that chooses: accuracy, beside that of guessing. Of a tagger: F1 of entities, as conlleval counts.
+    Of one that answers: exact match and F1, as SQuAD's scorer, or CMRC's if it is Chinese.
     """
     listen(quiet)
-    from allmask.pipelines import is_chooser, is_classifier, open_pipeline
+    from allmask.pipelines import is_chooser, is_classifier, open_answerer, open_pipeline, open_tagger, token_task
     from allmask.tasks.title import Title
 
+    asked = token_task(model)
+    if asked is not None:
+        from allmask.cli.tokenwise import evaluated, in_words
+
+        expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), f"{asked}s")
+        worker = open_tagger(model, precision) if asked == "tag" else open_answerer(model, precision)
+        result = evaluated(worker, model, file, limit, show, on_bad_record)
+        emit(as_json, result, in_words(result))
+        return
     if is_chooser(model):
         expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), "chooses")
         result = _chosen(model, file, precision, limit, show, on_bad_record)

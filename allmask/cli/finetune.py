@@ -16,6 +16,8 @@ EXAMPLES = """
     allmask finetune bge-small-zh --task choose --data questions.jsonl --eval dev.jsonl --out runs/c3
     allmask finetune bert-base-chinese --data 标题.csv --epochs 2 --batch-tokens 8192 --out runs/zh
     allmask finetune minilm --config run.yaml --lr 2e-4 --out runs/again
+    allmask finetune minilm --task classify --data few.csv --eval dev.csv --seeds 5 --out runs/five
+    allmask finetune minilm --task classify --data few.csv --eval dev.csv --search --out runs/search
     allmask finetune --resume --out runs/title
 """
 
@@ -36,7 +38,8 @@ def command(
         Path | None, typer.Option("--eval", help="Held-out records: the best weights on them are kept.")
     ] = None,
     task: Annotated[
-        Literal["title", "classify", "choose"] | None, typer.Option(help="What to learn. [default: title]")
+        Literal["title", "classify", "tag", "answer", "choose"] | None,
+        typer.Option(help="What to learn. [default: title]"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
@@ -84,6 +87,19 @@ def command(
     tensorboard: Annotated[
         bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
     ] = None,
+    layer_decay: Annotated[
+        float | None, typer.Option(help="Each layer learns at this share of the rate above it, such as 0.9.")
+    ] = None,
+    freeze: Annotated[
+        bool | None, typer.Option("--freeze", help="Only the head learns, the body gives it features: fast.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Repeat the run with so many seeds: mean ± deviation, the best is kept.")
+    ] = None,
+    search: Annotated[
+        bool | None,
+        typer.Option("--search", help="Try 12 settings around these (batch, lr, epochs); bad runs are stopped early."),
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")
@@ -106,6 +122,15 @@ def command(
     pool_windows: Annotated[
         Literal["mean", "max"] | None,
         typer.Option(help="How what is said of windows becomes what is said of a text. [default: mean]"),
+    ] = None,
+    crf: Annotated[
+        bool | None, typer.Option("--crf/--no-crf", help="tag: score the tags of a text together. [default: no]")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="answer: tokens that windows of a long context share. [default: 128]")
+    ] = None,
+    max_answer: Annotated[
+        int | None, typer.Option(help="answer: tokens of an answer. [default: as the data has them, 30 at least]")
     ] = None,
     mask: Annotated[
         Literal["prefix", "naive"] | None,
@@ -164,6 +189,9 @@ def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
 
 def _in_words(result: dict[str, Any]) -> str:
+    if "seeds" in result or "tried" in result:
+        told = _seeds_in_words(result) if "seeds" in result else _search_in_words(result)
+        return "\n".join([*told, _USE[result["task"]].format(result["final"])])
     early = ", stopped early" if result["stopped_early"] else ""
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
     return "\n".join([
@@ -173,8 +201,29 @@ def _in_words(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def _seeds_in_words(result: dict[str, Any]) -> list[str]:
+    names = list(result["metrics"])
+    lines = ["| seed | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
+    for row in result["seeds"]:
+        lines.append(f"| {row['seed']} | " + " | ".join(f"{row['metrics'][name]:.4g}" for name in names) + " |")
+    spread = (f"{result['metrics'][name]:.4g} ± {result['deviation'][name]:.2g}" for name in names)
+    lines.append("| mean ± deviation | " + " | ".join(spread) + " |")
+    return [*lines, "", f"{result['final']}: seed {result['best_seed']}, the best of {len(result['seeds'])}"]
+
+
+def _search_in_words(result: dict[str, Any]) -> list[str]:
+    lines = ["| run | batch tokens | lr | epochs | score | |", "|---|---|---|---|---|---|"]
+    for row in result["tried"]:
+        score = "diverged" if row["score"] is None else f"{row['score']:.4g}"
+        values = (row["run"], f"{row['batch_tokens']:,}", f"{row['lr']:.3g}", f"{row['epochs']:g}", score, row["how"])
+        lines.append("| " + " | ".join(values) + " |")
+    return [*lines, "", f"{result['final']}: {result['best_run']}, the best of {len(result['tried'])}"]
+
+
 _USE = {
     "title": 'write with it: allmask generate {} --text "…"',
     "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
+    "tag": "tag with it: allmask predict {} texts.jsonl -o tags.jsonl",
+    "answer": "ask it: allmask predict {} questions.json -o answers.jsonl",
     "choose": "choose with it: allmask predict {} questions.jsonl -o choices.jsonl",
 }

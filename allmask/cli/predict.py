@@ -41,6 +41,8 @@ EXAMPLES = """
     allmask predict runs/reviews new.csv -o labels.jsonl
     allmask predict runs/reviews - -o - < lines.txt
     allmask predict runs/c3 questions.jsonl -o choices.jsonl
+    allmask predict runs/names texts.jsonl -o tags.jsonl
+    allmask predict runs/squad questions.json -o answers.jsonl --n-best 3
 """
 WINDOW, BATCH = 256, 32  # records in memory, sorted by length; texts written at a time
 LABELLED = 1024  # records in memory where they are classified
@@ -71,16 +73,23 @@ def command(
 ) -> None:
     """Write a JSON line for each record of FILE: its fields, "prediction" and "score" (with --n-best, "predictions"),
     or of a classifier "prediction", "probability" and "probabilities"; a classifier reads a text a line from - as well.
-    Of a model that chooses "prediction" is the number of a choice, and "choice" its text.
+    Of a model that chooses "prediction" is the number of a choice, and "choice" its text. Of a tagger "prediction" are
+    tags, "entities" what they mark; one that answers gives "answer", "start", "end" and "score" (with --n-best,
+    "answers").
 
     The file appears when it is complete; one of that name is replaced.
     """
     listen(quiet)
     _check_out(out, file)
-    from allmask.pipelines import is_chooser, is_classifier, open_chooser, open_classifier
+    from allmask.pipelines import is_chooser, is_classifier, open_chooser, open_classifier, token_task
 
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
     keep_fields = [name for name in (word.strip() for word in keep.split(",")) if name]
+    asked = token_task(model)
+    if asked is not None:
+        expect_no_search(options | {"n_best": 1 if asked == "answer" else n_best}, f"{asked}s")
+        _ask_tokens(asked, model, file, out, precision, n_best, on_bad_record, keep_fields, quiet)
+        return
     if is_chooser(model):
         expect_no_search(options, "chooses")
         _expect_file(file, "chooses")
@@ -102,16 +111,17 @@ def command(
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What is done for a window of records at a time."""
 
     read: Callable[[Counter[str]], Iterator[Record]]
     open: Callable[[], Callable[[list[Record]], list[dict[str, Any]]]]  # makes what answers, once the file was checked
     window: int
     done: str  # to the records, in a word
+    hidden: tuple[str, ...] = ()  # fields that are read and not written
 
 
-def _run(job: _Job, out: str, quiet: bool) -> None:
+def _run(job: Job, out: str, quiet: bool) -> None:
     skipped: Counter[str] = Counter()
     total = sum(1 for _ in job.read(skipped))  # all records are checked before the first is written
     tell_skipped(skipped)
@@ -157,7 +167,7 @@ def _output(out: str) -> Iterator[Put]:
 
 
 def _predict(
-    job: _Job, answer: Callable[[list[Record]], list[dict[str, Any]]], put: Put, total: int, quiet: bool
+    job: Job, answer: Callable[[list[Record]], list[dict[str, Any]]], put: Put, total: int, quiet: bool
 ) -> None:
     from allmask.training.progress import Progress
 
@@ -165,14 +175,14 @@ def _predict(
     done, records = 0, job.read(Counter())
     while window := list(islice(records, job.window)):
         for record, told in zip(window, answer(window), strict=True):
-            put(_line(record, told))
+            put(_line(record, told, job.hidden))
         done += len(window)
         bar.update(done)
     bar.close()
 
 
-def _line(record: Record, told: dict[str, Any]) -> str:
-    fields = {name: value for name, value in record.fields.items() if value is not None}
+def _line(record: Record, told: dict[str, Any], hidden: tuple[str, ...]) -> str:
+    fields = {name: value for name, value in record.fields.items() if value is not None and name not in hidden}
     return json.dumps({**fields, **told}, ensure_ascii=False, default=str)  # a date out of a parquet file as text
 
 
@@ -188,7 +198,7 @@ def _expect_file(file: Path, does: str = "writes") -> None:
 
 def _writing(
     model: str, precision: str, options: dict[str, Any], file: Path, on_bad_record: str, keep: list[str]
-) -> _Job:
+) -> Job:
     from allmask.data import Maybe, read_records, text
 
     others = [name for name in ("id", "target", *keep) if name != "source"]
@@ -201,7 +211,7 @@ def _writing(
         pipeline.settings(**options)
         return lambda window: _write_sorted(pipeline, window, options)
 
-    return _Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
+    return Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
 
 
 def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -224,7 +234,7 @@ def expect_no_search(options: dict[str, Any], does: str = "classifies") -> None:
         raise UsageError(f"{flags}: this model {does}, it does not write", "leave it out")
 
 
-def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
+def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> Job:
     from allmask.tasks.classify import text_of
     from allmask.tasks.labelling import read_texts
 
@@ -236,7 +246,7 @@ def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: lis
     def read(skipped: Counter[str]) -> Iterator[Record]:
         return read_texts(file, None, classifier.task.pair, on_bad_record, skipped, others)
 
-    return _Job(read, lambda: label, LABELLED, "classified")
+    return Job(read, lambda: label, LABELLED, "classified")
 
 
 def _label_lines(classifier: Classifier, out: str) -> None:
@@ -256,10 +266,29 @@ def _tell_cut(model: Classifier | Chooser) -> None:
         note(f"{model.cut:,} texts were cut to {model.task.max_length} tokens")
 
 
+# ---- tags and answers ----------------------------------------------------------------------------------------
+
+
+def _ask_tokens(
+    asked: str, model: str, file: Path, out: str, precision: str, n_best: int, on_bad_record: str, keep: list[str],
+    quiet: bool,
+) -> None:  # fmt: skip
+    from allmask.cli.tokenwise import answering, tag_lines, tagging
+    from allmask.pipelines import open_answerer, open_tagger
+
+    if asked == "answer":
+        _run(answering(open_answerer(model, precision), file, on_bad_record, keep, n_best), out, quiet)
+    elif str(file) == "-":
+        with _output(out) as put:
+            tag_lines(open_tagger(model, precision), put)
+    else:
+        _run(tagging(open_tagger(model, precision), file, on_bad_record, keep), out, quiet)
+
+
 # ---- choices -------------------------------------------------------------------------------------------------
 
 
-def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
+def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str]) -> Job:
     from allmask.tasks.choosing import read_questions
 
     def choose(window: list[Record]) -> list[dict[str, Any]]:
@@ -268,4 +297,4 @@ def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str])
     def read(skipped: Counter[str]) -> Iterator[Record]:
         return read_questions(file, False, on_bad_record, skipped, ("id", *keep))
 
-    return _Job(read, lambda: choose, WINDOW, "answered")
+    return Job(read, lambda: choose, WINDOW, "answered")

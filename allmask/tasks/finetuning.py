@@ -21,6 +21,7 @@ from typing import Any
 from allmask.data import Record
 from allmask.errors import DataError
 from allmask.model import Model, load
+from allmask.tasks.answer import Answer
 from allmask.tasks.auxiliary import Auxiliary
 from allmask.tasks.classify import Classify
 from allmask.tasks.folders import (
@@ -143,11 +144,14 @@ def finish(plan: Plan, data: Data, model: Model, result: Result, out: Path) -> d
     plot_run(out)
     if isinstance(plan.task, Classify):
         plan.task.draw(model.eval(), data.held_out, out, plan.settings.precision)
+    task = plan.task
+    if isinstance(task, Answer):
+        task = task.tuned(model.eval(), data.held_out, plan.settings.precision)
     told = outcome(result, out) | {
         "task": plan.to_dict()["task"],
         "examples": len(data.train),
         "skipped": dict(data.skipped),
     }
     write_result(told, out)
-    save_model(model, plan.task, out / "final")
+    save_model(model, task, out / "final")
     return told

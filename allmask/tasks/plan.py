@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from allmask.errors import UsageError
 from allmask.tasks import values as flat
+from allmask.tasks.answer import Answer
 from allmask.tasks.auxiliary import check_weight
 from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.model import Model
 
-TaskOfPlan = Title | Classify | Choose | Tag
-TASKS: dict[str, type[TaskOfPlan]] = {"title": Title, "classify": Classify, "choose": Choose, "tag": Tag}
+TaskOfPlan = Title | Classify | Choose | Tag | Answer
+TASKS: dict[str, type[TaskOfPlan]] = {
+    "title": Title,
+    "classify": Classify,
+    "choose": Choose,
+    "tag": Tag,
+    "answer": Answer,
+}
 
 
 @dataclass(frozen=True)

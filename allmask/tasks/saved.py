@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import CheckpointError, UsageError
+from allmask.tasks.answer import Answer
 from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
@@ -14,8 +15,8 @@ from allmask.tasks.tag import Tag
 from allmask.tasks.title import Title
 
 NAME = "allmask.json"
-TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose, "tag": Tag}
-Task = Title | Continuation | Classify | Choose | Tag
+TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose, "tag": Tag, "answer": Answer}
+Task = Title | Continuation | Classify | Choose | Tag | Answer
 
 
 def save_task(task: Task, folder: Path) -> None:

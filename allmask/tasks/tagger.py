@@ -59,7 +59,11 @@ class Tagged:
     entities: list[Found]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"prediction": self.tags, "entities": [entity.to_dict() for entity in self.entities]}
+        return {
+            "tokens": self.words,
+            "prediction": self.tags,
+            "entities": [entity.to_dict() for entity in self.entities],
+        }
 
 
 @dataclass
