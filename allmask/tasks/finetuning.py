@@ -7,6 +7,8 @@ runs/a/
   loss.png           the loss by step; of a classifier confusion.png, too
   result.json        what is printed at the end
   final/             the model, and allmask.json, which says what it was trained for
+
+Several runs (see allmask/tasks/several.py) have a folder each in it.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from allmask.attention import Attention
 from allmask.data import Record
+from allmask.dropout import Dropout
 from allmask.errors import DataError
 from allmask.model import Model, load
 from allmask.tasks.answer import Answer
 from allmask.tasks.auxiliary import Auxiliary
-from allmask.tasks.classify import Classify
+from allmask.tasks.choose import ChooseWork
+from allmask.tasks.classify import Classify, ClassifyWork
 from allmask.tasks.folders import (
     CHECKSUMS,
     CONFIG,
@@ -38,6 +44,7 @@ from allmask.tasks.folders import (
 from allmask.tasks.plan import Plan, TaskOfPlan
 from allmask.tasks.values import as_yaml
 from allmask.training import Result, train
+from allmask.training.loop import Work
 from allmask.training.plots import plot_run
 
 log = logging.getLogger("allmask")
@@ -57,8 +64,11 @@ def finetune(plan: Plan, out: Path, quiet: bool = False) -> dict[str, Any]:
     """Start a run and see it through. Nothing is written before the data is checked and the model loaded."""
     expect_free(out)
     data = read_data(plan)
-    plan = begin(plan, data, out)
-    return _go_on(plan, data, out, quiet)
+    if plan.several:
+        from allmask.tasks import several  # it is made of runs as they are here
+
+        return several.go_on(several.begin(plan, data, out), data, out, quiet)
+    return go_on(begin(plan, data, out), data, out, quiet)
 
 
 def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
@@ -69,17 +79,39 @@ def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
     plan = saved_plan(out)
     data = read_data(plan)
     _expect_same_data(plan, out)
-    return _go_on(plan, data, out, quiet)
+    if plan.several:
+        from allmask.tasks import several
+
+        return several.go_on(plan, data, out, quiet)
+    return go_on(plan, data, out, quiet)
 
 
-def _go_on(plan: Plan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
+def go_on(
+    plan: Plan, data: Data, out: Path, quiet: bool, watched: Callable[[Work], Work] = lambda work: work
+) -> dict[str, Any]:
+    """From the last checkpoint of a run that was begun, or its start, to the end, unless who watches stops it."""
     model = load(out / "start")  # also in a run's first session, so that all begin from the same bytes
     auxiliary = Auxiliary.of(model, plan.lm_weight, plan.settings.seed)
     work = plan.task.work(model, data.train, data.held_out, auxiliary, plan.settings.precision)
     if not data.held_out:
         log.info("no --eval file: the weights of the last step are kept")
-    result = train(model, work, plan.settings, out, resume=True, quiet=quiet)
+    if plan.freeze:
+        _freeze(model, work, plan.settings.precision)
+    result = train(model, watched(work), plan.settings, out, resume=True, quiet=quiet)
     return finish(plan, data, model, result, out)
+
+
+def _freeze(model: Model, work: Work, precision: str) -> None:
+    """Features, not fine-tuning: the body learns nothing and forgets nothing, so once is enough for each text."""
+    model.body.requires_grad_(False)
+    for module in model.body.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention):
+            module.dropout = 0.0
+    if isinstance(work, ClassifyWork | ChooseWork):
+        log.info("the body is frozen; what it makes of each text is computed once")
+        work.remember(model, precision)
 
 
 # ---- before --------------------------------------------------------------------------------------------------
@@ -105,7 +137,7 @@ def begin(plan: Plan, data: Data, out: Path) -> Plan:
     Auxiliary.of(model, plan.lm_weight, plan.settings.seed)  # a tokenizer that it cannot use is refused now
     with made_beside(out) as folder:
         save_model(model, plan.task, folder / "start")
-        config = plan.to_dict() | {CHECKSUMS: _checksums(plan)}
+        config = plan.to_dict() | {CHECKSUMS: checksums(plan)}
         (folder / CONFIG).write_text(as_yaml(config), encoding="utf-8")
     return plan
 
@@ -117,7 +149,7 @@ def saved_plan(out: Path) -> Plan:
     return Plan.from_dict(values, out / CONFIG)
 
 
-def _checksums(plan: Plan) -> dict[str, str]:
+def checksums(plan: Plan) -> dict[str, str]:
     files = {"data": plan.data, "eval": plan.eval}
     return {name: _checksum(Path(path)) for name, path in files.items() if path}
 
@@ -130,7 +162,7 @@ def _checksum(path: Path) -> str:
 def _expect_same_data(plan: Plan, out: Path) -> None:
     """Other data would make another run, in another order."""
     then = saved_values(out).get(CHECKSUMS, {})
-    for name, now in _checksums(plan).items():
+    for name, now in checksums(plan).items():
         if then.get(name) != now:
             path = getattr(plan, name)
             raise DataError(f"{path}: changed since {out} was started", "restore the file, or start a new run")

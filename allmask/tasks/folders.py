@@ -54,6 +54,7 @@ def outcome(result: Result, out: Path) -> dict[str, Any]:
         "final": str(out / "final"),
         "steps": result.steps,
         "best_step": result.best_step or result.steps,
+        "score": result.best.value if result.best else None,  # what chose the best step
         "metrics": result.best.metrics if result.best else _last_loss(out),
         "seconds": round(result.seconds, 1),
         "stopped_early": result.stopped_early,

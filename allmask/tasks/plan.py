@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.model import Model
 
+FROZEN_RATE = 1e-3  # heads alone learn faster than a body would bear
 TaskOfPlan = Title | Classify | Choose | Tag | Answer
 TASKS: dict[str, type[TaskOfPlan]] = {
     "title": Title,
@@ -46,6 +47,9 @@ class Plan:
     eval: str | None = None
     prune: bool | None = None  # None: as is usual for the task
     lm_weight: float = 0.0  # of the language model's loss beside the task's
+    freeze: bool = False  # the body stays as it is, only heads learn
+    seeds: int = 1  # the run is repeated with so many seeds
+    search: bool = False  # batch, rate and epochs are searched for
     on_bad_record: str = "stop"
     open: frozenset[str] = frozenset()
 
@@ -53,13 +57,32 @@ class Plan:
         if self.prune is None:
             object.__setattr__(self, "prune", self.task.prunes)
         check_weight(self.lm_weight)
+        self._check_several()
+        if self.freeze and self.lm_weight:
+            raise UsageError("a frozen body learns no language", "leave --freeze or --lm-weight out")
         if self.on_bad_record not in ("stop", "skip"):
             raise UsageError(f"on_bad_record is {self.on_bad_record!r}; expected stop or skip")
+
+    def _check_several(self) -> None:
+        if self.seeds < 1:
+            raise UsageError(f"seeds is {self.seeds}; expected 1 or more, such as 5")
+        if self.seeds > 1 and self.search:
+            raise UsageError("--seeds and --search exclude each other", "search first, then repeat what was found")
+        if self.several and self.eval is None:
+            raise UsageError("several runs are compared by held-out records", "name them with --eval")
+        if self.search and self.settings.steps is not None:
+            raise UsageError("--search tries numbers of epochs", "leave --steps out")
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes more than one run."""
+        return self.seeds > 1 or self.search
 
     def settled(self, model: Model, records: Sequence[Record]) -> Plan:
         """The same with nothing left open."""
         task = self.task.fitted(model)
         chosen = task.settings(model, records) if self.open else {}
+        chosen |= {"lr": FROZEN_RATE} if self.freeze else {}
         settings = replace(self.settings, **{name: chosen[name] for name in self.open})
         return replace(self, task=task, settings=settings, open=frozenset())
 
@@ -102,7 +125,7 @@ def _expect_own(task: str, values: dict[str, Any]) -> None:
 
 
 _PATHS = ("model", "data", "eval")
-_OWN = ("model", "data", "eval", "prune", "lm_weight", "on_bad_record")
+_OWN = ("model", "data", "eval", "prune", "lm_weight", "freeze", "seeds", "search", "on_bad_record")
 _TYPES = {
     **{name: kind for name, kind in get_type_hints(Plan).items() if name in _OWN},
     **{entry.name: get_type_hints(kind)[entry.name] for kind in TASKS.values() for entry in fields(kind)},

@@ -38,6 +38,7 @@ class Settings:
         False  # layers are computed again on the way back instead of remembered: less memory, a third slower
     )
     tensorboard: bool = False  # curves beside metrics.jsonl
+    layer_decay: float | None = None  # the share of the learning rate that each layer has of the one above it
 
     def __post_init__(self):
         _positive(self, "epochs", "batch_tokens", "accumulate", "lr", "clip", "keep", "max_bad_steps", "epsilon")
@@ -52,6 +53,8 @@ class Settings:
             raise UsageError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
         if self.ema is not None and not 0.0 < self.ema < 1.0:
             raise UsageError(f"ema is {self.ema}; expected 0 < ema < 1, such as 0.999")
+        if self.layer_decay is not None and not 0.0 < self.layer_decay <= 1.0:
+            raise UsageError(f"layer_decay is {self.layer_decay}; expected 0 < layer_decay <= 1, such as 0.9")
         if not 0.0 <= self.label_smoothing < 1.0 or self.warmup < 0 or self.weight_decay < 0:
             raise UsageError("label_smoothing must be in [0, 1), warmup and weight_decay at least 0")
 
