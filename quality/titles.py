@@ -32,6 +32,8 @@ from allmask.training.runs import read_metrics
 from allmask.training.schedule import SCHEDULES
 
 MOST_EPOCHS = 30
+QUOTED = 8  # quotations drawn from each text with a title
+TEXTS = ("source", "text", "context")
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def quoting(args: argparse.Namespace) -> Settings:
     """The first lesson, if there is one: see allmask/tasks/quoting.py."""
     steps = args.quote_steps
     how = {"batch_tokens": args.batch_tokens, "lr": args.quote_lr, "seed": args.seed}
-    return Settings(steps=steps, eval_every=steps, save_every=steps, schedule="constant", dropout=0.0, keep=1, **how)
+    return Settings(steps=steps, eval_every=steps, save_every=steps, warmup=0.05, dropout=0.0, keep=1, **how)
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -189,14 +191,22 @@ def settings(args: argparse.Namespace) -> Settings:
     )  # fmt: skip
 
 
-def read(folder: Path, task: Title, limit: int) -> Data:
+def read(folder: Path, task: Title, limit: int, more: list[Record]) -> Data:
     """What is in the folder; without a dev.jsonl, a twentieth of train.jsonl is held out in its place."""
     train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
     held = task.read(dev)[:200] if dev.exists() else train[: len(train) // 20]
     train = train if dev.exists() else train[len(train) // 20 :]
     rng = random.Random(1)
-    quotes = [record for _ in range(4) for record in quotations(train, task.max_source, rng)]
+    texts = [*train * QUOTED, *more]
+    quotes = quotations(texts, task.max_source, rng)
     return Data(quotes, train, held, task.read(folder / "test.jsonl")[:limit])
+
+
+def read_texts(file: Path) -> list[Record]:
+    """The texts of a jsonl file, each once, whatever the field is called."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = dict.fromkeys(next(line[name] for name in TEXTS if name in line) for line in lines)
+    return [Record({"source": text, "target": ""}, f"{file}:{number}") for number, text in enumerate(texts, 1)]
 
 
 def table(rows: list[Row]) -> str:
@@ -237,6 +247,9 @@ def main() -> None:
     parser.add_argument(
         "--quote-steps", type=int, default=0, help="steps of quoting before the titles, for all systems"
     )
+    parser.add_argument(
+        "--quote-from", type=Path, nargs="*", default=[], help="jsonl files of more texts to quote from, untitled"
+    )
     parser.add_argument("--batch-tokens", type=int, default=7200, help="about 32 abstracts")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--peer-lr", type=float, help="of the two BERTs [default: --lr]")
@@ -251,7 +264,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("absl").setLevel(logging.WARNING)
     task = Title(max_source=args.max_source)
-    data = read(args.data, task, args.limit)
+    data = read(args.data, task, args.limit, [record for file in args.quote_from for record in read_texts(file)])
     lead = score_texts([lead_sentence(source) for source in data.sources], data.references)
     rows = [Row("lead sentence", 0, 0.0, lead)]
     for name in args.systems.split(","):
