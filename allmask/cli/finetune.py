@@ -214,7 +214,7 @@ def _seeds_in_words(result: dict[str, Any]) -> list[str]:
 def _search_in_words(result: dict[str, Any]) -> list[str]:
     lines = ["| run | batch tokens | lr | epochs | score | |", "|---|---|---|---|---|---|"]
     for row in result["tried"]:
-        score = "diverged" if row["score"] is None else f"{row['score']:.4g}"
+        score = "–" if row["score"] is None else f"{row['score']:.4g}"
         values = (row["run"], f"{row['batch_tokens']:,}", f"{row['lr']:.3g}", f"{row['epochs']:g}", score, row["how"])
         lines.append("| " + " | ".join(values) + " |")
     return [*lines, "", f"{result['final']}: {result['best_run']}, the best of {len(result['tried'])}"]

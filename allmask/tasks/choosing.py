@@ -98,7 +98,7 @@ def _right(fields: dict[str, Any]) -> int:
 def texts_of(fields: dict[str, Any]) -> list[Text]:
     """A pair a choice: the context before, the question and the choice after."""
     context, question = fields.get("context"), fields.get("question")
-    first = question if context is None else context
+    first: str = fields["question"] if context is None else context
     before = f"{question} " if context is not None and question is not None else ""
     return [(first, before + choice) for choice in fields["choices"]]
 

@@ -132,7 +132,7 @@ class Classify:
         """confusion.png: which of the held-out texts a finished model takes for what."""
         if not held_out or model.labels is None or model.labels.kind != "single":
             return
-        reading = self.reading(model, held_out)
+        reading = self.read(tokenizer_of(model), model.config, [text_of(record) for record in held_out])
         answers = reading.pooled(answer_all(frozen(model, precision), reading.examples), self.pool_windows)
         gold = golds(model.labels, [record.fields["label"] for record in held_out])
         draw_confusion(mark(model.labels, answers, gold).confusion, model.labels.names, out / "confusion.png")

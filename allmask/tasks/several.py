@@ -41,7 +41,7 @@ from allmask.training.loop import Share, Work
 log = logging.getLogger("allmask")
 BATCHES, RATES, EPOCHS = (1 / 2, 1), (5 / 3, 1, 2 / 3), (1, 4 / 3)
 RUNGS = (3, 6, None)  # evaluations, of ten, after which half of the runs is stopped
-SCORES = "scores.json"
+SCORES, DIVERGED = "scores.json", "diverged"  # files in the folder of a run
 _SPENT = ("checkpoints", "start")  # what a run that goes no further does not need
 
 
@@ -129,13 +129,17 @@ class Trial:
     def scores(self) -> list[float]:
         return scores_in(self.folder)
 
+    @property
+    def diverged(self) -> bool:
+        return (self.folder / DIVERGED).exists()
+
     def best(self, evaluations: int | None = None) -> float:
-        return max(self.scores[:evaluations], default=-math.inf)
+        return -math.inf if self.diverged else max(self.scores[:evaluations], default=-math.inf)
 
     def advance(self, data: Data, evaluations: int | None, quiet: bool) -> None:
         """What is done already is not done again; so the same happens after an interruption."""
         reached = evaluations is not None and len(self.scores) >= evaluations
-        if reached or is_finished(self.folder) or (self.folder / "diverged").exists():
+        if reached or is_finished(self.folder) or self.diverged:
             return
         plan = _begun(self.plan, data, self.folder)
         watch = _Watch(self.folder, evaluations)
@@ -146,14 +150,15 @@ class Trial:
                 raise
         except DivergedError as error:
             log.info("%s: %s", self.folder.name, error.message)
-            (self.folder / "diverged").touch()
+            (self.folder / DIVERGED).touch()
 
     def told(self, total: int = 10) -> dict[str, Any]:
         settings = self.plan.settings
         values = {"batch_tokens": settings.batch_tokens, "lr": settings.lr, "epochs": settings.epochs}
         done = len(self.scores)
         how = "to the end" if is_finished(self.folder) else f"stopped after {done} of {total} evaluations"
-        score = self.best() if done else None
+        how = "diverged" if self.diverged else how
+        score = None if self.diverged or not done else self.best()
         return {"run": self.folder.name, **values, "score": score, "how": how}
 
 
@@ -206,14 +211,17 @@ def _search(plan: Plan, data: Data, out: Path, quiet: bool) -> tuple[dict[str, A
     alive = trials
     for evaluations in RUNGS:
         alive = _rung(alive, data, evaluations, quiet)
-        log.info("%d of %d runs go on: %s", len(alive), len(trials), ", ".join(one.folder.name for one in alive))
+        if evaluations is not None:
+            log.info("%d of %d runs go on: %s", len(alive), len(trials), ", ".join(one.folder.name for one in alive))
     best = max(alive, key=lambda trial: trial.best())
     told = finished_result(best.folder)
     if told is None:
         raise DivergedError("no run came to its end", "start again with a lower --lr")
+    for trial in alive:
+        _remove(trial.folder, _SPENT)
     kept = {name: told[name] for name in ("steps", "best_step", "score", "metrics")}
     tried = sorted(
-        (trial.told() for trial in trials), key=lambda row: -math.inf if row["score"] is None else -row["score"]
+        (trial.told() for trial in trials), key=lambda row: math.inf if row["score"] is None else -row["score"]
     )
     return {"best_run": best.folder.name, **kept, "tried": tried}, best.folder
 

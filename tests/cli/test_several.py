@@ -156,6 +156,18 @@ def test_search(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
     assert (tmp_path / "b/final/model.safetensors").read_bytes() == best
 
 
+def test_a_run_that_diverges_is_no_end_of_a_search(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
+    for name, values in {"BATCHES": (1,), "EPOCHS": (1,), "RATES": (1e30, 1)}.items():
+        monkeypatch.setattr(several, name, values)
+    ran = cli(*words(bert, files, tmp_path / "a"), "--search", "--epochs", 3, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["best_run"] == "run-02" and [row["how"] for row in told["tried"]] == ["to the end", "diverged"]
+    monkeypatch.setattr(several, "RATES", (1e30, 1e31))
+    ran = cli(*words(bert, files, tmp_path / "b"), "--search", "--epochs", 3)
+    assert ran.code != 0 and "no run came to its end" in ran.err and not (tmp_path / "b/final").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
