@@ -74,6 +74,7 @@ def main() -> None:
     speeds = {name: tokens[name] / taken for name, taken in times.items()}
     about = timing.versions("transformers", "tokenizers")
     timing.show("A step of BERT-small, masked tokens", table(speeds), about, options.json)
+    print()
     timing.show("Feeding it", [*store_rows(options.quick), *waiting_rows()], about, options.json)
 
 
