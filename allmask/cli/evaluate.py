@@ -283,7 +283,7 @@ def _choices_in_words(result: dict[str, Any]) -> str:
     for row in result.get("errors", ()):
         taken = f"taken for {row['choice']}{_sure(row)}"
         lines += ["", f"{row['where']}: is {row['choices'][row['label']]}, {taken}"]
-        lines += [f"  {row[name]}" for name in ("context", "question") if name in row]
+        lines += [f"  {' '.join(row[name].split())}" for name in ("context", "question") if name in row]
     return "\n".join(lines)
 
 
