@@ -210,6 +210,23 @@ def test_a_frozen_body_does_not_change(cli, rich: Path, files: Path, data: Path,
         assert told["scores"]["accuracy"] == json.loads(ran.out)["metrics"]["accuracy"]
 
 
+@pytest.mark.parametrize("task", ["tag", "answer"])
+def test_where_tokens_are_asked_too(cli, bert: Path, tmp_path: Path, task: str):
+    """Several seeds of a frozen body: the body is read at each step, and learns nothing."""
+    made = {
+        "tag": [{"tokens": ["red", *"北京", "cat"], "tags": ["O", "B-X", "I-X", "O"]}] * 8,
+        "answer": [{"question": "here", "context": f"red {row['target']} cat", "answer": row["target"]}
+                   for row in tiny.chinese(8)],
+    }  # fmt: skip
+    file = tiny.write_jsonl(tmp_path / "in.jsonl", made[task])
+    more = ("--freeze", "--seeds", 2, "--steps", 4, "--precision", "fp32", "--lr", 0.01, "--json")
+    ran = cli("finetune", bert, "--task", task, "--data", file, "--eval", file, "--out", tmp_path / "run", *more)
+    assert ran.code == 0, ran.err
+    assert len(json.loads(ran.out)["seeds"]) == 2
+    before, after = load(bert).state_dict(), load(tmp_path / "run" / "final").state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if name.startswith("body."))
+
+
 def test_features_give_the_loss_of_the_body(rich: Path, files: Path):
     from collections import Counter
 
