@@ -88,12 +88,14 @@ def command(
 
     asked = token_task(model)
     if asked is not None:
-        from allmask.cli.tokenwise import evaluated, in_words
+        from allmask.tasks.evaluating import evaluated
 
         expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), f"{asked}s")
         worker = open_tagger(model, precision) if asked == "tag" else open_answerer(model, precision)
-        result = evaluated(worker, model, file, limit, show, on_bad_record)
-        emit(as_json, result, in_words(result))
+        skipped: Counter[str] = Counter()
+        result = {"model": model, **evaluated(worker, file, limit, show, on_bad_record, skipped)}
+        tell_skipped(skipped)
+        emit(as_json, result, _tokens_in_words(result))
         return
     if is_chooser(model):
         expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), "chooses")
@@ -285,6 +287,39 @@ def _choices_in_words(result: dict[str, Any]) -> str:
         lines += ["", f"{row['where']}: is {row['choices'][row['label']]}, {taken}"]
         lines += [f"  {' '.join(row[name].split())}" for name in ("context", "question") if name in row]
     return "\n".join(lines)
+
+
+# ---- tags and answers ----------------------------------------------------------------------------------------
+
+
+def _tokens_in_words(result: dict[str, Any]) -> str:
+    """Markdown tables, as for titles."""
+    scores, many = result["scores"], f"{result['records']:,} records"
+    digits = 1 if "scored_as" in result else 3
+    lines = [f"| {many} | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
+    lines += ["|---" * (1 + len(scores)) + "|"]
+    lines += ["| model | " + " | ".join(f"{value:.{digits}f}" for value in scores.values()) + " |"]
+    if "types" in result:
+        lines += ["", "| type | there are | precision | recall | F1 |", "|---|---|---|---|---|"]
+    for name, row in result.get("types", {}).items():
+        lines += [f"| {name} | {row['texts']:,} | {row['precision']:.3f} | {row['recall']:.3f} | {row['f1']:.3f} |"]
+    for row in result.get("errors", ()):
+        lines += ["", *(_tag_lines(row) if "tokens" in row else _answer_lines(row))]
+    return "\n".join(lines)
+
+
+def _tag_lines(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['where']}: {' '.join(row['tokens'])}",
+        f"  is         {row['is']}",
+        f"  taken for  {row['taken_for']}",
+    ]
+
+
+def _answer_lines(row: dict[str, Any]) -> list[str]:
+    gold = " / ".join(row["gold"]) or "nothing"
+    said = f"{row['answer'] or 'nothing'} ({row['score']:.0%})"
+    return [f"{row['where']}: {row['question']}", f"  is         {gold}", f"  answered   {said}"]
 
 
 # ---- words ---------------------------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ from allmask.errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from allmask.data import Record
     from allmask.pipelines import Pipeline
+    from allmask.tasks.answerer import Answerer
     from allmask.tasks.choosing import Chooser
     from allmask.tasks.classifier import Classifier
+    from allmask.tasks.tagger import Tagger
 
 EXAMPLES = """
     allmask predict runs/title/final articles.jsonl -o titles.jsonl
@@ -111,7 +113,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class Job:
+class _Job:
     """What is done for a window of records at a time."""
 
     read: Callable[[Counter[str]], Iterator[Record]]
@@ -121,7 +123,7 @@ class Job:
     hidden: tuple[str, ...] = ()  # fields that are read and not written
 
 
-def _run(job: Job, out: str, quiet: bool) -> None:
+def _run(job: _Job, out: str, quiet: bool) -> None:
     skipped: Counter[str] = Counter()
     total = sum(1 for _ in job.read(skipped))  # all records are checked before the first is written
     tell_skipped(skipped)
@@ -167,7 +169,7 @@ def _output(out: str) -> Iterator[Put]:
 
 
 def _predict(
-    job: Job, answer: Callable[[list[Record]], list[dict[str, Any]]], put: Put, total: int, quiet: bool
+    job: _Job, answer: Callable[[list[Record]], list[dict[str, Any]]], put: Put, total: int, quiet: bool
 ) -> None:
     from allmask.training.progress import Progress
 
@@ -198,7 +200,7 @@ def _expect_file(file: Path, does: str = "writes") -> None:
 
 def _writing(
     model: str, precision: str, options: dict[str, Any], file: Path, on_bad_record: str, keep: list[str]
-) -> Job:
+) -> _Job:
     from allmask.data import Maybe, read_records, text
 
     others = [name for name in ("id", "target", *keep) if name != "source"]
@@ -211,7 +213,7 @@ def _writing(
         pipeline.settings(**options)
         return lambda window: _write_sorted(pipeline, window, options)
 
-    return Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
+    return _Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
 
 
 def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -234,7 +236,7 @@ def expect_no_search(options: dict[str, Any], does: str = "classifies") -> None:
         raise UsageError(f"{flags}: this model {does}, it does not write", "leave it out")
 
 
-def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> Job:
+def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
     from allmask.tasks.classify import text_of
     from allmask.tasks.labelling import read_texts
 
@@ -246,7 +248,7 @@ def _labelling(classifier: Classifier, file: Path, on_bad_record: str, keep: lis
     def read(skipped: Counter[str]) -> Iterator[Record]:
         return read_texts(file, None, classifier.task.pair, on_bad_record, skipped, others)
 
-    return Job(read, lambda: label, LABELLED, "classified")
+    return _Job(read, lambda: label, LABELLED, "classified")
 
 
 def _label_lines(classifier: Classifier, out: str) -> None:
@@ -273,22 +275,64 @@ def _ask_tokens(
     asked: str, model: str, file: Path, out: str, precision: str, n_best: int, on_bad_record: str, keep: list[str],
     quiet: bool,
 ) -> None:  # fmt: skip
-    from allmask.cli.tokenwise import answering, tag_lines, tagging
     from allmask.pipelines import open_answerer, open_tagger
 
     if asked == "answer":
-        _run(answering(open_answerer(model, precision), file, on_bad_record, keep, n_best), out, quiet)
+        _run(_answering(open_answerer(model, precision), file, on_bad_record, keep, n_best), out, quiet)
     elif str(file) == "-":
         with _output(out) as put:
-            tag_lines(open_tagger(model, precision), put)
+            _tag_lines(open_tagger(model, precision), put)
     else:
-        _run(tagging(open_tagger(model, precision), file, on_bad_record, keep), out, quiet)
+        _run(_tagging(open_tagger(model, precision), file, on_bad_record, keep), out, quiet)
+
+
+def _tagging(tagger: Tagger, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
+    from allmask.tasks.tagger import WINDOW, read_sentences, sentence_of
+
+    def read(skipped: Counter[str]) -> Iterator[Record]:
+        return read_sentences(file, on_bad_record, skipped, ("id", "tags", *keep))
+
+    def tag(window: list[Record]) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in tagger.stream([sentence_of(record) for record in window], len(window))]
+
+    return _Job(read, lambda: tag, WINDOW, "tagged")
+
+
+def _tag_lines(tagger: Tagger, put: Put) -> None:
+    """Each line of stdin is a text, and answered as soon as it is there; a blank one gives a blank one."""
+    for lines in ready_lines():
+        found = tagger.stream([line for line in lines if line.strip()])
+        for line in lines:
+            told = {"text": line, **next(found).to_dict()} if line.strip() else None
+            put("" if told is None else json.dumps(told, ensure_ascii=False))
+
+
+def _answering(answerer: Answerer, file: Path, on_bad_record: str, keep: list[str], n_best: int) -> _Job:
+    from allmask.tasks.answer import asked_of
+    from allmask.tasks.answerer import WINDOW
+    from allmask.tasks.questions import read_questions
+
+    if str(file) == "-":
+        raise UsageError("this model answers questions about contexts; a line of stdin is one text", "name a file")
+
+    def read(skipped: Counter[str]) -> Iterator[Record]:
+        return read_questions(file, False, on_bad_record, skipped, keep)
+
+    def answer(window: list[Record]) -> list[dict[str, Any]]:
+        told = []
+        for found in answerer.stream([asked_of(record) for record in window], len(window)):
+            best = [one.to_dict() for one in found.best[:n_best]]
+            told.append({"answers": best} if n_best > 1 else best[0])
+        return told
+
+    hidden = () if "context" in keep else ("context",)  # a long text, the same of many questions
+    return _Job(read, lambda: answer, WINDOW, "answered", hidden)
 
 
 # ---- choices -------------------------------------------------------------------------------------------------
 
 
-def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str]) -> Job:
+def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str]) -> _Job:
     from allmask.tasks.choosing import read_questions
 
     def choose(window: list[Record]) -> list[dict[str, Any]]:
@@ -297,4 +341,4 @@ def _choosing(chooser: Chooser, file: Path, on_bad_record: str, keep: list[str])
     def read(skipped: Counter[str]) -> Iterator[Record]:
         return read_questions(file, False, on_bad_record, skipped, ("id", *keep))
 
-    return Job(read, lambda: choose, WINDOW, "answered")
+    return _Job(read, lambda: choose, WINDOW, "answered")

@@ -11,9 +11,9 @@ import pytest
 import transformers
 
 import allmask
-from allmask.cli import tokenwise
 from allmask.errors import CheckpointError
 from allmask.tasks import answerer, tagger
+from allmask.tasks.evaluating import Worst
 from allmask.tasks.saved import load_task
 from tests import tiny
 
@@ -286,7 +286,7 @@ def test_folders_of_transformers_are_asked(cli, runs, files: Path, tmp_path: Pat
 
 
 def test_the_largest_errors_are_kept():
-    worst = tokenwise._Worst(2)
+    worst = Worst(2)
     for number, size in enumerate([1.0, 0.0, 3.0, 2.0, 3.0]):
         worst.add(size, lambda number=number: {"number": number})
     assert [row["number"] for row in worst.rows()] == [2, 4] and worst.seen == 5

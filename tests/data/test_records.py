@@ -308,7 +308,7 @@ def test_hints_for_whole_files(give):
     )
     assert failure(give("b.csv", "source;target\na;b")).hint == "separate columns with commas"
     hint = failure(give("c.docx", "x")).hint
-    assert hint == "expected one of .jsonl, .ndjson, .json, .csv, .parquet, .txt, or .gz of a text"
+    assert hint == "expected one of .jsonl, .ndjson, .json, .csv, .parquet, .txt, .conll, .bio, or .gz of a text"
 
 
 def test_paths_that_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
