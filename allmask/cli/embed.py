@@ -29,7 +29,7 @@ EXAMPLES = """
     allmask embed bge-small-zh 新闻.txt -o vectors.jsonl --pool cls
     allmask embed minilm --text "Beijing welcomes you" | jq .vector
     allmask embed minilm articles.csv --field title --search "how to cook a chicken" --top 5
-    cat lines.txt | allmask embed minilm - -o vectors.npy
+    allmask embed minilm - -o vectors.npy < lines.txt
 """
 WINDOW = 1024  # records in memory
 Put = Callable[[list["Record"], "np.ndarray"], None]
