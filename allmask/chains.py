@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+_STRETCH = 100.0  # Adam moves every number by about the learning rate, and a body's is too small for scores like these
 _NEVER = -1e9  # finite, so that a chain in which all is forbidden still has a best path, and no NaN arises
 _TOGETHER = 64  # chains in one search
 
@@ -23,9 +24,22 @@ class Chain(nn.Module):
 
     def __init__(self, labels: int):
         super().__init__()
-        self.follows = nn.Parameter(torch.zeros(labels, labels))  # from, to
+        self.follows_bias = nn.Parameter(torch.zeros(labels * labels))  # from, to
         self.first_bias = nn.Parameter(torch.zeros(labels))
         self.last_bias = nn.Parameter(torch.zeros(labels))
+
+    @property
+    def follows(self) -> Tensor:
+        """(L, L) from, to."""
+        return _STRETCH * self.follows_bias.view(len(self.first_bias), -1)
+
+    @property
+    def first(self) -> Tensor:
+        return _STRETCH * self.first_bias
+
+    @property
+    def last(self) -> Tensor:
+        return _STRETCH * self.last_bias
 
     def loss(self, scores: Tensor, gold: Tensor, lengths: Tensor) -> Tensor:
         """The summed loss of chains of these lengths, whose scores (M, L) and labels (M,) stand one after another."""
@@ -36,18 +50,18 @@ class Chain(nn.Module):
 
     def _all(self, rows: Tensor, there: Tensor) -> Tensor:
         """(C,) the logarithm of the sum over all chains: the forward algorithm."""
-        total = self.first_bias + rows[:, 0]  # (C, L)
+        total, follows = self.first + rows[:, 0], self.follows  # (C, L)
         for step in range(1, rows.shape[1]):
-            longer = (total[:, :, None] + self.follows).logsumexp(1) + rows[:, step]
+            longer = (total[:, :, None] + follows).logsumexp(1) + rows[:, step]
             total = torch.where(there[:, step, None], longer, total)
-        return (total + self.last_bias).logsumexp(1)
+        return (total + self.last).logsumexp(1)
 
     def _one(self, rows: Tensor, gold: Tensor, there: Tensor, lengths: Tensor) -> Tensor:
         """(C,) the score of one chain each."""
         each = rows.gather(2, gold[:, :, None])[:, :, 0] * there
         steps = self.follows[gold[:, :-1], gold[:, 1:]] * there[:, 1:]
-        ends = self.last_bias[gold.gather(1, lengths[:, None] - 1)[:, 0]]
-        return self.first_bias[gold[:, 0]] + each.sum(1) + steps.sum(1) + ends
+        ends = self.last[gold.gather(1, lengths[:, None] - 1)[:, 0]]
+        return self.first[gold[:, 0]] + each.sum(1) + steps.sum(1) + ends
 
     @torch.no_grad()
     def best(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
@@ -67,13 +81,13 @@ class Chain(nn.Module):
         rows, lengths = pad_sequence(list(scores), batch_first=True), [len(chain) for chain in scores]
         there = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
         follows = self.follows.masked_fill(~allowed, _NEVER)
-        total = self.first_bias.masked_fill(~starts, _NEVER) + rows[:, 0]
+        total = self.first.masked_fill(~starts, _NEVER) + rows[:, 0]
         came = []  # (C, L) each: from which label the best way leads here
         for step in range(1, rows.shape[1]):
             longer, back = (total[:, :, None] + follows).max(1)
             came.append(back)
             total = torch.where(there[:, step, None], longer + rows[:, step], total)
-        ends = (total + self.last_bias).argmax(1).tolist()
+        ends = (total + self.last).argmax(1).tolist()
         return [_walk_back(ends[row], came, row, length) for row, length in enumerate(lengths)]
 
 

@@ -62,11 +62,11 @@ TASKS = (
         (
             ("classifier.weight", "task_head.output.weight"),
             ("classifier.bias", "task_head.output.bias"),
-            ("crf.follows", "task_head.chain.follows"),
+            ("crf.follows_bias", "task_head.chain.follows_bias"),
             ("crf.first_bias", "task_head.chain.first_bias"),
             ("crf.last_bias", "task_head.chain.last_bias"),
         ),
-        marked_by="crf.follows",
+        marked_by="crf.follows_bias",
     ),
     TaskLayout(
         "BertForTokenClassification",

@@ -83,7 +83,7 @@ def _task_head(config: Config, labels: Labels) -> list[tuple[str, str]]:
     rows = [("task_head.output.weight", f"{many} width")]
     rows += [("task_head.output.bias", many)] if config.family == "bert" else []
     if labels.kind == "chain":
-        rows += [("task_head.chain.follows", f"{many} {many}")]
+        rows += [("task_head.chain.follows_bias", str(len(labels) ** 2))]
         rows += [(f"task_head.chain.{end}_bias", many) for end in ("first", "last")]
     return rows
 
