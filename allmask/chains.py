@@ -8,7 +8,7 @@ in time linear in the length; Viterbi finds the best one. Chains of a batch stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 _STRETCH = 100.0  # Adam moves every number by about the learning rate, and a body's is too small for scores like these
 _NEVER = -1e9  # finite, so that a chain in which all is forbidden still has a best path, and no NaN arises
-_TOGETHER = 64  # chains in one search
+_TOGETHER = 16384  # steps of all chains in one search, the padding among them
 
 
 class Chain(nn.Module):
@@ -67,14 +67,11 @@ class Chain(nn.Module):
     def best(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
         """The best labels of each chain (T, L), of those that begin with one of `starts` (L,) and only take steps that
         are `allowed` (L, L)."""
-        order = sorted(range(len(scores)), key=lambda number: len(scores[number]))
         found: list[list[int]] = [[] for _ in scores]
-        for begin in range(0, len(order), _TOGETHER):
-            numbers = [number for number in order[begin : begin + _TOGETHER] if len(scores[number])]
-            if numbers:
-                paths = self._viterbi([scores[number] for number in numbers], starts, allowed)
-                for number, path in zip(numbers, paths, strict=True):
-                    found[number] = path
+        for numbers in _groups([len(chain) for chain in scores]):
+            paths = self._viterbi([scores[number] for number in numbers], starts, allowed)
+            for number, path in zip(numbers, paths, strict=True):
+                found[number] = path
         return found
 
     def _viterbi(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
@@ -89,6 +86,18 @@ class Chain(nn.Module):
             total = torch.where(there[:, step, None], longer + rows[:, step], total)
         ends = (total + self.last).argmax(1).tolist()
         return [_walk_back(ends[row], came, row, length) for row, length in enumerate(lengths)]
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of chains of about one length that are searched together; empty ones are left out."""
+    group: list[int] = []
+    for number in sorted((n for n, length in enumerate(lengths) if length), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[number] > _TOGETHER:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
 
 
 def _walk_back(last: int, came: Sequence[Tensor], row: int, length: int) -> list[int]:

@@ -103,16 +103,20 @@ def _windows(words: Sequence[list[int]], begin: int, end: int, room: int) -> lis
     made = []
     for number, (start, stop) in enumerate(spans):
         asked = np.flatnonzero((chosen == number) & (counts > 0))
+        if not len(asked):  # within one very long word
+            continue
         row = np.concatenate([[begin], ids[start:stop], [end]])
         made.append(Window(_example(row), firsts[asked] - start + 1, asked))
     return made
 
 
 def most_context(places: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Of each place the number of the window in which the nearer edge is farthest; of several the first."""
-    bounds = np.array(spans)
-    inside = np.minimum(places[:, None] - bounds[:, 0], bounds[:, 1] - 1 - places[:, None])  # (places, windows)
-    return inside.argmax(1)
+    """Of each place the number of the window in which the nearer edge is farthest; of several the first.
+
+    Windows are all as long and in order, so that is the one whose middle is nearest.
+    """
+    middles = np.array(spans).sum(1) - 1  # twice
+    return np.searchsorted(middles[:-1] + middles[1:], 4 * places, side="left")
 
 
 def _example(ids: np.ndarray) -> Example:

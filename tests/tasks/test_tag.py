@@ -94,6 +94,19 @@ def test_every_word_is_asked_once_where_it_has_the_most_context(bert, count: int
         assert [window.example.ids[place] for place in window.places] == [ids[words[word]] for word in window.words]
 
 
+@given(st.integers(1, 80), st.integers(1, 20), st.data())
+def test_the_most_context_is_that_of_the_definition(length: int, size: int, data):
+    spans = windows(length, size, data.draw(st.integers(1, size)))
+    inside = [[min(place - start, end - 1 - place) for start, end in spans] for place in range(length)]
+    assert most_context(np.arange(length), spans).tolist() == [row.index(max(row)) for row in inside]
+
+
+def test_a_word_longer_than_a_row(bert):
+    (read,) = read_words(bert.tokenizer, [["red" * 30, "cat"]], 12)
+    assert sorted(word for window in read for word in window.words) == [0, 1]
+    assert all(len(window.words) for window in read)
+
+
 def test_most_context():
     spans = windows(10, 6, 4)  # 0–6, 4–10
     assert spans == [(0, 6), (4, 10)]
