@@ -19,8 +19,8 @@ import json
 import logging
 import math
 import shutil
-import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -28,14 +28,14 @@ from statistics import mean, stdev
 from typing import Any
 
 from allmask.data import Batch
-from allmask.errors import DivergedError, Interrupted
+from allmask.errors import DivergedError
 from allmask.model import Model, load
 from allmask.tasks import finetuning
 from allmask.tasks.finetuning import Data
 from allmask.tasks.folders import CHECKSUMS, CONFIG, finished_result, is_finished, made_beside, write_result
 from allmask.tasks.plan import Plan
 from allmask.tasks.values import as_yaml
-from allmask.training import Score, runs
+from allmask.training import Paused, Score, runs
 from allmask.training.loop import Share, Work
 
 log = logging.getLogger("allmask")
@@ -144,10 +144,8 @@ class Trial:
         plan = _begun(self.plan, data, self.folder)
         watch = _Watch(self.folder, evaluations)
         try:
-            finetuning.go_on(plan, data, self.folder, quiet, watch.over)
-        except Interrupted:
-            if not watch.paused:
-                raise
+            with suppress(Paused):
+                finetuning.go_on(plan, data, self.folder, quiet, watch.over)
         except DivergedError as error:
             log.info("%s: %s", self.folder.name, error.message)
             (self.folder / DIVERGED).touch()
@@ -164,11 +162,10 @@ class Trial:
 
 @dataclass
 class _Watch:
-    """Writes down the scores of a run and asks the loop to stop, as a user would, when there are enough."""
+    """Writes down the scores of a run and asks the loop for a pause when there are enough."""
 
     folder: Path
     enough: int | None
-    paused: bool = False
     scores: list[float] = field(default_factory=list)
 
     def over(self, work: Work) -> Work:
@@ -179,12 +176,10 @@ class _Watch:
         self.scores = scores_in(self.folder)[:seen]
         return _Watched(work, self)
 
-    def note(self, score: Score) -> None:
+    def noted(self, score: Score) -> Score:
         self.scores.append(score.value)
         (self.folder / SCORES).write_text(json.dumps(self.scores), encoding="utf-8")
-        if self.enough is not None and len(self.scores) >= self.enough:
-            self.paused = True
-            signal.raise_signal(signal.SIGTERM)
+        return replace(score, pause=self.enough is not None and len(self.scores) >= self.enough)
 
 
 @dataclass
@@ -201,9 +196,7 @@ class _Watched:
 
     def evaluate(self, model: Model) -> Score | None:
         score = self.work.evaluate(model)
-        if score is not None:
-            self.watch.note(score)
-        return score
+        return None if score is None else self.watch.noted(score)
 
 
 def _search(plan: Plan, data: Data, out: Path, quiet: bool) -> tuple[dict[str, Any], Path]:

@@ -48,6 +48,11 @@ class Score:
     value: float
     metrics: dict[str, float]
     samples: Sequence[str] = ()  # lines to show
+    pause: bool = False  # enough for now: save, and leave the rest of the run for another time
+
+
+class Paused(Exception):
+    """Training ended before its last step because an evaluation asked for it; all is saved."""
 
 
 class Share(NamedTuple):
@@ -123,6 +128,7 @@ class Trainer:
     best: float = -math.inf
     stale: int = 0  # evaluations since the best
     asked_to_stop: int = 0  # a signal's number
+    asked_to_pause: bool = False
     history: dict[str, Any] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
 
@@ -180,6 +186,8 @@ class Trainer:
                 self._one_step(source, metrics, bar)
                 if asked := self.crew.most(self.asked_to_stop):
                     self._stop(asked)
+                if self.asked_to_pause and self.step < self.steps:
+                    raise Paused
         finally:
             bar.close()
             source.close()
@@ -210,7 +218,7 @@ class Trainer:
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
-        if self.step % self.save_every == 0 or last or self.best_step == self.step:
+        if self.step % self.save_every == 0 or last or self.best_step == self.step or self.asked_to_pause:
             self.save()
 
     def _learn(self, batches: Sequence[Batch | Share]) -> tuple[dict[str, float], float, float]:
@@ -290,6 +298,7 @@ class Trainer:
         bar.say(f"step {self.step}: " + "  ".join(f"{name} {value:.4g}" for name, value in score.metrics.items()))
         for line in score.samples:
             bar.say(line)
+        self.asked_to_pause = score.pause
         if score.value > self.best:
             self.best, self.best_step, self.stale = score.value, self.step, 0
             self.history["best"] = dict(score.metrics)

@@ -149,7 +149,7 @@ def test_search(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
     }  # fmt: skip
 
     with monkeypatch.context() as patch:
-        stop_at(patch, 25)
+        stop_at(patch, 30)  # the very step of a pause
         assert cli(*words(bert, files, tmp_path / "b"), *more).code == 143
     ran = cli(*words(bert, files, tmp_path / "b"), *more, "--resume")
     assert ran.code == 0 and f"{told['best_run']}, the best of 8" in ran.out, ran.err

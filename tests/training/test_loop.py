@@ -16,7 +16,7 @@ from allmask.data import Example, pack
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.training import Score, Settings, loss_of, runs, train
+from allmask.training import Paused, Score, Settings, loss_of, runs, train
 from allmask.training.loop import Trainer
 from allmask.training.optimiser import adamw
 
@@ -276,3 +276,22 @@ def test_one_step_equals_adamw_written_out(tmp_path):
         decay = 0.1 if parameter.ndim >= 2 else 0.0
         expected = parameter * (1 - settings.lr * decay) - settings.lr * mean / (square.sqrt() + 1e-8)
         torch.testing.assert_close(made.get_parameter(name), expected, atol=2e-5, rtol=1e-3)
+
+
+def test_an_evaluation_may_ask_for_a_pause(tmp_path):
+    """What is left is done another time, and the whole is the run that never paused."""
+
+    class Pausing(Copying):
+        def evaluate(self, made):
+            return Score(0.0, {}, pause=True)
+
+    whole = model()
+    train(whole, Copying(), FAST, tmp_path / "whole", quiet=True)
+    made = model()
+    for begun in (False, True):
+        with pytest.raises(Paused):
+            train(made, Pausing(), FAST, tmp_path / "run", resume=begun, quiet=True)
+    assert [folder.name for folder in runs.checkpoints(tmp_path / "run")] == ["step-00000008", "step-00000004"]
+    train(made, Copying(), FAST, tmp_path / "run", resume=True, quiet=True)
+    state = runs.load_state(tmp_path / "run" / "checkpoints" / "step-00000012")
+    assert same(state.model, weights(whole))
