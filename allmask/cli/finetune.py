@@ -1,4 +1,4 @@
-"""`allmask finetune`: a pretrained BERT becomes a writer by its mask alone, or a classifier by a small head."""
+"""`allmask finetune`: a pretrained BERT becomes a writer by its mask alone, or learns to answer by a small head."""
 
 from __future__ import annotations
 
@@ -21,17 +21,53 @@ EXAMPLES = """
     allmask finetune --resume --out runs/title
 """
 
+# Options that `allmask pretrain` has, too
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")]
+Steps = Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")]
+Accumulate = Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")]
+Warmup = Annotated[float | None, typer.Option(help="A share of the steps, or above 1 a number of them. [default: 0.1]")]
+WeightDecay = Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")]
+Clip = Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")]
+LabelSmoothing = Annotated[float | None, typer.Option(help="[default: 0]")]
+TrainingPrecision = Annotated[
+    Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
+]
+Ema = Annotated[
+    float | None, typer.Option(help="Judge and keep a running mean of the weights, with this decay, such as 0.999.")
+]
+Recompute = Annotated[
+    bool | None, typer.Option("--recompute", help="Compute layers again on the way back: less memory, a third slower.")
+]
+TensorBoard = Annotated[
+    bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
+]
+EvalEvery = Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")]
+SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")]
+Keep = Annotated[int | None, typer.Option(help="Checkpoints kept, and the best besides. [default: 2]")]
+Patience = Annotated[
+    int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
+]
+OnBadRecord = Annotated[
+    Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
 
 def command(
     model: Annotated[
         str | None, typer.Argument(help="A model folder or file, the bundled name minilm, or org/name.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
+    out: Out = None,
     data: Annotated[
         Path | None,
         typer.Option(
             help="jsonl, csv or parquet; title: source, target; classify: text, label, perhaps text_b; choose: "
-            "context, choices, label."
+            "context, choices, label; tag: words and tags, or CoNLL columns; answer: SQuAD's json."
         ),
     ] = None,
     eval_file: Annotated[
@@ -41,17 +77,15 @@ def command(
         Literal["title", "classify", "tag", "answer", "choose"] | None,
         typer.Option(help="What to learn. [default: title]"),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    epochs: Epochs = None,
+    steps: Steps = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(help="Tokens in a batch. [default: 4096; classify: 32 texts' worth; choose: 16 questions']"),
     ] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
+    accumulate: Accumulate = None,
     lr: Annotated[
         float | None,
         typer.Option(help="The highest learning rate. [default: 5e-4; classify, choose: by the model's width]"),
@@ -60,12 +94,10 @@ def command(
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
         typer.Option(help="The learning rate after the warm-up. [default: linear]"),
     ] = None,
-    warmup: Annotated[
-        float | None, typer.Option(help="A share of the steps, or above 1 a number of them. [default: 0.1]")
-    ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
-    clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    warmup: Warmup = None,
+    weight_decay: WeightDecay = None,
+    clip: Clip = None,
+    label_smoothing: LabelSmoothing = None,
     lm_weight: Annotated[
         float | None, typer.Option(help="λ of a language model's loss beside the task's, such as 0.5. [default: 0]")
     ] = None,
@@ -73,20 +105,10 @@ def command(
         float | None, typer.Option(help="0 learns faster where no record is seen twice. [default: the model's own]")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of data order, dropout, a new head. [default: 1]")] = None,
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
-    ] = None,
-    ema: Annotated[
-        float | None,
-        typer.Option(help="Judge and keep a running mean of the weights, with this decay, such as 0.999."),
-    ] = None,
-    recompute: Annotated[
-        bool | None,
-        typer.Option("--recompute", help="Compute layers again on the way back: less memory, a third slower."),
-    ] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
-    ] = None,
+    precision: TrainingPrecision = None,
+    ema: Ema = None,
+    recompute: Recompute = None,
+    tensorboard: TensorBoard = None,
     layer_decay: Annotated[
         float | None, typer.Option(help="Each layer learns at this share of the rate above it, such as 0.9.")
     ] = None,
@@ -100,14 +122,10 @@ def command(
         bool | None,
         typer.Option("--search", help="Try 12 settings around these (batch, lr, epochs); bad runs are stopped early."),
     ] = None,
-    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")
-    ] = None,
-    keep: Annotated[int | None, typer.Option(help="Checkpoints kept, and the best besides. [default: 2]")] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
-    ] = None,
+    eval_every: EvalEvery = None,
+    save_every: SaveEvery = None,
+    keep: Keep = None,
+    patience: Patience = None,
     max_source: Annotated[int | None, typer.Option(help="title: tokens of a source. [default: 254]")] = None,
     max_target: Annotated[int | None, typer.Option(help="title: tokens of a target. [default: 64]")] = None,
     max_length: Annotated[
@@ -148,13 +166,11 @@ def command(
         bool | None,
         typer.Option("--prune/--no-prune", help="Keep only tokens that the data uses. [default: title only]"),
     ] = None,
-    on_bad_record: Annotated[
-        Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
-    ] = None,
+    on_bad_record: OnBadRecord = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, no samples; warnings and errors only.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fine-tune MODEL to write a target for each source, or to tell a label, several or a number of a text or a pair,
     or which of several choices is right.

@@ -11,6 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allmask.cli import emit, expect_same, listen, note, plan_values
+from allmask.cli.finetune import (
+    Accumulate,
+    AsJson,
+    Clip,
+    ConfigFile,
+    Ema,
+    Epochs,
+    EvalEvery,
+    Keep,
+    LabelSmoothing,
+    OnBadRecord,
+    Out,
+    Patience,
+    Recompute,
+    Resume,
+    SaveEvery,
+    Steps,
+    TensorBoard,
+    TrainingPrecision,
+    Warmup,
+    WeightDecay,
+)  # fmt: skip
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +50,7 @@ EXAMPLES = """
 
 def command(
     files: Annotated[list[Path] | None, typer.Argument(help="More of --data, as in --data corpus/*.txt")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")] = None,
+    out: Out = None,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -55,14 +77,12 @@ def command(
     model: Annotated[
         str | None, typer.Option("--from", help="Go on with this model, instead of a new one: a folder, or minilm.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 3]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    epochs: Epochs = None,
+    steps: Steps = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch. [default: 8192]")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches in a step. [default: 1]")] = None,
+    accumulate: Accumulate = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a row, [CLS] and [SEP] too. [default: 128]")] = None,
     layers: Annotated[int | None, typer.Option(help="Instead of the preset's; so are the next four.")] = None,
     width: Annotated[int | None, typer.Option(help="Heads and --inner follow unless given.")] = None,
@@ -74,43 +94,27 @@ def command(
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
         typer.Option(help="The learning rate after the warm-up. [default: cosine]"),
     ] = None,
-    warmup: Annotated[
-        float | None, typer.Option(help="A share of the steps, or above 1 a number of them. [default: 0.1]")
-    ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0.01]")] = None,
-    clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient. [default: 1]")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="[default: 0]")] = None,
+    warmup: Warmup = None,
+    weight_decay: WeightDecay = None,
+    clip: Clip = None,
+    label_smoothing: LabelSmoothing = None,
     dropout: Annotated[
         float | None, typer.Option(help="0 learns faster where no text is seen twice. [default: the model's own]")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of weights, data order, corruption, dropout. [default: 1]")
     ] = None,
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="auto is bf16 where the CPU computes in it.")
-    ] = None,
-    ema: Annotated[
-        float | None,
-        typer.Option(help="Judge and keep a running mean of the weights, with this decay, such as 0.999."),
-    ] = None,
-    recompute: Annotated[
-        bool | None,
-        typer.Option("--recompute", help="Compute layers again on the way back: less memory, a third slower."),
-    ] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Curves in the run's folder, too; needs the package.")
-    ] = None,
+    precision: TrainingPrecision = None,
+    ema: Ema = None,
+    recompute: Recompute = None,
+    tensorboard: TensorBoard = None,
     held_out: Annotated[
         float | None, typer.Option(help="The share of documents that is only judged on. [default: 0.01]")
     ] = None,
-    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations. [default: ten in all]")] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints. [default: as --eval-every]")
-    ] = None,
-    keep: Annotated[int | None, typer.Option(help="Checkpoints kept, and the best besides. [default: 2]")] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after this many evaluations without progress. [default: never]")
-    ] = None,
+    eval_every: EvalEvery = None,
+    save_every: SaveEvery = None,
+    keep: Keep = None,
+    patience: Patience = None,
     across: Annotated[
         bool | None, typer.Option("--across", help="Rows run across documents, and are all full.")
     ] = None,
@@ -118,9 +122,7 @@ def command(
         bool | None, typer.Option("--verbatim", help="Keep line ends and blank lines; a file is one document.")
     ] = None,
     text_field: Annotated[str | None, typer.Option(help="Where the text of a record is. [default: text]")] = None,
-    on_bad_record: Annotated[
-        Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
-    ] = None,
+    on_bad_record: OnBadRecord = None,
     mask_share: Annotated[
         float | None, typer.Option(help="Of mlm, nsp, unilm: how many tokens are hidden. [default: 0.15]")
     ] = None,
@@ -138,7 +140,7 @@ def command(
         bool, typer.Option("--shard", help="With torchrun: each process keeps a part of the model (FSDP2), not all.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and errors only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model on plain text: the objective decides by its masks who may look at whom.
 
