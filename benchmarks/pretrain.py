@@ -102,13 +102,17 @@ class Ours:
         config = replace(bert_small(), vocabulary=30522, dropout=0.1, attention_dropout=0.1)
         model = Model.fresh(config, ("lm",), rng)
         settings = Settings(steps=10**6, precision=precision, lr=1e-4)
-        self.trainer = Trainer(model, Nothing(), settings, Path(), quiet=True)
+        self.trainer = Trainer(model, Rows(ROWS), settings, Path(), quiet=True)
 
     def batch(self, texts: Texts) -> Batch:
-        return Mlm(bundled_vocabulary(), SHARE).batch([text[1:-1] for text in texts], Draw(0, 0, range(len(texts))))
+        return masked(texts)
 
     def step(self, batch: Batch) -> None:
         self.trainer._learn([batch])
+
+
+def masked(texts: Texts) -> Batch:
+    return Mlm(bundled_vocabulary(), SHARE).batch([text[1:-1] for text in texts], Draw(0, 0, range(len(texts))))
 
 
 @cache
@@ -116,18 +120,6 @@ def bundled_vocabulary() -> Vocabulary:
     tokenizer = allmask.load("minilm").tokenizer
     assert tokenizer is not None
     return Vocabulary.of(tokenizer)
-
-
-class Nothing:
-    """Of the loop only its step is used, so there is no work."""
-
-    lengths = (1,)
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        raise NotImplementedError
-
-    def evaluate(self, model: Model) -> None:
-        return None
 
 
 class Theirs:
@@ -238,14 +230,13 @@ def all_cores() -> Iterator[None]:
 class Rows:
     """Texts of the mean length, masked anew as they are asked for."""
 
-    def __init__(self, objective: Ours, count: int = 2000):
+    def __init__(self, count: int):
         rng = np.random.default_rng(1)
-        self.objective = objective
         self.texts = [text for _ in range(count // ROWS) for text in draw_texts(rng, mixed_lengths(rng))]
         self.lengths = [len(text) for text in self.texts]
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        return self.objective.batch([self.texts[number] for number in numbers])
+        return masked([self.texts[number] for number in numbers])
 
     def evaluate(self, model: Model) -> None:
         return None
@@ -255,7 +246,7 @@ def waiting_rows() -> list[dict[str, object]]:
     side = Ours("bf16")
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(steps=20, batch_tokens=ROWS * MEAN, save_every=10**6)
-        result = train(side.trainer.model, Rows(side), settings, Path(folder) / "run", quiet=True)
+        result = train(side.trainer.model, Rows(2000), settings, Path(folder) / "run", quiet=True)
     share = result.waited / result.seconds
     return [{"": "the step waits for data", "MB/s": "", "to tokenizers": f"{share:.2%} of the time"}]
 

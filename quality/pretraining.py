@@ -18,7 +18,6 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -125,18 +124,7 @@ def classified(model: Path, run: Path, args: argparse.Namespace) -> float:
         files = ("--data", args.classify / "train.jsonl", "--eval", args.classify / "dev.jsonl")
         allmask("finetune", model, "--task", "classify", *files, "--epochs", args.epochs, "--out", tuned)
     told = json.loads(allmask("evaluate", tuned / "final", args.classify / "test.jsonl", "--json"))
-    return found(told, "accuracy")
-
-
-def found(told: Any, name: str) -> float:
-    """The first number of this name, wherever it stands in a result."""
-    if isinstance(told, dict):
-        if isinstance(told.get(name), float | int):
-            return float(told[name])
-        for value in told.values():
-            if isinstance(value, dict):
-                return found(value, name)
-    raise KeyError(name)
+    return told["scores"]["accuracy"]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ for record in read_records("train.jsonl", {"source": text, "target": text}):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,29 @@ def read_records(
     reader = column_rows if reader is text_rows and "tokens" in checkers else reader  # tagged text, not lines of it
     rows = reader(path, checkers, max_line)
     return _records(path, rows, checkers, on_bad_record == "skip", Counter() if skipped is None else skipped)
+
+
+def usable(
+    path: Path, records: Iterable[Record], check: Callable[[dict[str, Any]], object], on_bad_record: str,
+    skipped: Counter[str] | None = None,
+) -> Iterator[Record]:  # fmt: skip
+    """The records whose fields go together; `check` raises Bad where they do not, which is said, or counted."""
+    found, reasons = False, Counter[str]()
+    for record in records:
+        try:
+            check(record.fields)
+        except Bad as bad:
+            if on_bad_record == "stop":
+                raise DataError(f"{record.where}: {bad.what}", f"{bad.hint}, or pass --on-bad-record skip") from None
+            reasons[bad.reason] += 1
+        else:
+            found = True
+            yield record
+    if skipped is not None:
+        skipped.update(reasons)
+    if not found:
+        counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.items())
+        raise DataError(f"{path}: no record can be used; skipped {counts}", "check how the file was made")
 
 
 def _reader(path: Path):

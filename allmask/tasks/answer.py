@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from allmask.data import Asked, Bad, Batch, Record, pack
-from allmask.errors import DataError, UsageError
+from allmask.data import Asked, Bad, Batch, Record, pack, usable
+from allmask.errors import UsageError
 from allmask.heads import SPAN
 from allmask.model import Model
 from allmask.tasks.answerer import Asking, Replies, reply_all
@@ -69,7 +69,8 @@ class Answer:
         self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Answer, list[Record], list[Record]]:
         """The task as the data has it, and the questions; those to learn from must have an answer at its place."""
-        train = list(_learnable(data, read_questions(data, True, on_bad_record, skipped), on_bad_record, skipped))
+        asked = read_questions(data, True, on_bad_record, skipped)
+        train = list(usable(data, asked, learnable, on_bad_record, skipped))
         others = list(read_questions(held_out, True, on_bad_record, skipped)) if held_out else []
         none = sum(not record.fields["answers"] for record in train)
         log.info("questions: %s, %s of them without an answer", f"{len(train):,}", f"{none:,}")
@@ -131,22 +132,6 @@ class Answer:
 
 def asked_of(record: Record) -> Asking:
     return record.fields["question"], record.fields["context"]
-
-
-def _learnable(path: Path, records: Iterator[Record], on_bad_record: str, skipped: Counter[str]) -> Iterator[Record]:
-    found = False
-    for record in records:
-        try:
-            learnable(record.fields)
-        except Bad as bad:
-            if on_bad_record == "stop":
-                raise DataError(f"{record.where}: {bad.what}", f"{bad.hint}, or pass --on-bad-record skip") from None
-            skipped[bad.reason] += 1
-        else:
-            found = True
-            yield record
-    if not found:
-        raise DataError(f"{path}: no answer is at its offset", "check how the file was made")
 
 
 def tell_misplaced(records: Sequence[Record]) -> None:

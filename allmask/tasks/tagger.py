@@ -6,7 +6,7 @@ Also what is read from files: records with `tokens` and `tags`, columns, or plai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from allmask.data import Bad, Maybe, Record, list_of, read_records, text
+from allmask.data import Bad, Maybe, Record, list_of, read_records, text, usable
 from allmask.data.fields import show
-from allmask.errors import CheckpointError, DataError, UsageError
+from allmask.errors import CheckpointError, UsageError
 from allmask.heads import Labels
 from allmask.model import Model
 from allmask.tasks.classifier import frozen
@@ -178,7 +178,7 @@ def read_tagged(
     """Records with `tokens` and as many `tags`, which are checked if labels are given."""
     check = token if labels is None else one_of(Labels("single", labels.names))
     fields = {"tokens": list_of(token), "tags": list_of(check)}
-    return _usable(path, read_records(path, fields, on_bad_record, skipped), _same_length, on_bad_record, skipped)
+    return usable(path, read_records(path, fields, on_bad_record, skipped), _same_length, on_bad_record, skipped)
 
 
 def read_sentences(
@@ -189,35 +189,12 @@ def read_sentences(
     if Path(path.name.removesuffix(".gz")).suffix.lower() == ".txt":
         return read_records(path, {**others, "text": text}, on_bad_record, skipped)
     fields = {**others, "tokens": Maybe(list_of(token)), "text": Maybe(text)}
-    return _usable(path, read_records(path, fields, on_bad_record, skipped), _some_text, on_bad_record, skipped)
+    return usable(path, read_records(path, fields, on_bad_record, skipped), _some_text, on_bad_record, skipped)
 
 
 def sentence_of(record: Record) -> Sentence:
     words = record.fields.get("tokens")
     return record.fields["text"] if words is None else words
-
-
-def _usable(
-    path: Path, records: Iterator[Record], check: Callable[[dict[str, Any]], None], on_bad_record: str,
-    skipped: Counter[str] | None,
-) -> Iterator[Record]:  # fmt: skip
-    """The records that pass; what is wrong with the others is said, or counted."""
-    found, reasons = False, Counter[str]()
-    for record in records:
-        try:
-            check(record.fields)
-        except Bad as bad:
-            if on_bad_record == "stop":
-                raise DataError(f"{record.where}: {bad.what}", f"{bad.hint}, or pass --on-bad-record skip") from None
-            reasons[bad.reason] += 1
-        else:
-            found = True
-            yield record
-    if skipped is not None:
-        skipped.update(reasons)
-    if not found:
-        counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.items())
-        raise DataError(f"{path}: no record can be used; skipped {counts}", "check how the file was made")
 
 
 def _same_length(fields: dict[str, Any]) -> None:
