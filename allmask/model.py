@@ -115,7 +115,7 @@ class Model(nn.Module):
         """
         if self.labels is not None and self.labels.of_tokens:
             return mask.valid
-        return whole_text_tokens(mask, self.config.own_mask == "causal")
+        return whole_text_tokens(mask)
 
     def answers(self, hidden: Tensor) -> Tensor:
         """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads those of texts off its pooler."""

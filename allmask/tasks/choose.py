@@ -92,7 +92,7 @@ class Choose:
     ) -> ChooseWork:  # fmt: skip
         judge = Judge(list(held_out), self.reading(model, held_out), precision, self.pool_windows) if held_out else None
         reading = self.reading(model, records)
-        return ChooseWork(list(records), reading, model.config, judge, auxiliary, self.pool_windows)
+        return ChooseWork(list(records), reading, judge, auxiliary, self.pool_windows)
 
 
 @dataclass
@@ -101,7 +101,6 @@ class ChooseWork:
 
     records: list[Record]
     reading: Reading
-    config: Config
     judge: Judge | None = None
     auxiliary: Auxiliary | None = None
     pool: str = "mean"  # of windows
@@ -125,7 +124,7 @@ class ChooseWork:
         def ask(where: Tensor, row: Tensor) -> Asked:
             return Asked(where, gold, None, "choose", of[row], self.pool, questions)
 
-        return asking(self.reading, rows, self.config.own_mask == "causal", ask, self.auxiliary, epoch)
+        return asking(self.reading, rows, ask, self.auxiliary, epoch)
 
     def evaluate(self, model: Model) -> Score | None:
         return None if self.judge is None else self.judge(model)

@@ -126,7 +126,7 @@ class Classify:
             others = self.reading(model, held_out)
             judge = Judge(list(held_out), others, model.labels, precision, self.pool_windows)
         reading = self.reading(model, records)
-        return ClassifyWork(reading, gold, model.config, judge, weights, auxiliary, self.pool_windows)
+        return ClassifyWork(reading, gold, judge, weights, auxiliary, self.pool_windows)
 
     def draw(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> None:
         """confusion.png: which of the held-out texts a finished model takes for what."""
@@ -144,7 +144,6 @@ class ClassifyWork:
 
     reading: Reading
     gold: Tensor
-    config: Config
     judge: Judge | None = None
     weights: Tensor | None = None  # of each label
     auxiliary: Auxiliary | None = None
@@ -168,7 +167,7 @@ class ClassifyWork:
             weights = None if self.weights is None else self.weights[gold]
             return Asked(where, gold, weights, "classify", of[row] if parts else None, self.pool)
 
-        return asking(self.reading, rows, self.config.own_mask == "causal", ask, self.auxiliary, epoch)
+        return asking(self.reading, rows, ask, self.auxiliary, epoch)
 
     def evaluate(self, model: Model) -> Score | None:
         return None if self.judge is None else self.judge(model)

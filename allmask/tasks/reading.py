@@ -98,14 +98,13 @@ def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length
 
 
 def asking(
-    reading: Reading, rows: np.ndarray, causal: bool, ask: Callable[[Tensor, Tensor], Asked],
-    auxiliary: Auxiliary | None, epoch: int,
+    reading: Reading, rows: np.ndarray, ask: Callable[[Tensor, Tensor], Asked], auxiliary: Auxiliary | None, epoch: int
 ) -> Batch:  # fmt: skip
     """These rows as a batch. `ask` is told which tokens stand for a row, (1, N), and which row each is of, (M,)."""
     examples = [reading.examples[row] for row in rows]
     same = auxiliary is not None and auxiliary.hide is None  # one reading serves both: no token sees its successor
     batch = pack([_predicting(example) for example in examples]) if same else reading.batch(examples)
-    where = whole_text_tokens(batch.mask, causal)
+    where = whole_text_tokens(batch.mask)
     row = batch.mask.group[where]
     batch = replace(batch, asked=ask(where, row), hidden=reading.hidden(rows[row]))
     if auxiliary is None:
