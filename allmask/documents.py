@@ -1,4 +1,4 @@
-"""Attention of packed rows of short documents, with gradients, by an optional kernel in C.
+"""Attention of packed rows of documents, in training and inference, by an optional kernel in C.
 
 Shapes: B rows, T tokens, N = B·T of them one after another, H heads, D width of a head.
 """
@@ -19,7 +19,7 @@ from allmask import native
 
 SOURCE = Path(__file__).with_suffix(".c")
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-LONGEST = 2048  # tokens: as far as it was measured to be faster than torch
+LONGEST = 2048  # tokens: as far as it was measured, and nowhere slower than torch
 LANES = 16
 
 
@@ -58,9 +58,8 @@ def attend_documents(
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], dropout: float = 0.0) -> bool:
-    """Whether the kernel is there and made for this: training on a CPU, short documents whose sight has a name."""
-    trains = dropout > 0.0 or q.requires_grad or k.requires_grad or v.requires_grad
-    if not trains or q.device.type != "cpu" or q.shape != k.shape or k.shape != v.shape or q.shape[-1] % LANES:
+    """Whether the kernel is there and made for this: a CPU, documents that are not long and whose sight has a name."""
+    if q.device.type != "cpu" or q.shape != k.shape or k.shape != v.shape or q.shape[-1] % LANES:
         return False
     if not q.dtype == k.dtype == v.dtype or dropout >= 1.0 or _is_traced():
         return False
@@ -151,7 +150,7 @@ def _is_traced() -> bool:
 
 
 def _library(dtype: torch.dtype) -> Any:
-    """For bf16 the processor must multiply it itself: otherwise training in bf16 makes no sense anyway."""
+    """For bf16 the processor must multiply it itself: otherwise bf16 makes no sense anyway."""
     if dtype == torch.bfloat16:
         return native.library(SOURCE, (*INSTRUCTIONS, "avx512bf16"))
     return native.library(SOURCE, INSTRUCTIONS) if dtype == torch.float32 else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -15,17 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from allmask import config as configs
-from allmask import native
-from allmask.attention import Route, attend
+from allmask import documents
+from allmask.attention import attend
 from allmask.errors import UsageError
-from allmask.inference import compiled, embed, embed_ids, freeze
+from allmask.inference import embed, embed_ids, freeze
 from allmask.inference import frozen as inference
 from allmask.inference.frozen import Packed
 from allmask.masks import Mask
 from allmask.model import Model, load
 from allmask.transformer import Cache
 
-SMALL = {"vocabulary": 60, "width": 32, "heads": 4, "inner": 64, "layers": 2, "max_positions": 24}
+SMALL = {"vocabulary": 60, "width": 64, "heads": 4, "inner": 64, "layers": 2, "max_positions": 24}
 CONFIGS = {
     "bert": replace(configs.bert_base(), **SMALL),
     "gpt2": replace(configs.gpt2(), **SMALL),
@@ -126,45 +125,7 @@ def test_auto_is_bf16_only_where_it_is_native(monkeypatch, able):
     assert frozen.body.embedding.tokens.weight.dtype == (torch.bfloat16 if able else torch.float32)
 
 
-# ---- the compiled kernel -----------------------------------------------------------------------------------
-
-
-def needs_compiler():
-    if not compiled.available():
-        pytest.skip("no C compiler here")
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    st.sampled_from([16, 32, 48]),
-    st.sampled_from([0.1, 1.0, 30.0]),
-    st.sampled_from([1, 2]),
-)
-def test_the_kernel_equals_attention_written_out(lengths, width, size, threads):
-    needs_compiler()
-    rng = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, sum(lengths), 3, width, generator=rng) for _ in range(3))
-    q = q * size  # scores from nearly equal to far beyond what e^x can hold
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    found = compiled.attend_documents(q, k, v, starts)
-    torch.set_num_threads(before)
-    for first, last in pairwise(starts.tolist()):
-        exact = [x[0, first:last].double().transpose(0, 1) for x in (q, k, v)]
-        weights = (exact[0] @ exact[1].transpose(1, 2) / width**0.5).softmax(-1)
-        expected = (weights @ exact[2]).transpose(0, 1).float()
-        torch.testing.assert_close(found[0, first:last], expected, atol=1e-5 * max(1.0, size), rtol=1e-5)
-
-
-def test_the_kernel_rounds_once_in_bf16():
-    needs_compiler()
-    rng = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 70, 2, 32, generator=rng).bfloat16() for _ in range(3))
-    starts = torch.tensor([0, 23, 70])
-    exact = compiled.attend_documents(q.float(), k.float(), v.float(), starts)
-    torch.testing.assert_close(compiled.attend_documents(q, k, v, starts), exact.bfloat16(), atol=1e-6, rtol=2**-7)
+# ---- the kernel of documents -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bidirectional", "causal"])
@@ -172,25 +133,8 @@ def test_frozen_with_and_without_the_kernel(monkeypatch, kind):
     model, ids = small(), torch.randint(0, 60, (5, 20), generator=torch.Generator().manual_seed(1))
     mask = getattr(Mask, kind)(torch.arange(20) < torch.tensor([[3], [20], [7], [7], [1]]))
     with_kernel = freeze(model, "fp32")(ids, mask).hidden
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(documents, "_library", lambda dtype: None)
     torch.testing.assert_close(freeze(model, "fp32")(ids, mask).hidden, with_kernel, atol=1e-5, rtol=1e-5)
-
-
-def test_only_short_documents_that_read_all_of_themselves_go_to_the_kernel():
-    def starts(mask: Mask):
-        return compiled.document_starts(Route.find(mask.flatten()[0]).blocks)
-
-    valid = torch.arange(6) < torch.tensor([[4], [6], [4]])
-    assert starts(Mask.bidirectional(valid)).tolist() == [0, 4, 8, 14]
-    assert starts(Mask.causal(valid)) is None
-    assert starts(Mask.bidirectional(torch.ones(1, 600, dtype=torch.bool))) is None
-
-
-def test_without_the_kernel_torch_does_the_work(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda source, instructions: None)
-    assert not compiled.available()
-    ids = torch.arange(1, 9)[None]
-    torch.testing.assert_close(freeze(small(), "fp32")(ids).hidden, small()(ids).hidden, atol=1e-5, rtol=1e-5)
 
 
 # ---- frozen stays frozen -----------------------------------------------------------------------------------
@@ -241,9 +185,9 @@ TOKENS = st.lists(st.integers(0, 59), max_size=12)
 def test_a_vector_does_not_depend_on_the_others(family, ids, budget, pool):
     model = small(family)
     found = embed_ids(model, ids, pool=pool, batch_tokens=budget)
-    assert found.shape == (len(ids), 32)
+    assert found.shape == (len(ids), 64)
     for vector, text in zip(found, ids, strict=True):
-        hidden = model(torch.tensor([text])).hidden[0] if text else torch.zeros(1, 32)
+        hidden = model(torch.tensor([text])).hidden[0] if text else torch.zeros(1, 64)
         expected = hidden.mean(0) if pool == "mean" else hidden[0]
         torch.testing.assert_close(vector, expected.detach(), atol=1e-5, rtol=1e-5)
 

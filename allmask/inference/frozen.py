@@ -1,4 +1,4 @@
-"""A model frozen for inference: weights packed for oneDNN, activations fused, short documents read by a kernel in C."""
+"""A model frozen for inference: weights packed for oneDNN, activations fused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from allmask.attention import Attention, KeyValue, Readable, Route
+from allmask.attention import Attention
 from allmask.dropout import Dropout
 from allmask.errors import UsageError
-from allmask.inference import compiled
-from allmask.layers import FeedForward, Layer
+from allmask.layers import FeedForward
 from allmask.model import Model
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -37,23 +36,6 @@ class Packed(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.after, [], self.formula)
 
 
-class DocumentAttention(nn.Module):
-    """Attention whose keys and values know the compiled kernel for rows of short documents."""
-
-    def __init__(self, attention: Attention):
-        super().__init__()
-        self.attention = attention
-
-    def remember(self, x: Tensor) -> compiled.Documents:
-        return compiled.Documents(*self.attention.remember(x))
-
-    def forward(self, x: Tensor, read: Readable, route: Route, bias: Tensor | None = None) -> Tensor:
-        return self.attention(x, read, route, bias)
-
-    def weigh(self, x: Tensor, read: KeyValue, route: Route) -> Tensor:
-        return self.attention.weigh(x, read, route)
-
-
 def freeze(model: Model, precision: str = "auto") -> Model:
     """A copy for inference, called like the model itself: no gradients, no dropout, weights packed for this CPU.
 
@@ -70,8 +52,6 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         _keep_freed_memory()
         if can_pack(dtype):
             _pack(frozen.body, model.config.activation)
-        if compiled.available():
-            _read_documents(frozen.body)
     frozen.register_state_dict_pre_hook(_refuse_saving)
     return frozen
 
@@ -109,12 +89,6 @@ def _pack(body: nn.Module, activation: str) -> None:
             module.add_module("expand", Packed(module.expand, activation))
             module.activation = nn.Identity()
     _replace(body, nn.Linear, Packed)
-
-
-def _read_documents(body: nn.Module) -> None:
-    for module in list(body.modules()):
-        if isinstance(module, Layer):
-            module.add_module("attention", DocumentAttention(module.attention))
 
 
 def _drop_dropout(model: Model) -> None:
