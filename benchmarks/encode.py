@@ -11,8 +11,6 @@ from __future__ import annotations
 import timing  # first: it sets the number of threads
 
 # isort: split
-import importlib
-import inspect
 import random
 import tempfile
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
+from texts import stretches
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -30,10 +29,6 @@ from allmask.text import Tokenizer
 
 SHORTEST, LONGEST = 8, 128
 BATCHES = (8, 16, 32, 64)
-# Modules whose docstrings are the corpus: text that every machine has.
-MODULES = "argparse ast asyncio collections concurrent.futures configparser csv datetime decimal difflib email.message"
-MODULES += " functools heapq inspect itertools json logging optparse os pathlib pickle random re shutil socket sqlite3"
-MODULES += " statistics string subprocess tarfile tempfile textwrap threading typing unittest urllib.request zipfile"
 
 Ids = list[list[int]]
 Encode = Callable[[], Tensor]
@@ -71,23 +66,8 @@ def main() -> None:
 def corpus(tokenizer: Tokenizer, number: int) -> list[str]:
     """Stretches of docstrings, 8 to 128 tokens long, 48 on average; the same on every run."""
     rng = random.Random(0)
-    words = [word for name in MODULES.split() for word in documentation(name)]
-    sizes = [len(encoded) for encoded in tokenizer.encode_batch(words, special=False)]
-    texts, at = [], 0
-    for _ in range(number):
-        room = min(LONGEST, max(SHORTEST, round(rng.lognormvariate(3.73, 0.6)))) - 2  # [CLS] and [SEP]
-        begin = at
-        while room >= sizes[at] or begin == at:
-            room, at = room - sizes[at], at + 1
-        texts.append(" ".join(words[begin:at]))
-    return texts
-
-
-def documentation(name: str) -> list[str]:
-    module = importlib.import_module(name)
-    members = sorted(vars(module).items())
-    chosen = [value for _, value in members if inspect.isclass(value) or inspect.isfunction(value)]
-    return " ".join(inspect.getdoc(value) or "" for value in [module, *chosen]).split()
+    lengths = (min(LONGEST, max(SHORTEST, round(rng.lognormvariate(3.73, 0.6)))) for _ in range(number))
+    return [stretch.text for stretch in stretches(tokenizer, (length - 2 for length in lengths))]  # [CLS] and [SEP]
 
 
 def describe(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, str]:
