@@ -50,8 +50,9 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     work = task.work(model, data.train, data.dev)
     run = Path(args.out) / name
     began = time.monotonic()
-    if args.quote_steps:
-        train(model, TitleWork(task.examples(tokenizer_of(model), data.quotes)), quoting(args), run / "quoting")
+    for mask, how in lessons(args, name):
+        examples = replace(task, mask=mask).examples(tokenizer_of(model), data.quotes)
+        train(model, TitleWork(examples), how, run / f"quoting-{how.seed}")
     result = train(model, work, settings(args), run / "titles")
     minutes = (time.monotonic() - began) / 60
     save_model(model, task, run / "final")
@@ -59,7 +60,8 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     for label, beams in ((f"{name}, greedy", 1), (f"{name}, 4 beams", 4)):
         decoding = task.decoding(model, beams=beams)
         written = [best[0][0] for best in task.write(model, data.sources, decoding)]
-        rows.append(Row(label, args.quote_steps + result.steps, minutes, score_texts(written, data.references)))
+        steps = args.naive_quotes + args.quote_steps + result.steps
+        rows.append(Row(label, steps, minutes, score_texts(written, data.references)))
     return rows
 
 
@@ -75,9 +77,8 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     model.config.eos_token_id = tokenizer.sep_token_id
     began = time.monotonic()
     steps = 0
-    if args.quote_steps:
-        first = quoting(args)
-        steps += _learn(model, tokenizer, task, data.quotes, replace(first, lr=args.peer_lr or first.lr))
+    for _, how in lessons(args, "two-berts"):
+        steps += _learn(model, tokenizer, task, data.quotes, replace(how, lr=args.peer_lr or how.lr))
     note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
     how = replace(settings(args), lr=args.peer_lr or args.lr)
     steps += _learn(model, tokenizer, task, data.train, how, note if data.dev else None)
@@ -177,11 +178,16 @@ def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> li
     return [batch for epoch in range(MOST_EPOCHS) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)]
 
 
-def quoting(args: argparse.Namespace) -> Settings:
-    """The first lesson, if there is one: see allmask/tasks/quoting.py."""
-    steps = args.quote_steps
-    how = {"batch_tokens": args.batch_tokens, "lr": args.quote_lr, "seed": args.seed}
-    return Settings(steps=steps, eval_every=steps, save_every=steps, warmup=0.05, dropout=0.0, keep=1, **how)
+def lessons(args: argparse.Namespace, mask: str) -> list[tuple[str, Settings]]:
+    """Quoting (allmask/tasks/quoting.py) before titles, if asked for: from left to right, then under the mask."""
+
+    def lesson(steps: int, schedule: str, seed: int) -> Settings:
+        how = {"eval_every": steps, "save_every": steps, "schedule": schedule, "seed": seed, "keep": 1}
+        return Settings(steps=steps, lr=args.quote_lr, warmup=0.05, batch_tokens=args.batch_tokens, dropout=0.0, **how)
+
+    first, second = args.naive_quotes, args.quote_steps
+    made = [("naive", lesson(first, "constant", args.seed))] if first else []
+    return [*made, (mask, lesson(second, "linear", args.seed + 1))] if second else made
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -244,6 +250,9 @@ def main() -> None:
     parser.add_argument("--systems", default="prefix,naive,two-berts")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--steps", type=int)
+    parser.add_argument(
+        "--naive-quotes", type=int, default=0, help="steps of quoting from left to right, before all else, for all"
+    )
     parser.add_argument(
         "--quote-steps", type=int, default=0, help="steps of quoting before the titles, for all systems"
     )
