@@ -43,14 +43,18 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge: make quality DATA=folder of titles, or TEXT=file to pretrain on and CLASSIFY=folder
-	@if [ -z "$(DATA)$(TEXT)" ]; then \
+quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets
+	@if [ -z "$(DATA)$(TEXT)$(TASKS)" ]; then \
 	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
-	    echo "  or make quality TEXT=file.txt [CLASSIFY=folder] for pretraining" >&2; exit 2; \
+	    echo "  make quality TEXT=file.txt [CLASSIFY=folder] for pretraining," >&2; \
+	    echo "  or make quality TASKS=folder (of data sets) [CHINESE=folder of a model] for all other tasks" >&2; exit 2; \
 	fi
 	@if [ -n "$(DATA)" ]; then $(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA:/=)); fi
 	@if [ -n "$(TEXT)" ]; then \
 	    $(BIN)/python quality/pretraining.py $(TEXT) $(if $(CLASSIFY),--classify $(CLASSIFY)) --out quality-runs/pretraining; \
+	fi
+	@if [ -n "$(TASKS)" ]; then \
+	    $(BIN)/python quality/tasks.py $(TASKS) $(if $(CHINESE),--chinese $(CHINESE)) --out quality-runs/tasks; \
 	fi
 
 clean: ## remove .venv, caches and build leftovers

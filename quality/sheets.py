@@ -1,0 +1,165 @@
+"""Sheets: the rows of ids of some records of a task, what is asked of them, and what answers are worth.
+
+Both sides, allmask and whoever it is compared with, read the same rows and are marked by the same function. Answers are
+told row by row: scores (labels,) of a row as a whole, or (places, labels) of the tokens that are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allmask.data import Example, Record
+from allmask.model import Model
+from allmask.tasks.answer import Answer, choose, texts_of
+from allmask.tasks.answerer import replies
+from allmask.tasks.choose import Choose
+from allmask.tasks.classifier import answer_all, frozen
+from allmask.tasks.classify import Classify
+from allmask.tasks.entities import counting
+from allmask.tasks.exact import AnswerCount
+from allmask.tasks.marks import mark
+from allmask.tasks.scores import is_chinese
+from allmask.tasks.spans import Context, View, best_spans
+from allmask.tasks.tag import Tag
+from allmask.tasks.tokens import token_answers
+from allmask.tasks.words import Window
+
+Understanding = Classify | Tag | Answer | Choose
+Said = Sequence[Tensor]  # of each row
+
+
+@dataclass
+class Labelled:
+    """Texts and pairs, a row each."""
+
+    task: Classify
+    model: Model  # knows tokens and labels; its weights do not matter
+    records: Sequence[Record]
+    metric = "accuracy"
+    places = None
+
+    def __post_init__(self):
+        work = self.task.work(self.model, self.records)
+        self.rows: list[Example] = work.reading.examples
+        self.lengths, self.gold = work.lengths, work.gold
+
+    def rows_of(self, unit: int) -> Sequence[int]:
+        return [unit]
+
+    def score(self, said: Said) -> dict[str, float]:
+        assert self.model.labels is not None
+        return in_percent(mark(self.model.labels, torch.stack(list(said)), self.gold).scores)
+
+
+@dataclass
+class Tagged:
+    """Sentences, of which each word is asked at its first piece; long ones are several rows."""
+
+    task: Tag
+    model: Model
+    records: Sequence[Record]
+    metric = "F1"
+
+    def __post_init__(self):
+        assert self.model.labels is not None
+        self.names = self.model.labels.names
+        work = self.task.work(self.model, self.records)
+        windows: list[Window] = work.windows
+        self.rows, self.places = [window.example for window in windows], [window.places for window in windows]
+        self.lengths, self.gold = work.lengths, work.gold
+
+    def rows_of(self, unit: int) -> Sequence[int]:
+        return [unit]
+
+    def score(self, said: Said) -> dict[str, float]:
+        count, rest = counting(self.task.scheme or "bio"), iter(said)
+        for record, windows in zip(self.records, self.task.read(self.model, self.records), strict=True):
+            found = np.zeros(len(record.fields["tags"]), dtype=np.int64)
+            for window in windows:
+                found[window.words] = next(rest).argmax(-1).numpy()
+            count.add(record.fields["tags"], [self.names[tag] for tag in found])
+        told = in_percent(count.scores())
+        return {"F1": told.pop("f1"), **told}
+
+
+@dataclass
+class Asked:
+    """Questions with a context; long contexts are several rows, each of them learnt by itself."""
+
+    task: Answer
+    model: Model
+    records: Sequence[Record]
+    metric = "F1"
+
+    def __post_init__(self):
+        work = self.task.work(self.model, self.records)
+        views: list[View] = work.views
+        self.rows, self.lengths, self.gold = [view.example for view in views], work.lengths, work.gold
+        self.places = [np.arange(len(row)) for row in self.rows]
+
+    def rows_of(self, unit: int) -> Sequence[int]:
+        return [unit]
+
+    def score(self, said: Said) -> dict[str, float]:
+        golds = [texts_of(record) for record in self.records]
+        count, rest = AnswerCount(is_chinese([text for texts in golds for text in texts])), iter(said)
+        asked = [(record.fields["question"], record.fields["context"]) for record in self.records]
+        for context, views, gold in zip(*self.task.read(self.model, asked), golds, strict=True):
+            count.add(self._answer(context, views, [next(rest) for _ in views]), gold)
+        told = count.scores()
+        return {"F1": told["f1"], "exact": told["exact"]}
+
+    def _answer(self, context: Context, views: Sequence[View], said: Said) -> str:
+        spans, null = best_spans(views, said, self.task.max_answer or 30)
+        return choose(replies(context, spans, null, self.task.threshold), self.task.threshold)
+
+
+@dataclass
+class Offered:
+    """Questions with choices, a row a choice; those of a question are learnt together."""
+
+    task: Choose
+    model: Model
+    records: Sequence[Record]
+    metric = "accuracy"
+    places = None
+
+    def __post_init__(self):
+        work = self.task.work(self.model, self.records)
+        self.rows: list[Example] = work.reading.examples
+        self.lengths, self.starts = work.lengths, work.starts
+        self.gold = [record.fields["label"] for record in self.records]
+
+    def rows_of(self, unit: int) -> Sequence[int]:
+        return range(self.starts[unit], self.starts[unit + 1])
+
+    def score(self, said: Said) -> dict[str, float]:
+        scores = torch.stack(list(said))[:, 0]
+        chosen = [int(scores[self.starts[unit] : self.starts[unit + 1]].argmax()) for unit in range(len(self.gold))]
+        return in_percent({"accuracy": float(np.mean([a == b for a, b in zip(chosen, self.gold, strict=True)]))})
+
+
+Sheet = Labelled | Tagged | Asked | Offered
+SHEETS: dict[type, Any] = {Classify: Labelled, Tag: Tagged, Answer: Asked, Choose: Offered}
+
+
+def sheet_of(task: Understanding, model: Model, records: Sequence[Record]) -> Sheet:
+    return SHEETS[type(task)](task, model, records)
+
+
+def said_by(model: Model, sheet: Sheet, precision: str = "auto") -> Said:
+    """What a model of ours says of each row."""
+    made = frozen(model, precision)
+    if sheet.places is None:
+        return list(answer_all(made, sheet.rows))
+    return token_answers(made, sheet.rows, sheet.places)
+
+
+def in_percent(scores: dict[str, float]) -> dict[str, float]:
+    return {name: 100.0 * value for name, value in scores.items()}

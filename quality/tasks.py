@@ -1,0 +1,330 @@
+"""How good are fine-tuned models? allmask with all its defaults against transformers' own heads on the same body.
+
+    python quality/tasks.py DATA --chinese bge-small-zh/ --out quality-runs/tasks
+    python quality/tasks.py DATA --only sst2,mrpc --seeds 3 --limit 500
+
+DATA holds folders with train, dev and test files: sst2, mrpc, wnut17 (MiniLM) and chnsenticorp, ocnli, cluener,
+cmrc2018, c3 (the body of --chinese); those that are missing are left out. Both sides learn from the same rows in the
+same batches for as many epochs, from the same seeds, keep the best of ten evaluations on dev, and are judged on test by
+the same function. The learning rate of transformers is the best on dev, with the first seed, of its usual ones and
+ours. Minutes are those of computing, of all threads together, evaluations included.
+
+Where there is no test file, dev is it; where there is no dev then, it is the end of train. What is finished stands in
+results.jsonl and is not computed again, so that the command can be stopped at any time, and several can work on one
+folder, each with its own --only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sheets
+from peers import said_by_peer, tune
+
+import allmask
+from allmask.checkpoints import resolve
+from allmask.data import Bad, Record
+from allmask.tasks.finetuning import finetune, read_data
+from allmask.tasks.plan import Plan
+from allmask.tasks.questions import learnable, read_questions
+
+T = TypeVar("T")
+USUAL_RATES = (5e-5, 2e-5)  # of transformers
+OURS, PEER = "allmask", "transformers"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A task, its language, and how many records are used, so that the whole table takes 90 minutes of two cores."""
+
+    task: str
+    chinese: bool
+    train: int
+    dev: int
+    test: int
+    seeds: int = 3
+
+
+SETS = {
+    "sst2": DataSet("classify", False, 3000, 400, 1821),
+    "mrpc": DataSet("classify", False, 1500, 300, 1725),
+    "wnut17": DataSet("tag", False, 2400, 400, 1287),
+    "chnsenticorp": DataSet("classify", True, 1000, 200, 1200),
+    "ocnli": DataSet("classify", True, 3000, 400, 2950),
+    "cluener": DataSet("tag", True, 3000, 400, 1343),
+    "cmrc2018": DataSet("answer", True, 500, 60, 400, seeds=2),
+    "c3": DataSet("choose", True, 500, 100, 600, seeds=2),
+}
+
+
+# ---- records -------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[str, int]:
+    """Write train.jsonl, dev.jsonl and test.jsonl, as both sides read them; how many records each has."""
+    found = {part: _read(folder, part, about.task) for part in ("train", "dev", "test")}
+    sizes = (about.train, about.dev, about.test) if limit is None else (limit, min(limit, about.dev), limit)
+    parts = split(found["train"], found["dev"], found["test"], *sizes)
+    out.mkdir(parents=True, exist_ok=True)
+    for part, lines in parts.items():
+        whole = out / f".{part}.partial"  # another process may be reading the same
+        whole.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        whole.replace(out / f"{part}.jsonl")
+    return {part: len(lines) for part, lines in parts.items()}
+
+
+def _read(folder: Path, part: str, task: str) -> list[str]:
+    """The records of a file, a line each; none if it is not there. Of SQuAD's layout, those that can be learnt."""
+    if task != "answer":
+        file = folder / f"{part}.jsonl"
+        return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()] if file.exists() else []
+    file = folder / f"{part}.json"
+    records = read_questions(file, True, on_bad_record="skip") if file.exists() else []
+    return [_question(record) for record in records if _placed(record)]
+
+
+def _placed(record: Record) -> bool:
+    try:
+        learnable(record.fields)
+    except Bad:
+        return False
+    return True
+
+
+def _question(record: Record) -> str:
+    fields = {name: record.fields[name] for name in ("id", "question", "context")}
+    texts, starts = zip(*record.fields["answers"], strict=True) if record.fields["answers"] else ((), ())
+    return json.dumps(fields | {"answer": texts, "start": starts}, ensure_ascii=False)
+
+
+def split(
+    train: list[T], dev: list[T], test: list[T], learn: int, choose: int, judge: int
+) -> dict[str, list[T]]:  # fmt: skip
+    """So many of each, evenly spread. A dev part that is missing, or has to be the test, is the end of train."""
+    if not test:
+        dev, test = [], dev
+    if not dev:
+        choose = min(choose, len(train) // 5)
+        train, dev = train[: len(train) - choose], train[len(train) - choose :]
+    return {"train": spread(train, learn), "dev": spread(dev, choose), "test": spread(test, judge)}
+
+
+def spread(items: list[T], count: int) -> list[T]:
+    """So many of them, evenly spread; all if there are no more."""
+    count = min(count, len(items))
+    return [items[place * len(items) // count] for place in range(count)]
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set as it is used here: files, the body, and the plan of our own runs with nothing left open."""
+
+    name: str
+    folder: Path  # of the files
+    sizes: dict[str, int]
+    plan: Plan
+
+    @classmethod
+    def of(cls, name: str, args: argparse.Namespace) -> Case:
+        about, folder = SETS[name], Path(args.out) / "data" / name
+        sizes = prepare(args.data / name, about, args.limit, folder)
+        body = args.chinese if about.chinese else args.english
+        given = {"model": str(resolve(body)), "task": about.task, "data": str(folder / "train.jsonl")}
+        plan = Plan.from_dict(given | {"eval": str(folder / "dev.jsonl"), **given_epochs(args)})
+        data = read_data(plan)
+        return cls(name, folder, sizes, replace(plan, task=data.task).settled(allmask.load(plan.model), data.train))
+
+    def seeded(self, seed: int) -> Plan:
+        return replace(self.plan, settings=replace(self.plan.settings, seed=seed))
+
+    def key(self, side: str, seed: int, rate: float) -> dict[str, Any]:
+        """What a result must agree in not to be computed again."""
+        how = self.plan.settings
+        told = {"set": self.name, "side": side, "seed": seed, "lr": rate, "records": self.sizes}
+        return told | {"body": Path(self.plan.model).name, "epochs": how.epochs, "batch_tokens": how.batch_tokens}
+
+    def test(self) -> list[Record]:
+        return self.plan.task.read_both(Path(self.plan.data), self.folder / "test.jsonl", "stop", Counter())[2]
+
+
+def given_epochs(args: argparse.Namespace) -> dict[str, float]:
+    return {} if args.epochs is None else {"epochs": args.epochs}
+
+
+def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
+    """A run as a user has it, its model judged on test."""
+    shutil.rmtree(run, ignore_errors=True)  # left by one that was stopped
+    began = time.process_time()
+    told = finetune(case.seeded(seed), run, quiet=True)
+    minutes = (time.process_time() - began) / 60
+    model = allmask.load(run / "final")
+    sheet = sheets.sheet_of(case.plan.task, model, case.test())  # type: ignore[arg-type]
+    scores = sheet.score(sheets.said_by(model, sheet))
+    for part in ("start", "final", "checkpoints"):  # large, and of no more use
+        shutil.rmtree(run / part, ignore_errors=True)
+    return {"dev": _percent(sheet, told["score"]), "scores": scores, "metric": sheet.metric, "minutes": minutes}
+
+
+def _percent(sheet: sheets.Sheet, score: float) -> float:
+    return score if isinstance(sheet, sheets.Asked) else 100.0 * score
+
+
+def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
+    """The same by transformers, at a learning rate."""
+    plan = case.seeded(seed)
+    data = read_data(plan)
+    model = plan.task.prepare(allmask.load(plan.model), data.train, seed)
+    learn, dev, test = (
+        sheets.sheet_of(plan.task, model, records)  # type: ignore[arg-type]
+        for records in (data.train, data.held_out, case.test())
+    )
+    told = f"{case.name} {PEER} seed {seed} lr {rate:g}"
+    tuned = tune(Path(plan.model), learn, dev, replace(plan.settings, lr=rate), told)
+    scores = test.score(said_by_peer(tuned.model, test))
+    return {"dev": tuned.dev, "scores": scores, "metric": test.metric, "minutes": tuned.minutes}
+
+
+# ---- results -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Results:
+    """A line a finished run."""
+
+    file: Path
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
+
+    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        rows = self.rows() if self.file.exists() else []
+        return next((row for row in rows if key.items() <= row.items()), None)
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        with self.file.open("a", encoding="utf-8") as stream:  # one write: others may add at the same time
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return row
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A line of the table."""
+
+    name: str
+    sizes: dict[str, int]
+    epochs: float
+    ours: list[dict[str, Any]]
+    theirs: list[dict[str, Any]]
+
+    def cells(self) -> list[str]:
+        metric = self.ours[0]["metric"]
+        means = [statistics.mean(_values(rows)) for rows in (self.ours, self.theirs)]
+        sizes = " / ".join(f"{self.sizes[part]:,}" for part in ("train", "dev", "test"))
+        rates = f"{self.ours[0]['lr']:g} / {self.theirs[0]['lr']:g}"
+        minutes = " / ".join(f"{statistics.mean(row['minutes'] for row in rows):.1f}" for rows in self.sides)
+        told = [self.name, metric, sizes, f"{self.epochs:g}", str(len(self.ours)), rates]
+        return [*told, *map(with_deviation, self.sides), f"{means[0] - means[1]:+.1f}", minutes]
+
+    @property
+    def sides(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return self.ours, self.theirs
+
+
+def _values(rows: Sequence[dict[str, Any]]) -> list[float]:
+    return [row["scores"][row["metric"]] for row in rows]
+
+
+def with_deviation(rows: Sequence[dict[str, Any]]) -> str:
+    values = _values(rows)
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def table(lines: Iterable[Compared]) -> str:
+    names = ("data", "metric", "train / dev / test", "epochs", "seeds", "rates", OURS, PEER, "difference", "minutes")
+    rows = [f"| {' | '.join(line.cells())} |" for line in lines]
+    return "\n".join([f"| {' | '.join(names)} |", "|---" * len(names) + "|", *rows])
+
+
+def compare(case: Case, seeds: int, results: Results, runs: Path) -> Compared:
+    """All runs of a data set that are not there yet."""
+    rate = case.plan.settings.lr
+
+    def done(side: str, seed: int, rate: float) -> dict[str, Any]:
+        key = case.key(side, seed, rate)
+        if (row := results.find(key)) is None:
+            made = ours(case, seed, runs / f"{case.name}-{seed}") if side == OURS else theirs(case, seed, rate)
+            row = results.add(key | made)
+        _note(row)
+        return row
+
+    mine = [done(OURS, seed, rate) for seed in range(seeds)]
+    tried = [done(PEER, 0, one) for one in dict.fromkeys((rate, *USUAL_RATES))]
+    best = max(tried, key=lambda row: row["dev"])
+    others = [best, *(done(PEER, seed, best["lr"]) for seed in range(1, seeds))]
+    return Compared(case.name, case.sizes, case.plan.settings.epochs, mine, others)
+
+
+def _note(row: dict[str, Any]) -> None:
+    test, where = row["scores"][row["metric"]], f"{row['set']} {row['side']} seed {row['seed']} lr {row['lr']:g}"
+    print(f"{where}: dev {row['dev']:.2f} test {test:.2f}, {row['minutes']:.1f} minutes", file=sys.stderr, flush=True)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a folder of data sets")
+    parser.add_argument("--out", default="quality-runs/tasks")
+    parser.add_argument("--only", help="data sets, with commas between")
+    parser.add_argument("--seeds", type=int, help="runs of each side [default: 3, of the large sets 2]")
+    parser.add_argument("--limit", type=int, help="records to learn from, of the other parts no more than that")
+    parser.add_argument("--epochs", type=float, help="[default: as the tasks have it]")
+    parser.add_argument("--english", default="minilm", help="the body for English")
+    parser.add_argument("--chinese", help="the body for Chinese, a model folder; without it there is none")
+    return parser.parse_args()
+
+
+def chosen(args: argparse.Namespace) -> list[str]:
+    """Those that were asked for and can be done; it is said why others are not."""
+    names = list(SETS) if args.only is None else args.only.split(",")
+    if unknown := [name for name in names if name not in SETS]:
+        sys.exit(f"error: unknown data set {', '.join(unknown)}; known: {', '.join(SETS)}")
+    missing = [name for name in names if not (args.data / name).is_dir()]
+    no_body = [name for name in names if SETS[name].chinese and args.chinese is None]
+    for why, some in ((f"not in {args.data}", missing), ("no --chinese body", no_body)):
+        if some:
+            print(f"left out, {why}: {', '.join(some)}", file=sys.stderr)
+    return [name for name in names if name not in {*missing, *no_body}]
+
+
+def main() -> None:
+    args = arguments()
+    logging.getLogger("allmask").setLevel(logging.WARNING)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    results, lines = Results(out / "results.jsonl"), []
+    for name in chosen(args):
+        case = Case.of(name, args)
+        lines.append(compare(case, args.seeds or SETS[name].seeds, results, out / "runs"))
+        print(table(lines), flush=True)
+    (out / "table.md").write_text(table(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
