@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allmask.data import Example, Record
 from allmask.model import Model
-from allmask.tasks.answer import Answer, choose, texts_of
+from allmask.tasks.answer import Answer, asked_of, choose, texts_of
 from allmask.tasks.answerer import replies
 from allmask.tasks.choose import Choose
 from allmask.tasks.classifier import answer_all, frozen
@@ -24,13 +24,13 @@ from allmask.tasks.classify import Classify
 from allmask.tasks.entities import counting
 from allmask.tasks.exact import AnswerCount
 from allmask.tasks.marks import mark
+from allmask.tasks.plan import TaskOfPlan
 from allmask.tasks.scores import is_chinese
 from allmask.tasks.spans import Context, View, best_spans
 from allmask.tasks.tag import Tag
 from allmask.tasks.tokens import token_answers
 from allmask.tasks.words import Window
 
-Understanding = Classify | Tag | Answer | Choose
 Said = Sequence[Tensor]  # of each row
 
 
@@ -41,8 +41,8 @@ class Labelled:
     task: Classify
     model: Model  # knows tokens and labels; its weights do not matter
     records: Sequence[Record]
-    metric = "accuracy"
-    places = None
+    metric: ClassVar[str] = "accuracy"
+    places: ClassVar[None] = None
 
     def __post_init__(self):
         work = self.task.work(self.model, self.records)
@@ -64,7 +64,7 @@ class Tagged:
     task: Tag
     model: Model
     records: Sequence[Record]
-    metric = "F1"
+    metric: ClassVar[str] = "F1"
 
     def __post_init__(self):
         assert self.model.labels is not None
@@ -73,13 +73,14 @@ class Tagged:
         windows: list[Window] = work.windows
         self.rows, self.places = [window.example for window in windows], [window.places for window in windows]
         self.lengths, self.gold = work.lengths, work.gold
+        self.read = self.task.read(self.model, self.records)  # the windows of each sentence
 
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]
 
     def score(self, said: Said) -> dict[str, float]:
         count, rest = counting(self.task.scheme or "bio"), iter(said)
-        for record, windows in zip(self.records, self.task.read(self.model, self.records), strict=True):
+        for record, windows in zip(self.records, self.read, strict=True):
             found = np.zeros(len(record.fields["tags"]), dtype=np.int64)
             for window in windows:
                 found[window.words] = next(rest).argmax(-1).numpy()
@@ -95,13 +96,14 @@ class Asked:
     task: Answer
     model: Model
     records: Sequence[Record]
-    metric = "F1"
+    metric: ClassVar[str] = "F1"
 
     def __post_init__(self):
         work = self.task.work(self.model, self.records)
         views: list[View] = work.views
         self.rows, self.lengths, self.gold = [view.example for view in views], work.lengths, work.gold
         self.places = [np.arange(len(row)) for row in self.rows]
+        self.read = self.task.read(self.model, [asked_of(record) for record in self.records])
 
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]
@@ -109,8 +111,7 @@ class Asked:
     def score(self, said: Said) -> dict[str, float]:
         golds = [texts_of(record) for record in self.records]
         count, rest = AnswerCount(is_chinese([text for texts in golds for text in texts])), iter(said)
-        asked = [(record.fields["question"], record.fields["context"]) for record in self.records]
-        for context, views, gold in zip(*self.task.read(self.model, asked), golds, strict=True):
+        for context, views, gold in zip(*self.read, golds, strict=True):
             count.add(self._answer(context, views, [next(rest) for _ in views]), gold)
         told = count.scores()
         return {"F1": told["f1"], "exact": told["exact"]}
@@ -127,8 +128,8 @@ class Offered:
     task: Choose
     model: Model
     records: Sequence[Record]
-    metric = "accuracy"
-    places = None
+    metric: ClassVar[str] = "accuracy"
+    places: ClassVar[None] = None
 
     def __post_init__(self):
         work = self.task.work(self.model, self.records)
@@ -149,7 +150,7 @@ Sheet = Labelled | Tagged | Asked | Offered
 SHEETS: dict[type, Any] = {Classify: Labelled, Tag: Tagged, Answer: Asked, Choose: Offered}
 
 
-def sheet_of(task: Understanding, model: Model, records: Sequence[Record]) -> Sheet:
+def sheet_of(task: TaskOfPlan, model: Model, records: Sequence[Record]) -> Sheet:
     return SHEETS[type(task)](task, model, records)
 
 

@@ -108,9 +108,7 @@ def _question(record: Record) -> str:
     return json.dumps(fields | {"answer": texts, "start": starts}, ensure_ascii=False)
 
 
-def split(
-    train: list[T], dev: list[T], test: list[T], learn: int, choose: int, judge: int
-) -> dict[str, list[T]]:  # fmt: skip
+def split(train: list[T], dev: list[T], test: list[T], learn: int, choose: int, judge: int) -> dict[str, list[T]]:
     """So many of each, evenly spread. A dev part that is missing, or has to be the test, is the end of train."""
     if not test:
         dev, test = [], dev
@@ -172,7 +170,7 @@ def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
     told = finetune(case.seeded(seed), run, quiet=True)
     minutes = (time.process_time() - began) / 60
     model = allmask.load(run / "final")
-    sheet = sheets.sheet_of(case.plan.task, model, case.test())  # type: ignore[arg-type]
+    sheet = sheets.sheet_of(case.plan.task, model, case.test())
     scores = sheet.score(sheets.said_by(model, sheet))
     for part in ("start", "final", "checkpoints"):  # large, and of no more use
         shutil.rmtree(run / part, ignore_errors=True)
@@ -189,8 +187,7 @@ def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
     data = read_data(plan)
     model = plan.task.prepare(allmask.load(plan.model), data.train, seed)
     learn, dev, test = (
-        sheets.sheet_of(plan.task, model, records)  # type: ignore[arg-type]
-        for records in (data.train, data.held_out, case.test())
+        sheets.sheet_of(plan.task, model, records) for records in (data.train, data.held_out, case.test())
     )
     told = f"{case.name} {PEER} seed {seed} lr {rate:g}"
     tuned = tune(Path(plan.model), learn, dev, replace(plan.settings, lr=rate), told)
