@@ -31,12 +31,13 @@ from allmask.training import runs
 from allmask.training.average import Average
 from allmask.training.board import Board
 from allmask.training.distributed import Alone, Crew, launched
+from allmask.training.gradients import clip, embedding_gradient, keep_freed_memory
 from allmask.training.optimiser import adamw
 from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
 from allmask.training.settings import Settings
-from allmask.training.stages import stage_of, whole_of
+from allmask.training.stages import stage_of
 
 ALONE = Alone()
 
@@ -135,6 +136,7 @@ class Trainer:
     def __post_init__(self):
         self.stage = stage_of(self.model, self.crew)  # first of all: it may put other tensors in the weights' places
         self.optimiser = adamw(self.model, self.settings)
+        self.embedding = embedding_gradient(self.model, self.crew)
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)
         self.model.body.recompute = self.settings.recompute
@@ -146,6 +148,8 @@ class Trainer:
         self.save_every = self.settings.save_every or self.eval_every
         self.dtype = resolve_precision(self.settings.precision)
         self.peak = measured_peak(self.dtype, self.device)
+        if self.device == "cpu":
+            keep_freed_memory()
 
     # ---- the order of the data -----------------------------------------------------------------------------
 
@@ -232,16 +236,17 @@ class Trainer:
         counts = self._counts(micro)
         told = dict.fromkeys(counts, 0.0)
         for number, share in enumerate(micro, 1):
-            with self.stage.summing(last=number == len(micro)):
+            with self.stage.summing(last=number == len(micro)), self.embedding.collecting():
                 self._backward(share, counts, told)
         told = self._added(told)
-        norm = whole_of(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)).item()
+        norm = clip(self.model, self.settings.clip)
         self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
         if not self.bad_steps:
             self.optimiser.step()
             if self.average is not None:
                 self.average.update(self.step)
         self.optimiser.zero_grad(set_to_none=True)
+        self.embedding.clear()
         return told, norm, rate
 
     def _seed(self) -> int:
