@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,6 +49,7 @@ EXAMPLES = """
 """
 WINDOW, BATCH = 256, 32  # records in memory, sorted by length; texts written at a time
 LABELLED = 1024  # records in memory where they are classified
+TIDY = 16_384  # lines between two looks at memory
 Put = Callable[[str], None]
 
 
@@ -148,7 +150,28 @@ def _check_out(out: str, file: Path) -> None:
 
 @contextmanager
 def _output(out: str) -> Iterator[Put]:
-    """Something that takes lines: stdout, or a file that gets its name when it is complete."""
+    """Something that takes lines; now and then, what was freed goes back to the system, however long the file."""
+    written = count(1)
+    with _opened(out) as put:
+
+        def put_and_tidy(line: str) -> None:
+            put(line)
+            if next(written) % TIDY == 0:
+                _give_back_memory()
+
+        yield put_and_tidy
+
+
+def _give_back_memory() -> None:
+    """The C library keeps what is free between parts in use, and the parts scatter; glibc can be asked for it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@contextmanager
+def _opened(out: str) -> Iterator[Put]:
+    """Stdout, or a file that gets its name when it is complete."""
     if out == "-":
         yield lambda line: print(line, flush=True)
         return
