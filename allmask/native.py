@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -46,7 +47,7 @@ def _need(instructions: Sequence[str]) -> None:
 def _built(source: Path, flags: Sequence[str]) -> Path:
     """The shared library, named by what it was built from, so that no old one is ever taken."""
     folder = _cache_folder()
-    name = hashlib.sha256(source.read_bytes() + repr(flags).encode()).hexdigest()[:16]
+    name = hashlib.sha256(_text(source) + repr(flags).encode()).hexdigest()[:16]
     path = folder / f"{source.stem}-{name}.so"
     if path.exists():
         return path
@@ -60,6 +61,13 @@ def _built(source: Path, flags: Sequence[str]) -> Path:
         )
         os.replace(fresh, path)  # whole or not at all, whoever else builds it
     return path
+
+
+def _text(source: Path) -> bytes:
+    """A file and the headers it includes from beside it."""
+    text = source.read_bytes()
+    headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
+    return b"".join([text, *(_text(source.parent / header.decode()) for header in headers)])
 
 
 def _cache_folder() -> Path:

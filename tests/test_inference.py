@@ -166,7 +166,7 @@ def test_what_a_frozen_model_refuses(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(UsageError, match="frozen already"):
         freeze(frozen)
-    with pytest.raises(UsageError, match="expected one of auto, fp32, bf16"):
+    with pytest.raises(UsageError, match="expected one of auto, fp32, bf16, int8"):
         freeze(model, "int3")
 
 

@@ -35,6 +35,23 @@ def test_built_once_and_again_when_the_source_changes(source, tmp_path):
     assert native.library(source, ()).twice(2) == 6
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_built_again_when_a_header_changes(source):
+    source.write_text(f'#include "inner/factor.h"\n{CODE.replace("2 * x", "FACTOR * x")}')
+    inner = source.parent / "inner"
+    inner.mkdir()
+    (inner / "factor.h").write_text('#include "number.h"\n#define FACTOR NUMBER\n')
+    for number in (5, 7):
+        (inner / "number.h").write_text(f"#define NUMBER {number}\n")
+        native.library.cache_clear()
+        assert native.library(source, ()).twice(2) == 2 * number
+
+
+def test_a_missing_header(source):
+    source.write_text('#include "nowhere.h"\n')
+    assert native.library(source, ()) is None
+
+
 def test_no_compiler(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert native.library(source, ()) is None

@@ -39,7 +39,8 @@ MaxNew = Annotated[
 ]
 
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "int8"], typer.Option(help="Of the arithmetic; auto is the fastest here.")
+    Literal["auto", "fp32", "bf16", "int8"],
+    typer.Option(help="Of the arithmetic; auto: int8 to write, bf16 for all else, where the CPU has them."),
 ]
 
 

@@ -22,19 +22,18 @@ from allmask.attention import Route
 from allmask.branches import Branches
 from allmask.config import bert_tiny
 from allmask.decoding import compiled
-from allmask.decoding.parts import Int8Linear, Parts, packed_linear
+from allmask.decoding.parts import Parts, packed_linear
 from allmask.decoding.rows import Rows, Texts
 from allmask.decoding.search import Writer
 from allmask.decoding.writers import MaskWriter, padded_prompts
 from allmask.errors import UsageError
-from allmask.inference.frozen import PRECISIONS, computes_bf16, freeze
+from allmask.inference.bytes import SLOW, Int8Linear
+from allmask.inference.frozen import CHOICES, PRECISIONS, computes_bf16, freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import BranchedCache
 
 log = logging.getLogger("allmask")
-
-CHOICES = ("auto", *PRECISIONS, "int8")
 
 
 def writer_for(
@@ -60,7 +59,9 @@ def writer_for(
     engine = _engine(model, precision)
     if precision == "int8" and isinstance(engine, compiled.CompiledEngine):
         for number, layer in enumerate(slow.model.body.layers):
-            layer.feed_forward = compiled.ByteFeedForward(engine, number)
+            layer.feed_forward = engine.feed_forward(number)
+    elif precision == "int8":
+        log.warning(SLOW)
     return FastWriter(slow, engine)
 
 
@@ -84,7 +85,7 @@ def _engine(model: Model, precision: str) -> Engine:
 
 
 def _compiled(model: Model, precision: str) -> Engine:
-    return compiled.CompiledEngine(model, PRECISIONS.get(precision, torch.int8))
+    return compiled.CompiledEngine(model, PRECISIONS.get(precision, torch.uint8))
 
 
 def _has_compiled(model: Model) -> bool:

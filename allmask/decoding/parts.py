@@ -98,28 +98,3 @@ def packed_linear(dtype: torch.dtype) -> MakeLinear:
         return linear if activation == "none" else nn.Sequential(linear, ACTIVATIONS[activation]())
 
     return make
-
-
-def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (…, N) as bytes from -127 to 127 and the scale (…, 1) of each."""
-    scale = x.abs().amax(-1, keepdim=True).float() / 127.0
-    return (x / scale.clamp(min=1e-30)).round().to(torch.int8), scale
-
-
-class Int8Linear:
-    """Weights as bytes with a scale for each output; each token as bytes with a scale of its own.
-
-    The products are whole numbers, so no row depends on how many there are.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
-        self.weight, scale = quantise(weight.detach().float())
-        self.scale = scale[:, 0]
-        self.bias = torch.zeros_like(self.scale) if bias is None else bias.detach().float()
-        self.activation = nn.Identity() if activation == "none" else ACTIVATIONS[activation]()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        whole, scale = quantise(x)
-        return self.activation(
-            torch.addcmul(self.bias, torch.ops.aten._int_mm(whole, self.weight.T), scale * self.scale)
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from allmask.attention import Attention
 from allmask.dropout import Dropout
 from allmask.errors import UsageError
+from allmask.inference.bytes import ByteLinear, Int8Linear, install
 from allmask.layers import FeedForward
 from allmask.model import Model
 
+log = logging.getLogger("allmask")
 Kind = TypeVar("Kind", bound=nn.Module)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CHOICES = ("auto", *PRECISIONS, "int8")
 USUAL_TOKENS = 1024  # the number of rows oneDNN chooses a layout for; any other works too
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
@@ -40,28 +44,40 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     """A copy for inference, called like the model itself: no gradients, no dropout, weights packed for this CPU.
 
     `auto` is bf16 where the processor computes in it, otherwise fp32. Where weights cannot be packed they stay as they
-    are. The copy cannot be trained or saved.
+    are. With `int8` the weights of the body are bytes with a scale for each output, and what goes into its products
+    bytes with a scale for each token; hidden states stay fp32. The copy cannot be trained or saved.
     """
-    if any(isinstance(module, Packed) for module in model.modules()):
+    if precision not in CHOICES:
+        raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
+    if any(isinstance(module, Packed | ByteLinear | Int8Linear) for module in model.modules()):
         raise UsageError("this model is frozen already", "freeze the model it was made from")
     device = model.body.embedding.tokens.weight.device
-    dtype = _dtype(precision, device)
-    frozen = copy.deepcopy(model).to(dtype).requires_grad_(False).eval()
+    if precision == "int8" and device.type != "cpu":
+        log.warning("int8 is for CPUs; this model is on %s", device.type)
+        precision = "auto"
+    frozen = copy.deepcopy(model).to(_dtype(precision, device)).requires_grad_(False).eval()
     _drop_dropout(frozen)
     if device.type == "cpu":
         _keep_freed_memory()
-        if can_pack(dtype):
-            _pack(frozen.body, model.config.activation)
+        _lay_out(frozen, precision, device)
     frozen.register_state_dict_pre_hook(_refuse_saving)
     return frozen
 
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Of hidden states."""
     if precision == "auto":
         return torch.bfloat16 if computes_bf16(device) else torch.float32
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}; expected one of auto, {', '.join(PRECISIONS)}")
-    return PRECISIONS[precision]
+    return PRECISIONS.get(precision, torch.float32)
+
+
+def _lay_out(frozen: Model, precision: str, device: torch.device) -> None:
+    config = frozen.config
+    if precision == "int8":
+        between = torch.bfloat16 if computes_bf16(device) else torch.float32
+        install(frozen.body, config.activation, config.norm_place, between)
+    elif can_pack(frozen.body.embedding.tokens.weight.dtype):
+        _pack(frozen.body, config.activation)
 
 
 def computes_bf16(device: torch.device) -> bool:
