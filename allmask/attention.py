@@ -24,6 +24,9 @@ SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
 DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
 
 
+Bias = Tensor | tuple[Tensor, ...]  # see `attend`
+
+
 @dataclass(frozen=True)
 class Route:
     """How a mask is lowered to kernels: found once for a batch, used by every layer."""
@@ -32,6 +35,7 @@ class Route:
     keys: Mask
     strict: bool
     blocks: tuple[Block, ...]
+    pairs: Pairs | None = None  # where the documents of one row read those of another, each its own
 
     @classmethod
     def find(cls, queries: Mask, keys: Mask | None = None, strict: bool = False) -> Route:
@@ -42,8 +46,9 @@ class Route:
             blocks = _documents(queries) if len(queries) == 1 else _uniform(queries)
         else:
             blocks = _all_seen(queries, keys)
+        pairs = None if strict or blocks or keys is None else Pairs.find(queries, keys)
         keys = queries if keys is None else keys
-        return cls(queries, keys, strict, blocks or (Block(0, queries.shape[1], "dense"),))
+        return cls(queries, keys, strict, blocks or (Block(0, queries.shape[1], "dense"),), pairs)
 
     @property
     def is_regular(self) -> bool:
@@ -66,14 +71,22 @@ class Route:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | Route, dropout: float = 0.0, scale: float | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
 ) -> Tensor:  # fmt: skip
     """Softmax attention of q (B, Q, H, D) over k, v (B, K, H, D) as far as the mask lets it see: (B, Q, H, D).
 
-    `bias`, if given, is added to the scores and broadcasts to (B, H, Q, K). A row that sees nothing yields zeros.
+    `bias`, if given, is added to the scores and broadcasts to (B, H, Q, K); or there is one for each block of a route,
+    which broadcasts to (documents, H, length, length) and is -inf where the mask forbids. A row that sees nothing
+    yields zeros.
     """
     route = mask if isinstance(mask, Route) else Route.find(mask)
     kernel = _Kernel(dropout, scale)
+    if isinstance(bias, tuple):
+        pieces = zip(route.blocks, bias, route.cut(q), route.cut(k), route.cut(v), strict=True)
+        parts = [_biased(kernel, queries, keys, values, block, added) for block, added, queries, keys, values in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    if route.pairs is not None and bias is None:
+        return route.pairs.attend(kernel, q, k, v)
     if bias is not None:  # speaks of all queries and keys at once
         whole = Block(0, q.shape[1], "dense")
         return _dense(kernel, q, k, v, replace(route, blocks=(whole,)), whole, bias)
@@ -130,38 +143,57 @@ class KeyValue(NamedTuple):
     def append(self, new: KeyValue) -> KeyValue:
         return KeyValue(torch.cat([self.keys, new.keys], dim=1), torch.cat([self.values, new.values], dim=1))
 
-    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor:
         return attend(q, self.keys, self.values, route, dropout, bias=bias)
 
 
 class Readable(Protocol):
     """What attention reads: a `KeyValue`, or anything else that keeps keys and values in its own way."""
 
-    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor: ...
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor: ...
+
+
+class Scaled(nn.Module):
+    """Times a number."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
 
 
 class Attention(nn.Module):
-    """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read."""
+    """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read.
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0, bias: bool = True):
+    Heads share the width unless `head_width` says otherwise. Without `scaled` scores are not divided by sqrt(D), which
+    every kernel does: queries are multiplied by it first.
+    """
+
+    def __init__(
+        self, width: int, heads: int, dropout: float = 0.0, bias: bool = True, head_width: int = 0, scaled: bool = True
+    ):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query = nn.Linear(width, width, bias)
-        self.key = nn.Linear(width, width, bias)
-        self.value = nn.Linear(width, width, bias)
-        self.output = nn.Linear(width, width, bias)
+        inner = heads * head_width if head_width else width
+        self.query = nn.Linear(width, inner, bias)
+        self.key = nn.Linear(width, inner, bias)
+        self.value = nn.Linear(width, inner, bias)
+        self.output = nn.Linear(inner, width, bias)
+        self.stretch = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
 
     def remember(self, x: Tensor) -> KeyValue:
         return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
 
-    def forward(self, x: Tensor, read: Readable, route: Route, bias: Tensor | None = None) -> Tensor:
-        q = self._split(self.query(x))  # (B, Q, H, D)
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Bias | None = None) -> Tensor:
+        q = self.stretch(self._split(self.query(x)))  # (B, Q, H, D)
         dropout = self.dropout if self.training else 0.0
         return self.output(read.attend(q, route, dropout, bias).flatten(-2))
 
-    def weigh(self, x: Tensor, read: KeyValue, route: Route) -> Tensor:
-        return weigh(self._split(self.query(x)), read.keys, route)
+    def weigh(self, x: Tensor, read: KeyValue, route: Route, bias: Tensor | None = None) -> Tensor:
+        return weigh(self.stretch(self._split(self.query(x))), read.keys, route, bias=bias)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))  # (B, T, W) -> (B, T, H, D)
@@ -211,6 +243,14 @@ class _Kernel(NamedTuple):
             return self._weighted((q @ k.transpose(2, 3)).masked_fill(~visible, -torch.inf), v).transpose(1, 2)
         return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
 
+    def added(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """With numbers added to the scores, -inf among them; no query sees nothing."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        bias = bias.to(q.dtype)
+        if self._by_hand(q, k):
+            return self._weighted(q @ k.transpose(2, 3), v, bias).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, bias, self.dropout, scale=self.scale).transpose(1, 2)
+
     def _by_hand(self, q: Tensor, k: Tensor) -> bool:
         """Whether plain products beat the fused kernel: on a CPU with dropout, or training short rows in bf16."""
         short = q.shape[2] * k.shape[2] <= SHORT_CELLS
@@ -218,8 +258,9 @@ class _Kernel(NamedTuple):
             q.device.type == "cpu" and short and (self.dropout > 0.0 or (q.dtype == torch.bfloat16 and q.requires_grad))
         )
 
-    def _weighted(self, scores: Tensor, v: Tensor) -> Tensor:
-        weights = (scores * (self.scale or v.shape[-1] ** -0.5)).softmax(-1)
+    def _weighted(self, scores: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        scores = scores * (self.scale or v.shape[-1] ** -0.5)
+        weights = (scores if bias is None else scores + bias).softmax(-1)
         if self.dropout:
             weights, v = weights * survivors(weights, self.dropout), v * (1.0 / (1.0 - self.dropout))
         return weights @ v
@@ -236,6 +277,18 @@ def _attend_block(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route
     # documents of one length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view
     q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
     return named[block.kind](q, k, v).flatten(0, 1)[None]
+
+
+def _biased(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, block: Block, bias: Tensor) -> Tensor:
+    """A block whose sight is in the numbers added to its scores."""
+    if block.kind == "dense":
+        return kernel(q, k, v, bias.to(q.dtype))
+    if block.kind == "empty":
+        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)
+    if block.documents == 1:
+        return kernel.added(q, k, v, bias)
+    q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
+    return kernel.added(q, k, v, bias).flatten(0, 1)[None]
 
 
 def _prefix(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, source: int) -> Tensor:
@@ -269,6 +322,73 @@ def _read_by_any(visible: Tensor) -> slice:
     """The keys from the first to the last that any query reads: with a window few, and only these are remembered."""
     read = visible.flatten(0, -2).any(0).nonzero()[:, 0]
     return slice(int(read[0]), int(read[-1]) + 1) if len(read) else slice(0, 1)
+
+
+# ---- two rows ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Documents of a flat row as rows of their own, the shorter ones followed by zeros."""
+
+    documents: int
+    longest: int
+    cells: Tensor | None  # (N,) where each token goes; None: all are of one length, and a view will do
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, device: torch.device) -> Table:
+        longest = int(lengths.max())
+        if (lengths == longest).all():
+            return cls(len(lengths), longest, None)
+        begins = np.arange(len(lengths)) * longest - (lengths.cumsum() - lengths)
+        cells = np.arange(lengths.sum()) + begins.repeat(lengths)
+        return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(1, N, H, D) -> (documents, longest, H, D)"""
+        if self.cells is not None:
+            x = x.new_zeros(1, self.documents * self.longest, *x.shape[2:]).index_copy(1, self.cells, x)
+        return x[0].unflatten(0, (self.documents, self.longest))
+
+    def gather(self, table: Tensor) -> Tensor:
+        x = table.flatten(0, 1)
+        return (x if self.cells is None else x[self.cells])[None]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two flat rows of the same documents, as a decoder's and an encoder's: a query reads all keys of its document."""
+
+    queries: Table
+    keys: Table
+    hidden: Tensor | None  # (documents, 1, 1, longest) -inf where there is no key; None: nowhere
+
+    @classmethod
+    def find(cls, queries: Mask, keys: Mask) -> Pairs | None:
+        """None if the documents differ, are in pieces, or have a key that is younger than one of their queries."""
+        if len(queries) != 1 or queries.window is not None or queries.matrix is not None or not queries.shape[1]:
+            return None
+        (names, starts, lengths), (others, key_starts, key_lengths) = _runs(queries), _runs(keys)
+        if not np.array_equal(names, others) or len(np.unique(names)) < len(names) or names.min() < 0:
+            return None
+        oldest = np.minimum.reduceat(queries.order[0].cpu().numpy(), starts)
+        if (oldest < np.maximum.reduceat(keys.order[0].cpu().numpy(), key_starts)).any():
+            return None
+        table = Table.of(key_lengths, queries.device)
+        there = torch.from_numpy(np.arange(table.longest) < key_lengths[:, None]).to(queries.device)
+        hidden = torch.zeros(there.shape, device=there.device).masked_fill(~there, -torch.inf)[:, None, None]
+        return cls(Table.of(lengths, queries.device), table, None if table.cells is None else hidden)
+
+    def attend(self, kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = self.queries.spread(q), self.keys.spread(k), self.keys.spread(v)
+        return self.queries.gather(kernel(q, k, v) if self.hidden is None else kernel.added(q, k, v, self.hidden))
+
+
+def _runs(mask: Mask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The group, start and length of each run of one group in a flat row."""
+    group = mask.group[0].cpu().numpy()
+    starts = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
+    return group[starts], starts, np.diff(starts, append=len(group))
 
 
 # ---- lowering ----------------------------------------------------------------------------------------------

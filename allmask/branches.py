@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allmask.attention import KeyValue, Route
+from allmask.attention import Bias, KeyValue, Route
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,26 @@ class Branches(NamedTuple):
     @classmethod
     def begin(cls, flat: KeyValue, shape: tuple[int, int], index: Tensor) -> Branches:
         """Each text of a flat row (1, N, H, D) with a row of its own; token n goes to cell index[n] of (S, K)."""
-        text = KeyValue(*(_padded(x[0], shape, index) for x in flat))
-        owner = torch.arange(shape[0], device=index.device)
-        return cls(text, KeyValue(*(x[:, :, :0] for x in text)), Fan.of(owner, shape[0]))
+        return cls._with_rows(KeyValue(*(_padded(x[0], shape, index) for x in flat)))
+
+    @classmethod
+    def of(cls, texts: KeyValue) -> Branches:
+        """The same of texts that stand in rows, (S, K, H, D)."""
+        return cls._with_rows(KeyValue(*(x.transpose(1, 2).contiguous() for x in texts)))
+
+    @classmethod
+    def _with_rows(cls, text: KeyValue) -> Branches:
+        owner = torch.arange(len(text.keys), device=text.keys.device)
+        return cls(text, KeyValue(*(x[:, :, :0] for x in text)), Fan.of(owner, len(owner)))
 
     def append(self, new: KeyValue) -> Branches:
         """One token a row, or several: (R, Q, H, D)."""
         own = (torch.cat([old, x.transpose(1, 2)], dim=2) for old, x in zip(self.own, new, strict=True))
         return self._replace(own=KeyValue(*own))
 
-    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor:
         """Attention of q (R, Q, H, D) over a row's text and its own tokens, in that order: (R, Q, H, D)."""
+        assert not isinstance(bias, tuple)  # a row that reads more than itself is one block
         grid = self._to_grid(q)  # (S, H, width·Q, D)
         q = q.transpose(1, 2)  # (R, H, Q, D)
         tokens = self.text.keys.shape[2], self.own.keys.shape[2]

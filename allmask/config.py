@@ -14,16 +14,19 @@ _LIMITS = {
     "heads": 1_024,
     "inner": 1_048_576,
     "max_positions": 16_777_216,
+    "buckets": 65_536,
+    "bucket_distance": 16_777_216,
 }
 _MAX_PARAMETERS = 200_000_000_000
 _CHOICES = {
-    "family": ("bert", "gpt2", "transformer"),
-    "position_kind": ("learned", "sinusoidal", "none"),
+    "family": ("bert", "gpt2", "transformer", "t5"),
+    "position_kind": ("learned", "sinusoidal", "relative", "none"),
     "norm": ("layer", "rms", "batch", "instance"),
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
     "own_mask": ("bidirectional", "causal"),
 }
+_FLAGS = ("embedding_norm", "embedding_scaled", "tied", "biased", "scores_scaled", "gated", "output_scaled")
 
 
 def _is_whole(value: object) -> bool:
@@ -60,6 +63,16 @@ class Config:
     pad_token: int | None = 0
     init_std: float = 0.02
     decoder_layers: int = 0  # more than 0: an encoder–decoder
+    start_token: int | None = None  # what its decoder reads first
+    end_token: int | None = None  # and what it writes last
+    head_width: int = 0  # 0: width / heads
+    biased: bool = True  # matrices have a bias
+    scores_scaled: bool = True  # scores of attention are divided by sqrt(head_width)
+    gated: bool = False  # the feed-forward layer multiplies what it activates by a second expansion
+    inner_dropout: float = 0.0  # inside the feed-forward layer
+    output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
+    buckets: int = 32  # of relative positions, see layers.py
+    bucket_distance: int = 128  # all that are further away share a bucket
 
     def __post_init__(self):
         for name, limit in _LIMITS.items():
@@ -69,23 +82,29 @@ class Config:
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected one of {', '.join(words)}")
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "inner_dropout"):
             if not _is_number(getattr(self, name)) or not 0.0 <= getattr(self, name) < 1.0:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected 0 <= p < 1")
         for name, limit in (("epsilon", 1.0), ("init_std", 1e3)):
             if not _is_number(getattr(self, name)) or not 0.0 < getattr(self, name) < limit:
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a small positive number")
-        for name in ("embedding_norm", "embedding_scaled", "tied"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected true or false")
-        for name, limit in (("segments", 1024), ("decoder_layers", _LIMITS["layers"])):
+        for name, limit in (
+            ("segments", 1024),
+            ("decoder_layers", _LIMITS["layers"]),
+            ("head_width", _LIMITS["width"]),
+        ):
             if not _is_whole(getattr(self, name)) or not 0 <= getattr(self, name) <= limit:
                 raise CheckpointError(
                     f"config: {name} is {getattr(self, name)!r}; expected a whole number from 0 to {limit:,}"
                 )
-        if self.pad_token is not None and (not _is_whole(self.pad_token) or not 0 <= self.pad_token < self.vocabulary):
-            raise CheckpointError(f"config: pad_token is {self.pad_token!r}; expected null or the number of a token")
-        if self.width % self.heads:
+        for name in ("pad_token", "start_token", "end_token"):
+            value = getattr(self, name)
+            if value is not None and (not _is_whole(value) or not 0 <= value < self.vocabulary):
+                raise CheckpointError(f"config: {name} is {value!r}; expected null or the number of a token")
+        if not self.head_width and self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
         if self.parameters() > _MAX_PARAMETERS:
             raise CheckpointError(
@@ -94,9 +113,21 @@ class Config:
 
     def parameters(self) -> int:
         """About how many parameters (matrices only): enough to refuse an absurd file before allocating."""
-        per_layer = 4 * self.width**2 + 2 * self.width * self.inner
-        cross = self.decoder_layers * (8 * self.width**2 + 2 * self.width * self.inner)
-        return (self.vocabulary + self.max_positions) * self.width + self.layers * per_layer + cross
+        attention = 4 * self.width * self.attention_width
+        feed_forward = (3 if self.gated else 2) * self.width * self.inner
+        cross = self.decoder_layers * (2 * attention + feed_forward)
+        embedding = (self.vocabulary + self.max_positions) * self.width
+        return embedding + self.layers * (attention + feed_forward) + cross
+
+    @property
+    def attention_width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_width if self.head_width else self.width
+
+    @property
+    def reach(self) -> int:
+        """How many places there are: relative positions have no last one."""
+        return self.max_positions if self.position_kind in ("learned", "sinusoidal") else _LIMITS["max_positions"]
 
 
 def bert_base() -> Config:
@@ -164,6 +195,7 @@ def transformer_base() -> Config:
         attention_dropout=0.0,
         embedding_norm=False,
         embedding_scaled=True,
+        start_token=0,
     )
 
 
@@ -175,11 +207,62 @@ def transformer_small() -> Config:
     return replace(transformer_base(), width=256, layers=3, decoder_layers=3, heads=4, inner=1024, vocabulary=8000)
 
 
+def t5_small() -> Config:
+    """T5 (arXiv 1910.10683): no biases, no centring, places known only by their distance; its decoder begins with 0."""
+    return Config(
+        family="t5",
+        vocabulary=32128,
+        width=512,
+        layers=6,
+        decoder_layers=6,
+        heads=8,
+        head_width=64,
+        inner=2048,
+        position_kind="relative",
+        segments=0,
+        norm="rms",
+        norm_place="pre",
+        epsilon=1e-6,
+        activation="relu",
+        inner_dropout=0.1,
+        embedding_norm=False,
+        biased=False,
+        scores_scaled=False,
+        output_scaled=True,
+        start_token=0,
+        end_token=1,
+        init_std=1.0,  # a factor: each matrix has a size of its own, see initialise.py
+    )
+
+
+def t5_base() -> Config:
+    return replace(t5_small(), width=768, layers=12, decoder_layers=12, heads=12, inner=3072)
+
+
+def t5_large() -> Config:
+    return replace(t5_small(), width=1024, layers=24, decoder_layers=24, heads=16, inner=4096)
+
+
+def t5_v1_1_small() -> Config:
+    """The second edition: gated, with an output layer of its own, pretrained without dropout."""
+    gates = {"gated": True, "activation": "gelu_tanh", "tied": False, "output_scaled": False}
+    return replace(t5_small(), layers=8, decoder_layers=8, heads=6, inner=1024, **gates)
+
+
+def t5_v1_1_base() -> Config:
+    return replace(t5_v1_1_small(), width=768, layers=12, decoder_layers=12, heads=12, inner=2048)
+
+
+def t5_v1_1_large() -> Config:
+    return replace(t5_v1_1_small(), width=1024, layers=24, decoder_layers=24, heads=16, inner=2816)
+
+
 PRESETS = {
-    make.__name__.replace("_", "-"): make
+    make.__name__.replace("_", "-").replace("v1-1", "v1.1"): make
     for make in (
         bert_tiny, bert_small, bert_base, bert_large, bert_base_chinese,
         gpt2, gpt2_medium, gpt2_large, gpt2_xl,
         transformer_small, transformer_base, transformer_big,
+        t5_small, t5_base, t5_large, t5_v1_1_small, t5_v1_1_base, t5_v1_1_large,
     )
 }  # fmt: skip

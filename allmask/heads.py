@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allmask.attention import Scaled
 from allmask.chains import Chain
 from allmask.dropout import Dropout
 from allmask.errors import CheckpointError
@@ -158,8 +159,10 @@ def bert_head(width: int, vocabulary: int, activation: nn.Module, epsilon: float
     return LanguageModelHead(nn.Linear(width, width), activation, norm, _own(width, vocabulary, tied), vocabulary)
 
 
-def plain_head(width: int, vocabulary: int, tied: bool) -> LanguageModelHead:
-    return LanguageModelHead(nn.Identity(), nn.Identity(), nn.Identity(), _own(width, vocabulary, tied), bias=0)
+def plain_head(width: int, vocabulary: int, tied: bool, scaled: bool = False) -> LanguageModelHead:
+    """`scaled`: hidden states are divided by sqrt(width), as an embedding of numbers of size 1 needs it (T5)."""
+    before = Scaled(width**-0.5) if scaled else nn.Identity()
+    return LanguageModelHead(before, nn.Identity(), nn.Identity(), _own(width, vocabulary, tied), bias=0)
 
 
 def _own(width: int, vocabulary: int, tied: bool) -> nn.Linear | None:

@@ -241,6 +241,24 @@ def initialise_xavier(module: M, rng: Generator | None = None) -> M:
     return _start_all(module, draw)
 
 
+def initialise_t5(module: M, factor: float = 1.0, rng: Generator | None = None) -> M:
+    """As T5 starts: matrices by `t5`, so queries without a 1/√d later on are small enough, embeddings of size 1.
+
+    Numbers added to scores by distance are of size 1/√width.
+    """
+    width = next(part.embedding_dim for part in module.modules() if isinstance(part, nn.Embedding))
+    heads = {f"{name}.query": part.heads for name, part in module.named_modules() if hasattr(part, "stretch")}
+
+    def draw(matrix: Tensor, owner: nn.Module, name: str) -> None:
+        if isinstance(owner, nn.Embedding) or name.endswith("lm_head.output"):
+            normal(matrix, factor * (width**-0.5 if name.endswith("relative.table") else 1.0), rng)
+        else:
+            t5(matrix, rng, matrix.shape[0] // heads[name] if name in heads else None)
+            matrix.data.mul_(factor)
+
+    return _start_all(module, draw)
+
+
 def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
     for owner_name, owner in module.named_modules():

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from allmask.attention import Attention, KeyValue, Readable, Route
+from allmask.attention import Attention, Bias, Block, KeyValue, Readable, Route
 from allmask.dropout import Dropout
 
 ACTIVATIONS = {
@@ -76,6 +76,78 @@ def sinusoids(length: int, width: int) -> Tensor:
     return waves[:, :width].float()
 
 
+class NoBias(nn.Module):
+    """Places are embedded, not compared: nothing is added to scores."""
+
+    def forward(self, route: Route) -> None:
+        return None
+
+    def whole(self, route: Route) -> None:
+        return None
+
+
+class RelativePositions(nn.Module):
+    """A number added to each head's scores for how far a key stands from its query (T5, arXiv 1910.10683).
+
+    Half of the buckets are for one distance each, the others for ranges that grow up to `distance`, beyond which all
+    share one. With `both_ways`, keys after the query have buckets of their own; otherwise they count as distance 0:
+
+        distance of a key        0  1  2  …  15  16  …  19  …  113  …  128  …     32 buckets, one way
+        bucket                   0  1  2  …  15  16  …  17  …   31  …   31  …
+    """
+
+    bucket: Tensor
+
+    def __init__(self, heads: int, buckets: int, distance: int, both_ways: bool):
+        super().__init__()
+        self.both_ways = both_ways
+        self.table = nn.Embedding(buckets, heads)
+        self.register_buffer("bucket", _buckets(buckets // 2 if both_ways else buckets, distance), persistent=False)
+
+    def forward(self, route: Route) -> Bias:
+        """For each block of a row that reads itself, with -inf where it may not; of other routes as a whole."""
+        if route.keys is not route.queries:
+            return self.whole(route)
+        return tuple(self._of_block(route, block) for block in route.blocks)
+
+    def whole(self, route: Route) -> Tensor:
+        """(B, H, Q, K), or B = 1 where rows are alike; sight is not looked at."""
+        return self._look_up(_alike(route.keys.place[:, None, :] - route.queries.place[:, :, None]))
+
+    def _of_block(self, route: Route, block: Block) -> Tensor:
+        place = route.queries.place[:, block.start : block.stop].unflatten(1, (block.documents, -1)).flatten(0, 1)
+        added = self._look_up(_alike(place[:, None, :] - place[:, :, None]))
+        if block.kind in ("full", "empty"):
+            return added
+        if block.kind == "dense":
+            visible = route.visible(block.start, block.stop, block)
+        else:  # documents of a block are alike
+            visible = route.queries[:1, block.start : block.start + block.length].visible()
+        return added.masked_fill(~visible[:, None], -torch.inf)
+
+    def _look_up(self, relative: Tensor) -> Tensor:
+        """(B, Q, K) places from query to key -> (B, H, Q, K)"""
+        nearest = self.bucket.shape[0] - 1
+        away = relative.abs() if self.both_ways else relative.neg().clamp(min=0)
+        bucket = self.bucket[away.clamp(max=nearest)]
+        if self.both_ways:
+            bucket = bucket + (relative > 0) * (self.table.num_embeddings // 2)
+        return self.table(bucket).movedim(-1, 1)
+
+
+def _alike(rows: Tensor) -> Tensor:
+    """One row for all, if they are equal."""
+    return rows[:1] if bool((rows == rows[:1]).all()) else rows
+
+
+def _buckets(count: int, distance: int) -> Tensor:
+    """The bucket of each distance up to the last; further away is as far as that."""
+    exact = count // 2
+    away = torch.arange(max(distance, exact) + 1, device="cpu")
+    grown = (away.float() / exact).log() / math.log(distance / exact) * (count - exact)
+    return torch.where(away < exact, away, (exact + grown.clamp(min=0).long()).clamp(max=count - 1))
+
+
 class Embedding(nn.Module):
     """Token + position + segment, normalised and dropped out."""
 
@@ -110,6 +182,21 @@ class FeedForward(nn.Module):
         return self.contract(self.dropout(self.activation(self.expand(x))))
 
 
+class GatedFeedForward(nn.Module):
+    """What is bent decides how much passes of what is not (arXiv 2002.05202)."""
+
+    def __init__(self, width: int, inner: int, activation: nn.Module, dropout: float = 0.0, bias: bool = True):
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias)
+        self.activation = activation
+        self.gated = nn.Linear(width, inner, bias)
+        self.dropout = Dropout(dropout)
+        self.contract = nn.Linear(inner, width, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.contract(self.dropout(self.activation(self.gate(x)) * self.gated(x)))
+
+
 def _apply(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x)
 
@@ -125,8 +212,8 @@ class Layer(nn.Module):
     """Attention, then feed-forward; each a residual step normalised on entering (GPT-2) or on leaving (BERT)."""
 
     def __init__(
-        self, attention: Attention, feed_forward: FeedForward, norms: tuple[nn.Module, nn.Module], norm_place: str,
-        dropout: float,
+        self, attention: Attention, feed_forward: FeedForward | GatedFeedForward,
+        norms: tuple[nn.Module, nn.Module], norm_place: str, dropout: float,
     ):  # fmt: skip
         super().__init__()
         self.attention = attention
@@ -136,23 +223,25 @@ class Layer(nn.Module):
         self.enter, self.leave = NORM_PLACES[norm_place]
 
     def forward(
-        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Tensor | None = None
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Bias | None = None
     ) -> tuple[Tensor, KeyValue]:
         """Hidden states (B, T, W) one layer on, and the keys and values read, those of the past first."""
         x, read = self.attend(x, route, past, bias)
         return self.feed(x), read
 
-    def attend(self, x: Tensor, route: Route, past: KeyValue | None, bias: Tensor | None) -> tuple[Tensor, KeyValue]:
+    def attend(
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Bias | None = None
+    ) -> tuple[Tensor, KeyValue]:
         h = self.enter(self.attention_norm, x)
         new = self.attention.remember(h)
         read = new if past is None else past.append(new)
         return self._join(x, self.attention(h, read, route, bias)), read
 
-    def peek(self, x: Tensor, route: Route, past: Readable | None) -> Tensor:
+    def peek(self, x: Tensor, route: Route, past: Readable | None, bias: Bias | None = None) -> Tensor:
         """One layer on for tokens that read only the past, never themselves or each other, and leave no trace in it."""
         h = self.enter(self.attention_norm, x)
         past = self.attention.remember(h[:, :0]) if past is None else past  # nothing to read
-        return self.feed(self._join(x, self.attention(h, past, route)))
+        return self.feed(self._join(x, self.attention(h, past, route, bias)))
 
     def _join(self, x: Tensor, step: Tensor) -> Tensor:
         return self.leave(self.attention_norm, x + self.dropout(step))
@@ -161,10 +250,10 @@ class Layer(nn.Module):
         h = self.enter(self.feed_forward_norm, x)
         return self.leave(self.feed_forward_norm, x + self.dropout(self.feed_forward(h)))
 
-    def weigh(self, x: Tensor, route: Route) -> Tensor:
+    def weigh(self, x: Tensor, route: Route, bias: Tensor | None = None) -> Tensor:
         """The attention weights (B, H, T, T) this layer gives to x, for pictures."""
         h = self.enter(self.attention_norm, x)
-        return self.attention.weigh(h, self.attention.remember(h), route)
+        return self.attention.weigh(h, self.attention.remember(h), route, bias)
 
 
 class CrossLayer(nn.Module):
@@ -177,11 +266,20 @@ class CrossLayer(nn.Module):
         self.cross_norm = norm
 
     def forward(
-        self, x: Tensor, route: Route, past: KeyValue | None, memory: KeyValue, memory_route: Route,
-        bias: Tensor | None = None, memory_bias: Tensor | None = None,
+        self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,
+        bias: Bias | None = None, memory_bias: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValue]:  # fmt: skip
+        x, read = self.attend(x, route, past, memory, memory_route, bias, memory_bias)
+        return self.feed(x), read
+
+    def attend(
+        self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,
+        bias: Bias | None = None, memory_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:  # fmt: skip
         x, read = self.layer.attend(x, route, past, bias)
         h = self.layer.enter(self.cross_norm, x)
         step = self.cross(h, memory, memory_route, memory_bias)
-        x = self.layer.leave(self.cross_norm, x + self.layer.dropout(step))
-        return self.layer.feed(x), read
+        return self.layer.leave(self.cross_norm, x + self.layer.dropout(step)), read
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.layer.feed(x)

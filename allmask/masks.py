@@ -87,6 +87,23 @@ class Mask:
         return cls(_boolean(is_target, "is_target").cumsum(-1), _groups(valid, is_target), window=window)
 
     @classmethod
+    def encoder_decoder(cls, is_target: Tensor, valid: Tensor | None = None) -> Mask:
+        """The same for a model that reads sources with one stack of layers and writes targets with another.
+
+        Each counts its own places: 0 1 0 1 here, where the order is 0 0 1 2.
+
+           你 吃 白 鸡
+        你  ■  ■  ·  ·
+        吃  ■  ■  ·  ·
+        白  ■  ■  ■  ·
+        鸡  ■  ■  ■  ■
+        """
+        whole = cls.prefix(is_target, valid)
+        sources = cls.prefix(is_target, ~is_target if valid is None else valid & ~is_target).place
+        targets = cls.prefix(is_target, is_target if valid is None else valid & is_target).place
+        return replace(whole, place=torch.where(is_target, targets, sources))
+
+    @classmethod
     def permutation(cls, rank: Tensor, valid: Tensor | None = None, window: int | None = None) -> Mask:
         """Tokens become known in any drawn order (XLNet). Here 欢 is first, then 北, then 京: rank 1 2 0.
 

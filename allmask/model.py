@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from allmask import checkpoints
 from allmask.config import Config
 from allmask.errors import CheckpointError, UsageError
 from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, whole_text_tokens
-from allmask.initialise import initialise
+from allmask.initialise import initialise, initialise_t5, initialise_xavier
 from allmask.layers import ACTIVATIONS
 from allmask.masks import Mask
 from allmask.text import Tokenizer
-from allmask.transformer import Cache, Transformer
+from allmask.transformer import Cache, EncoderDecoder, PairCache, Transformer
 
 log = logging.getLogger("allmask")
 
@@ -34,7 +35,7 @@ class Output:
     hidden: Tensor  # (B, T, W)
     model: Model
     mask: Mask
-    cache: Cache | None = None
+    cache: Cache | PairCache | None = None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -58,7 +59,12 @@ class Output:
 
 
 class Model(nn.Module):
-    """One Transformer body; `heads` are some of "pooler", "lm", "nsp". With `labels` it has a task head, too."""
+    """One Transformer body; `heads` are some of "pooler", "lm", "nsp". With `labels` it has a task head, too.
+
+    An encoder–decoder is one as well: its mask says which tokens are the source's and which the target's.
+    """
+
+    body: Any  # Transformer or EncoderDecoder
 
     def __init__(
         self, config: Config, heads: Iterable[str] = (), tokenizer: Tokenizer | None = None,
@@ -69,7 +75,7 @@ class Model(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.labels = labels
-        self.body = Transformer(config)
+        self.body = EncoderDecoder(config) if config.decoder_layers else Transformer(config)
         pooled = heads & {"pooler", "nsp"} or (labels is not None and _reads_pooler(config, labels))
         self.pooler = Pooler(config.width) if pooled else None
         self.lm_head = _lm_head(config) if "lm" in heads else None
@@ -82,13 +88,19 @@ class Model(nn.Module):
         model = cls(config, heads)
         if config.family == "gpt2":
             return initialise(model, config.init_std, rng, "normal", residual_scale=(2 * config.layers) ** -0.5)
+        if config.family == "t5":
+            return initialise_t5(model, config.init_std, rng)
+        if config.family == "transformer":
+            return initialise_xavier(model, rng)
         return initialise(model, config.init_std, rng)
 
     def forward(
         self, ids: Tensor, mask: Mask | None = None, segments: Tensor | None = None, positions: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | PairCache | None = None,
     ) -> Output:  # fmt: skip
         """Hidden states of `ids` (B, T) under a mask; None is the family's own, with no padding.
+
+        An encoder–decoder takes a row of sources and targets, see `Mask.encoder_decoder`; with none it reads a source.
 
         Positions are the mask's places unless given. With a cache (`Cache()` to begin) the ids are those that come
         next, and the output carries the cache of all so far.
@@ -138,8 +150,8 @@ class Model(nn.Module):
         """The same model over part of its vocabulary: kept tokens keep their logits, special tokens always stay."""
         tokenizer, kept = (None, sorted(set(ids))) if self.tokenizer is None else self.tokenizer.keep(ids)
         _check_kept(kept, self.config.vocabulary)
-        pad = self.config.pad_token
-        config = replace(self.config, vocabulary=len(kept), pad_token=kept.index(pad) if pad in kept else None)
+        new = {name: _moved(kept, getattr(self.config, name)) for name in ("pad_token", "start_token", "end_token")}
+        config = replace(self.config, vocabulary=len(kept), **new)
         index = torch.tensor(kept)
         rows = {
             name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
@@ -147,12 +159,14 @@ class Model(nn.Module):
         return _assemble(config, self.heads, tokenizer, rows, labels=self.labels)
 
     def keep_layers(self, count: int) -> Model:
-        """The same model with its first layers only: cheaper, and often as quick to learn something new."""
+        """The same model with the first layers only, of each stack: cheaper, and often as quick to learn anew."""
         if not 1 <= count <= self.config.layers:
             raise UsageError(f"cannot keep {count} layers; this model has {self.config.layers}")
-        gone = tuple(f"body.layers.{number}." for number in range(count, self.config.layers))
-        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items() if not name.startswith(gone)}
-        return _assemble(replace(self.config, layers=count), self.heads, self.tokenizer, tensors, labels=self.labels)
+        config = replace(self.config, layers=count, decoder_layers=min(count, self.config.decoder_layers))
+        with torch.device("meta"):
+            names = Model(config, self.heads, labels=self.labels).state_dict().keys()
+        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items() if name in names}
+        return _assemble(config, self.heads, self.tokenizer, tensors, labels=self.labels)
 
     def with_language_model(self, rng: torch.Generator | None = None) -> Model:
         """The same model with a language model head; a missing one is made around the token embedding."""
@@ -197,7 +211,7 @@ class Model(nn.Module):
             raise UsageError(f"ids are {tuple(ids.shape)} and the mask is {mask.shape}; both must be (B, T)")
         if ids.numel() == 0:
             raise UsageError("no tokens: ids are empty")
-        last, limit = int((mask.place if positions is None else positions).max()), self.config.max_positions
+        last, limit = int((mask.place if positions is None else positions).max()), self.config.reach
         if last >= limit:
             raise UsageError(
                 f"position {last} is beyond the {limit} this model has", "truncate the text, see allmask.text"
@@ -253,6 +267,11 @@ def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     return tokenizer
 
 
+def _moved(kept: Sequence[int], token: int | None) -> int | None:
+    """The new number of a token."""
+    return kept.index(token) if token in kept else None
+
+
 def _check_kept(kept: Sequence[int], vocabulary: int) -> None:
     if not kept or kept[0] < 0 or kept[-1] >= vocabulary:
         raise UsageError(f"keep_tokens must be ids from 0 to {vocabulary - 1}")
@@ -262,7 +281,7 @@ def _lm_head(config: Config) -> nn.Module:
     if config.family == "bert":
         activation = ACTIVATIONS[config.activation]()
         return bert_head(config.width, config.vocabulary, activation, config.epsilon, config.tied)
-    return plain_head(config.width, config.vocabulary, config.tied)
+    return plain_head(config.width, config.vocabulary, config.tied, config.output_scaled)
 
 
 def _task_head(config: Config, labels: Labels) -> TaskHead:

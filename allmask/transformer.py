@@ -1,8 +1,9 @@
-"""The one stack. BERT, GPT-2 and the encoder–decoder of 2017 differ in what is built, not in how it runs."""
+"""The one stack. BERT, GPT-2, T5 and the encoder–decoder of 2017 differ in what is built, not in how it runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from allmask.attention import Attention, KeyValue, Route
+from allmask.attention import Attention, Bias, KeyValue, Readable, Route
 from allmask.branches import Branches, select_branches
 from allmask.config import Config
+from allmask.dropout import Dropout
 from allmask.errors import UsageError
 from allmask.layers import (
     ACTIVATIONS,
@@ -21,8 +23,11 @@ from allmask.layers import (
     CrossLayer,
     Embedding,
     FeedForward,
+    GatedFeedForward,
     Layer,
+    NoBias,
     Nothing,
+    RelativePositions,
     Sinusoidal,
 )
 from allmask.masks import Mask
@@ -67,10 +72,11 @@ class BranchedCache:
 
 
 AnyCache = TypeVar("AnyCache", Cache, BranchedCache)
+Seen = Sequence[tuple[()] | tuple[Readable, Route]]  # what each layer of a decoder reads besides its own row
 
 
-class Transformer(nn.Module):
-    """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
+class Stack(nn.Module):
+    """Layers and the norm after them: embedded tokens and a mask in, hidden states out."""
 
     layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
     recompute = False  # in training, remember what goes into a layer only; compute the rest again on the way back
@@ -79,61 +85,88 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.tokenwise = config.norm in TOKENWISE
-        self.embedding = _embedding(config)
         depth = config.decoder_layers if cross else config.layers
         self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
         self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
+        self.relative = _relative(config, both_ways=not cross and config.own_mask == "bidirectional")
+
+    def run(self, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
+        bias = self.relative(route)
+        for layer, other in zip(self.layers, seen or self._nothing, strict=True):
+            x = self._through(layer, x, route, bias, other)
+        return self.norm(x)
+
+    def run_at(self, where: Tensor, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
+        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
+        bias, seen = self.relative(route), seen or self._nothing
+        for layer, other in zip(self.layers[:-1], seen[:-1], strict=True):
+            x = self._through(layer, x, route, bias, other)
+        x, _ = self.layers[-1].attend(x, route, None, *seen[-1], bias=bias)
+        return self.norm(self.layers[-1].feed(x[where]))
+
+    def go_on(self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None) -> tuple[Tensor, AnyCache]:
+        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
+        keys = cache.extend(mask)
+        route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
+        pasts = cache.layers or (None,) * len(self.layers)
+        seen = self._nothing if memory is None else memory.seen_by(mask)
+        bias, reads = self.relative(route), []
+        for layer, past, other in zip(self.layers, pasts, seen, strict=True):
+            x, read = layer(x, route, past, *other, bias=bias)
+            reads.append(read)
+        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads))
+
+    @property
+    def _nothing(self) -> Seen:
+        return [()] * len(self.layers)
+
+    def _through(
+        self, layer: nn.Module, x: Tensor, route: Route, bias: Bias | None, other: tuple[()] | tuple[Readable, Route]
+    ) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(x, route, None, *other, bias=bias)[0]
+        passed = checkpoint(lambda x: layer(x, route, None, *other, bias=bias)[0], x, use_reentrant=False)
+        assert isinstance(passed, Tensor)
+        return passed
+
+
+class Transformer(Stack):
+    """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.embedding = _embedding(config)
 
     def forward(
         self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
         """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
+        mask = _standing(mask, positions)
         route = Route.find(mask)
         if route.is_regular or mask.matrix is not None or not self.tokenwise:
             return self.run(self.embed(ids, mask, positions, segments), route)
         flat, index = mask.flatten()
-        gathered = (None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments))
-        hidden = self.run(self.embed(ids.flatten()[index][None], flat, *gathered), Route.find(flat))
-        padded = hidden.new_zeros(ids.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
-        return padded.unflatten(0, ids.shape)
+        hidden = self.run(self.embed(*_gathered(index, ids, flat, positions, segments)), Route.find(flat))
+        return _scattered(hidden, index, ids)
 
     def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
         route = Route.find(mask)
         if not route.is_regular or not self.tokenwise:
             return self(ids, mask, segments=segments)[where]
-        x = self.embed(ids, mask, None, segments)
-        for layer in self.layers[:-1]:
-            x = self._through(layer, x, route)
-        x, _ = self.layers[-1].attend(x, route, None, None)
-        return self.norm(self.layers[-1].feed(x[where]))
-
-    def run(self, x: Tensor, route: Route) -> Tensor:
-        for layer in self.layers:
-            x = self._through(layer, x, route)
-        return self.norm(x)
-
-    def _through(self, layer: nn.Module, x: Tensor, route: Route) -> Tensor:
-        if not (self.recompute and torch.is_grad_enabled()):
-            return layer(x, route)[0]
-        passed = checkpoint(lambda x: layer(x, route)[0], x, use_reentrant=False)
-        assert isinstance(passed, Tensor)
-        return passed
+        return self.run_at(where, self.embed(ids, mask, None, segments), route)
 
     def step(
-        self, ids: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None,
-        positions: Tensor | None = None, segments: Tensor | None = None,
-    ) -> tuple[Tensor, AnyCache]:  # fmt: skip
+        self, ids: Tensor, mask: Mask, cache: AnyCache, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, AnyCache]:
         """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
-        keys = cache.extend(mask)
-        route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
-        pasts = cache.layers or (None,) * len(self.layers)
-        seen = [()] * len(self.layers) if memory is None else memory.seen_by(mask)
-        x, reads = self.embed(ids, mask, positions, segments), []
-        for layer, past, other in zip(self.layers, pasts, seen, strict=True):
-            x, read = layer(x, route, past, *other)
-            reads.append(read)
-        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads))
+        return self.go_on(self.embed(ids, mask, positions, segments), _standing(mask, positions), cache)
+
+    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, BranchedCache]:
+        """Texts read without padding: hidden states (B, T, W), zeros at padding, and a cache to branch from."""
+        flat, index = mask.flatten()
+        hidden, cache = self.go_on(self.embed(*_gathered(index, ids, flat, None, segments)), flat, Cache())
+        return _scattered(hidden, index, ids), cache.branch(mask, index)
 
     def peek(
         self, ids: Tensor, mask: Mask, cache: Cache | BranchedCache,
@@ -144,25 +177,27 @@ class Transformer(nn.Module):
         They never read themselves or each other and are not remembered, so what they embed gives no answer away: a
         [MASK] at the place to be guessed. `step` over the content and then `peek` is two-stream attention.
         """
-        x = self.embed(ids, mask, positions, segments)
+        x, mask = self.embed(ids, mask, positions, segments), _standing(mask, positions)
         route = Route.find(mask, mask[:, :0] if cache.mask is None else cache.mask, strict=True)
-        nothing = (None,) * len(self.layers)
+        nothing, bias = (None,) * len(self.layers), self.relative(route)
         for layer, past in zip(self.layers, cache.layers or nothing, strict=True):
-            x = layer.peek(x, route, past)
+            x = layer.peek(x, route, past, bias)
         return self.norm(x)
 
     def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
         """The attention weights of every layer, (B, H, T, T) each, for pictures."""
         x, route, weights = self.embed(ids, mask, positions, segments), Route.find(mask), []
+        bias, whole = self.relative(route), self.relative.whole(route)
         for layer in self.layers:
-            weights.append(layer.weigh(x, route))
-            x, _ = layer(x, route)
+            weights.append(layer.weigh(x, route, whole))
+            x, _ = layer(x, route, bias=bias)
         return weights
 
     def embed(self, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None) -> Tensor:
-        positions = mask.place if positions is None else positions
-        segments = torch.zeros_like(ids) if segments is None else segments
-        return self.embedding(ids, positions, segments)
+        return _embedded(self.embedding, ids, mask, positions, segments)
+
+
+# ---- two stacks --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,38 +205,209 @@ class Memory:
     """A text as a decoder sees it: keys and values for each of its layers, made once, and the mask of its tokens."""
 
     mask: Mask
-    layers: tuple[KeyValue, ...]
+    layers: tuple[Any, ...]  # KeyValue each, or Branches
 
-    def seen_by(self, decoder: Mask) -> list[tuple[KeyValue, Route]]:
+    def seen_by(self, decoder: Mask) -> list[tuple[Readable, Route]]:
         """Cross-attention is `decoder.visible(encoder)`; a window or matrix speaks of the decoder's own text only."""
         route = Route.find(replace(decoder, window=None, matrix=None), self.mask)
         return [(layer, route) for layer in self.layers]
 
+    def branch(self) -> Memory:
+        return Memory(self.mask, tuple(Branches.of(layer) for layer in self.layers))
+
+    def select(self, rows: Tensor) -> Memory:
+        return Memory(self.mask[rows], select_branches(self.layers, rows))
+
+
+@dataclass(frozen=True)
+class PairCache:
+    """What an encoder–decoder remembers: the source, read once, as its decoder sees it, and the target so far."""
+
+    memory: Memory
+    own: Any  # Cache or BranchedCache, of the decoder
+
+    @property
+    def mask(self) -> Mask:
+        """Of the target."""
+        return self.own.mask
+
+    def branch(self) -> PairCache:
+        """For rows that go on, several from one text, as in a beam search; what is there is kept once."""
+        own = BranchedCache(self.own.mask, tuple(Branches.of(layer) for layer in self.own.layers))
+        return PairCache(self.memory.branch(), own)
+
+    def select(self, rows: Tensor) -> PairCache:
+        return PairCache(self.memory.select(rows), self.own.select(rows))
+
 
 class EncoderDecoder(nn.Module):
-    """Two stacks, one vocabulary (arXiv 1706.03762): the prefix order with two sets of weights."""
+    """Two stacks over one embedding (arXiv 1706.03762): the prefix order with two sets of weights.
+
+    What is known first in a text, its source, is read by the encoder; all that comes later, its target, by the decoder,
+    which sees the source through cross-attention, `decoder.visible(encoder)`:
+
+               你   吃  </s>  <s>  白   鸡
+        order   0    0    0     1   2    3
+        place   0    1    2     0   1    2       see Mask.encoder_decoder
+
+    So its rows are those of any model: padded, packed, cached. Hidden states are those of either stack.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.encoder = Transformer(config)
-        self.decoder = Transformer(config, cross=True)
-        self.decoder.embedding.tokens = self.encoder.embedding.tokens
+        self.tokenwise = config.norm in TOKENWISE
+        self.embedding = _embedding(config)
+        self.encoder = Stack(config)
+        self.decoder = Stack(config, cross=True)
+        self.dropout = Dropout(config.inner_dropout)  # on what leaves a stack
 
-    def forward(self, source: Tensor, target: Tensor, source_mask: Mask, target_mask: Mask) -> Tensor:
-        """Logits (B, T, V) of the token after each target token."""
-        hidden, _ = self.step(target, target_mask, self.encode(source, source_mask), Cache())
-        return self.logits(hidden)
+    @property
+    def recompute(self) -> bool:
+        return self.encoder.recompute
 
-    def encode(self, source: Tensor, mask: Mask) -> Memory:
-        hidden = self.encoder(source, mask)
+    @recompute.setter
+    def recompute(self, on: bool) -> None:
+        self.encoder.recompute = self.decoder.recompute = on
+
+    def forward(
+        self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
+        flat, index = _standing(mask, positions).flatten()
+        row = _gathered(index, ids, flat, positions, segments)
+        source = _lowest(flat)[0]
+        x, memory = self._encode(row, source)
+        written = flat[:, ~source]
+        hidden = torch.empty_like(x)
+        hidden[:, source] = memory
+        if written.shape[1]:
+            seen = self.remember(memory, flat[:, source]).seen_by(written)
+            hidden[:, ~source] = self.dropout(self.decoder.run(x[:, ~source], Route.find(written), seen))
+        return _scattered(hidden, index, ids)
+
+    def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
+        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
+        source = _lowest(mask)
+        is_flat = len(mask) == 1 and Route.find(mask).is_regular
+        if not is_flat or bool(where[source].any()) or bool(source.all()):
+            return self(ids, mask, segments=segments)[where]
+        x, memory = self._encode((ids, mask, None, segments), source[0])
+        target = ~source[0]
+        written = mask[:, target]
+        seen = self.remember(memory, mask[:, source[0]]).seen_by(written)
+        return self.dropout(self.decoder.run_at(where[:, target], x[:, target], Route.find(written), seen))
+
+    def _encode(self, row: Row, source: Tensor) -> tuple[Tensor, Tensor]:
+        """All tokens (1, N) embedded, and the source as the encoder leaves it."""
+        x = _embedded(self.embedding, *row)
+        return x, self.dropout(self.encoder.run(x[:, source], Route.find(row[1][:, source])))
+
+    def remember(self, hidden: Tensor, mask: Mask) -> Memory:
+        """What the decoder reads in hidden states of the encoder."""
         return Memory(mask, tuple(layer.cross.remember(hidden) for layer in self.decoder.layers))
 
-    def step(self, ids: Tensor, mask: Mask, memory: Memory, cache: Cache) -> tuple[Tensor, Cache]:
-        return self.decoder.step(ids, mask, cache, memory)
+    def step(
+        self, ids: Tensor, mask: Mask, cache: Cache | PairCache,
+        positions: Tensor | None = None, segments: Tensor | None = None,
+    ) -> tuple[Tensor, PairCache]:  # fmt: skip
+        """Hidden states of new tokens, and the cache that holds them. The first call has the whole source; with
+        `Cache()` it begins, and may have the first of the target. What comes later is of the target."""
+        x, mask = _embedded(self.embedding, ids, mask, positions, segments), _standing(mask, positions)
+        if isinstance(cache, PairCache):
+            hidden, own = self.decoder.go_on(x, mask, cache.own, cache.memory)
+            return self.dropout(hidden), PairCache(cache.memory, own)
+        return self._begin(x, mask)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.encoder.embedding.tokens.weight.T
+    def _begin(self, x: Tensor, mask: Mask) -> tuple[Tensor, PairCache]:
+        source = _lowest(mask)
+        read, written = _Side.of(mask, source), _Side.of(mask, mask.valid & ~source)
+        states = self.dropout(self._without_padding(read.take(x), read.mask))
+        memory = self.remember(states, read.mask)
+        if not written.mask.shape[1]:
+            return read.put(states, torch.zeros_like(x)), PairCache(memory, Cache())
+        hidden, own = self.decoder.go_on(written.take(x), written.mask, Cache(), memory)
+        return written.put(self.dropout(hidden), read.put(states, torch.zeros_like(x))), PairCache(memory, own)
+
+    def _without_padding(self, x: Tensor, mask: Mask) -> Tensor:
+        """What the encoder makes of embedded sources (B, S, W)."""
+        if Route.find(mask).is_regular:
+            return self.encoder.run(x, Route.find(mask))
+        flat, index = mask.flatten()
+        return _scattered(self.encoder.run(x.flatten(0, 1)[index][None], Route.find(flat)), index, mask.order)
+
+    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, PairCache]:
+        """Sources, and the first of their targets: hidden states (B, T, W) and a cache to branch from."""
+        hidden, cache = self.step(ids, mask, Cache(), segments=segments)
+        return hidden, cache.branch()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Some tokens of each row, moved to the left."""
+
+    index: Tensor  # (B, n) where they stood
+    mask: Mask  # (B, n)
+
+    @classmethod
+    def of(cls, mask: Mask, chosen: Tensor) -> _Side:
+        counts = chosen.sum(1)
+        index = (~chosen).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
+        there = torch.arange(index.shape[1], device=index.device) < counts[:, None]
+        moved = {name: getattr(mask, name).gather(1, index) for name in ("order", "group", "place")}
+        return cls(index, replace(mask, **moved | {"group": moved["group"].masked_fill(~there, -1)}))
+
+    def take(self, x: Tensor) -> Tensor:
+        return x.gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
+
+    def put(self, part: Tensor, x: Tensor) -> Tensor:
+        """Back to where they stood, in x (B, T, W)."""
+        rows, columns = self.mask.valid.nonzero(as_tuple=True)
+        return x.index_put((rows, self.index[rows, columns]), part[rows, columns])
+
+
+def _lowest(mask: Mask) -> Tensor:
+    """(B, T), True at tokens that nothing of their text is known before."""
+    texts = int(mask.group.max()) + 1
+    name = (mask.group.clamp(min=0) + torch.arange(len(mask), device=mask.device)[:, None] * texts).flatten()
+    order = mask.order.masked_fill(~mask.valid, torch.iinfo(torch.long).max).flatten()
+    first = order.new_full((len(mask) * max(1, texts),), torch.iinfo(torch.long).max)
+    return mask.valid & (order == first.scatter_reduce(0, name, order, "amin")[name]).view(mask.shape)
+
+
+# ---- rows --------------------------------------------------------------------------------------------------
+
+Row = tuple[Tensor, Mask, Tensor | None, Tensor | None]  # ids, mask, positions, segments
+
+
+def _gathered(index: Tensor, ids: Tensor, flat: Mask, positions: Tensor | None, segments: Tensor | None) -> Row:
+    """The tokens of a flattened mask."""
+    places, kinds = (None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments))
+    return ids.flatten()[index][None], flat, places, kinds
+
+
+def _scattered(hidden: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    """(1, N, W) back to where its tokens stood in `like` (B, T); zeros elsewhere."""
+    padded = hidden.new_zeros(like.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
+    return padded.unflatten(0, like.shape)
+
+
+def _standing(mask: Mask, positions: Tensor | None) -> Mask:
+    """Positions that are given are where tokens stand; only a window or a matrix goes on measuring by the mask's."""
+    if positions is None or mask.window is not None or mask.matrix is not None:
+        return mask
+    return replace(mask, place=positions.expand(mask.shape))
+
+
+def _embedded(
+    embedding: Embedding, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None
+) -> Tensor:
+    positions = mask.place if positions is None else positions
+    segments = torch.zeros_like(ids) if segments is None else segments
+    return embedding(ids, positions, segments)
+
+
+# ---- building ----------------------------------------------------------------------------------------------
 
 
 def _norm(config: Config) -> nn.Module:
@@ -212,6 +418,7 @@ def _embedding(config: Config) -> Embedding:
     positions = {
         "learned": lambda: nn.Embedding(config.max_positions, config.width),
         "sinusoidal": lambda: Sinusoidal(config.max_positions, config.width),
+        "relative": Nothing,
         "none": Nothing,
     }[config.position_kind]()
     segments = nn.Embedding(config.segments, config.width) if config.segments else Nothing()
@@ -220,12 +427,23 @@ def _embedding(config: Config) -> Embedding:
     return Embedding(config.vocabulary, config.width, positions, segments, norm, config.dropout, scale)
 
 
+def _relative(config: Config, both_ways: bool) -> RelativePositions | NoBias:
+    if config.position_kind != "relative":
+        return NoBias()
+    return RelativePositions(config.heads, config.buckets, config.bucket_distance, both_ways)
+
+
+def _attention(config: Config) -> Attention:
+    numbers = (config.attention_dropout, config.biased, config.head_width, config.scores_scaled)
+    return Attention(config.width, config.heads, *numbers)
+
+
 def _layer(config: Config) -> Layer:
-    attention = Attention(config.width, config.heads, config.attention_dropout)
-    feed_forward = FeedForward(config.width, config.inner, ACTIVATIONS[config.activation]())
-    return Layer(attention, feed_forward, (_norm(config), _norm(config)), config.norm_place, config.dropout)
+    make = GatedFeedForward if config.gated else FeedForward
+    activation = ACTIVATIONS[config.activation]()
+    feed_forward = make(config.width, config.inner, activation, config.inner_dropout, config.biased)
+    return Layer(_attention(config), feed_forward, (_norm(config), _norm(config)), config.norm_place, config.dropout)
 
 
 def _cross_layer(config: Config) -> CrossLayer:
-    cross = Attention(config.width, config.heads, config.attention_dropout)
-    return CrossLayer(_layer(config), cross, _norm(config))
+    return CrossLayer(_layer(config), _attention(config), _norm(config))

@@ -16,7 +16,7 @@ from allmask.attention import Route
 from allmask.errors import UsageError
 from allmask.layers import sinusoids
 from allmask.masks import Mask
-from allmask.transformer import Cache, EncoderDecoder, Transformer
+from allmask.transformer import Cache, Transformer
 
 SMALL = {"vocabulary": 50, "width": 16, "heads": 2, "inner": 32, "layers": 3, "max_positions": 32}
 CONFIGS = {
@@ -24,6 +24,7 @@ CONFIGS = {
     "gpt2": replace(configs.gpt2(), **SMALL),
     "rms": replace(configs.gpt2(), **SMALL, norm="rms", activation="relu"),
     "sinusoidal": replace(configs.transformer_base(), **SMALL, decoder_layers=0),
+    "relative": replace(configs.t5_small(), **SMALL, decoder_layers=0, head_width=4, buckets=8, bucket_distance=6),
 }
 
 
@@ -208,50 +209,6 @@ def test_batch_and_instance_norm_are_built_and_break_the_promise():
         assert (model(ids, mask) - model(changed, mask))[0, 0].abs().max() > 1e-6
 
 
-# ---- encoder–decoder ---------------------------------------------------------------------------------------
-
-
-def seq2seq():
-    torch.manual_seed(0)
-    model = EncoderDecoder(replace(configs.transformer_base(), **SMALL, decoder_layers=3)).double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-def test_encoder_decoder_sees_all_of_the_source_and_the_target_so_far():
-    model, source, target = seq2seq(), draw_ids(2, 5), draw_ids(2, 4, seed=1)
-    masks = Mask.bidirectional(lengths_to_valid([5, 3])), Mask.causal(torch.ones(2, 4).bool())
-    logits = model(source, target, *masks)
-    for place in range(5):
-        changed = source.clone()
-        changed[:, place] = (source[:, place] + 1) % 50
-        moved = (model(changed, target, *masks) - logits).abs().amax(-1) > 1e-9
-        assert moved[0].all() and bool(moved[1].all()) == (place < 3)
-    for place in range(4):
-        changed = target.clone()
-        changed[:, place] = (target[:, place] + 1) % 50
-        moved = (model(source, changed, *masks) - logits).abs().amax(-1) > 1e-9
-        assert torch.equal(moved, (torch.arange(4) >= place).expand(2, -1))
-
-
-def test_encoder_decoder_step_by_step_equals_teacher_forcing():
-    model, source, target = seq2seq(), draw_ids(2, 5), draw_ids(2, 4, seed=1)
-    source_mask, target_mask = Mask.bidirectional(lengths_to_valid([5, 3])), Mask.causal(torch.ones(2, 4).bool())
-    full, memory, cache = model(source, target, source_mask, target_mask), model.encode(source, source_mask), Cache()
-    for t in range(4):
-        hidden, cache = model.step(target[:, t : t + 1], target_mask[:, t : t + 1], memory, cache)
-        torch.testing.assert_close(model.logits(hidden)[:, 0], full[:, t], atol=1e-10, rtol=0)
-
-
-def test_shared_embedding_is_one_matrix_scaled_by_the_root_of_the_width():
-    model = EncoderDecoder(replace(configs.transformer_base(), **SMALL, decoder_layers=2))
-    assert model.decoder.embedding.tokens is model.encoder.embedding.tokens
-    assert model.encoder.embedding.scale == 4.0
-    names = [name for name, _ in model.named_parameters() if "tokens" in name]
-    assert names == ["encoder.embedding.tokens.weight"]
-
-
 def test_sinusoids_by_the_formula():
     waves = sinusoids(20, 6)
     for position in (0, 1, 7, 19):
@@ -259,14 +216,6 @@ def test_sinusoids_by_the_formula():
             angle = torch.tensor(position / 10000 ** (2 * i / 6), dtype=torch.float64)
             assert abs(waves[position, 2 * i].item() - angle.sin().item()) < 1e-6
             assert abs(waves[position, 2 * i + 1].item() - angle.cos().item()) < 1e-6
-
-
-@pytest.mark.parametrize("make, millions", [(configs.transformer_base, 65), (configs.transformer_big, 213)])
-def test_encoder_decoder_sizes(make, millions):
-    """The paper's sizes, as near as its vocabulary of "about 37000" tells."""
-    with torch.device("meta"):
-        model = EncoderDecoder(make())
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.03)
 
 
 @pytest.mark.parametrize("family", [configs.bert_base(), configs.gpt2()], ids=["bert", "gpt2"])

@@ -1,4 +1,4 @@
-"""Models on disk: read BERT and GPT-2 in the Hugging Face layout and Google's TensorFlow BERT, write the former.
+"""Models on disk: read BERT, GPT-2 and T5 in the Hugging Face layout and Google's TensorFlow BERT, write the former.
 
 checkpoint = read(resolve("minilm"))        # config, tensors under our names, heads, left_out
 write("copy", checkpoint.config, checkpoint.tensors)

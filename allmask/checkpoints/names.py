@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
+
 from allmask.config import Config
 from allmask.heads import Labels
+from allmask.transformer import EncoderDecoder
 
 Shape = tuple[int, ...]
 
@@ -64,7 +67,9 @@ _NSP_HEAD = (
 
 
 def expected_shapes(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Shape]:
-    """Every parameter a BERT or GPT-2 of this shape has, with these heads, and a task head for these labels."""
+    """Every parameter a model of this shape has, with these heads, and a task head for these labels."""
+    if config.decoder_layers:
+        return _two_stacks(config) | {name: _numbers(shape, config) for name, shape in _around(config, heads, labels)}
     rows = list(_EMBEDDING if config.family == "bert" else _EMBEDDING[:2])
     rows += [(name.replace("*", str(n)), shape) for n in range(config.layers) for name, shape in _LAYER]
     rows += _FINAL_NORM if config.norm_place == "pre" else ()
@@ -72,10 +77,22 @@ def expected_shapes(config: Config, heads: Collection[str], labels: Labels | Non
     read_off = {"pooler", "nsp"} | ({"task"} if of_texts else set())
     rows += _POOLER if read_off & set(heads) else ()  # from it BERT also says whether a sentence follows, and labels
     rows += _BERT_LM_HEAD if "lm" in heads and config.family == "bert" else ()
-    rows += _OWN_OUTPUT if "lm" in heads and not config.tied else ()
-    rows += _NSP_HEAD if "nsp" in heads else ()
-    rows += _task_head(config, labels) if "task" in heads and labels is not None else ()
+    rows += _around(config, heads, labels)
     return {name: _numbers(shape, config) for name, shape in rows}
+
+
+def _around(config: Config, heads: Collection[str], labels: Labels | None) -> list[tuple[str, str]]:
+    """The heads that all families have in common."""
+    rows = list(_OWN_OUTPUT if "lm" in heads and not config.tied else ())
+    rows += _NSP_HEAD if "nsp" in heads else ()
+    return rows + (_task_head(config, labels) if "task" in heads and labels is not None else [])
+
+
+def _two_stacks(config: Config) -> dict[str, Shape]:
+    """What is in an encoder–decoder is said where it is built."""
+    with torch.device("meta"):
+        body = EncoderDecoder(config)
+    return {f"body.{name}": tuple(tensor.shape) for name, tensor in body.state_dict().items()}
 
 
 def _task_head(config: Config, labels: Labels) -> list[tuple[str, str]]:

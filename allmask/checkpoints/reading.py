@@ -19,12 +19,13 @@ from allmask.checkpoints.labels import labels_from, layouts_named
 from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.checkpoints.renaming import Family, matches, without_data
 from allmask.checkpoints.settings import placed, read_json
+from allmask.checkpoints.t5 import T5
 from allmask.checkpoints.weights import FLOATS, Store, open_weights, stored_tensor
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.heads import Labels
 
-FAMILIES = {"bert": BERT, "gpt2": GPT2}
+FAMILIES = {"bert": BERT, "gpt2": GPT2, "t5": T5}
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -186,14 +187,16 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
     spare = (name for name in store if family.tidy(name) not in known)
     left_out = sorted(name for name in spare if matches(family.tidy(name), family.task_heads))
     store = _tidy(weights, family, {name: stored for name, stored in store.items() if name not in left_out})
+    store = _without_copies(weights, family, store)
     config, store = _settle_output(family, config, store)
-    names = family.pairs(config.layers)
+    depths = config.layers, config.decoder_layers
+    names = family.pairs(*depths)
     ours = {names[name] for name in store if name in names}
     heads = heads_in(ours, config) & frozenset(family.may_lack)
     shapes = expected_shapes(config, heads, labels)
-    expected = family.to_theirs(without_data(shapes), config.layers)
+    expected = family.to_theirs(without_data(shapes), *depths)
     compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, store)
-    tensors = family.to_ours({name: stored.load() for name, stored in store.items()}, config.layers)
+    tensors = family.to_ours({name: stored.load() for name, stored in store.items()}, *depths)
     return Checkpoint(config, tensors, heads, weights.parent, left_out, labels)
 
 
@@ -210,6 +213,20 @@ def _tidy(weights: Path, family: Family, store: Store) -> Store:
             )
         result[tidy] = stored
     return result
+
+
+def _without_copies(weights: Path, family: Family, store: Store) -> Store:
+    """One token embedding, whatever it is called; two that differ are no model of ours."""
+    store = dict(store)
+    for name in family.copies:
+        if name in store:
+            copy = store.pop(name)
+            tokens = store.setdefault(family.tokens, copy)
+            if tokens is not copy and (tokens.shape != copy.shape or not torch.equal(tokens.load(), copy.load())):
+                raise CheckpointError(
+                    f"{weights}: {name} differs from {family.tokens}", "source and target must share their embedding"
+                )
+    return store
 
 
 def _settle_output(family: Family, config: Config, store: Store) -> tuple[Config, Store]:

@@ -57,18 +57,19 @@ class Family:
     tasks: tuple[TaskLayout, ...] = ()
     output: str | None = None  # their name of an output matrix that may be a copy of `tokens`
     tokens: str = ""
+    copies: tuple[str, ...] = ()  # other names of `tokens`
     second_bias: tuple[str, str] | None = None  # (their name that wins when both are there, their usual name)
 
     def with_task(self, layout: TaskLayout) -> Family:
         """The same family with the head of a task among what it can name."""
         return replace(self, table=self.table + layout.table, may_lack=(*self.may_lack, "task"))
 
-    def pairs(self, layers: int) -> dict[str, str]:
+    def pairs(self, layers: int, decoder_layers: int = 0) -> dict[str, str]:
         """The table with every layer written out."""
         return {
             theirs.replace("*", str(n)): ours.replace("*", str(n))
             for theirs, ours in self.table
-            for n in range(layers if "*" in theirs else 1)
+            for n in range((decoder_layers if ours.startswith("body.decoder.") else layers) if "*" in theirs else 1)
         }
 
     def tidy(self, name: str) -> str:
@@ -78,17 +79,17 @@ class Family:
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
 
-    def to_ours(self, tensors: Tensors, layers: int) -> Tensors:
-        names = self.pairs(layers)
+    def to_ours(self, tensors: Tensors, layers: int, decoder_layers: int = 0) -> Tensors:
+        names = self.pairs(layers, decoder_layers)
         tensors = {names[theirs]: tensor for theirs, tensor in tensors.items()}
         for step in self.steps:
             tensors = step.apply(tensors)
         return tensors
 
-    def to_theirs(self, tensors: Tensors, layers: int) -> Tensors:
+    def to_theirs(self, tensors: Tensors, layers: int, decoder_layers: int = 0) -> Tensors:
         for step in reversed(self.steps):
             tensors = step.undo(tensors)
-        names = {ours: theirs for theirs, ours in self.pairs(layers).items()}
+        names = {ours: theirs for theirs, ours in self.pairs(layers, decoder_layers).items()}
         return {names[ours]: tensor for ours, tensor in tensors.items()}
 
 

@@ -105,7 +105,7 @@ def _their_tensors(
     family: Family, config: Config, heads: frozenset[str], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Names as transformers expects them: with the prefix where a head stands beside the body."""
-    renamed = family.to_theirs(dict(tensors), config.layers)
+    renamed = family.to_theirs(dict(tensors), config.layers, config.decoder_layers)
     if family.second_bias and family.second_bias[1] in renamed and not config.tied:
         renamed[family.second_bias[0]] = renamed[family.second_bias[1]]
     inside = {theirs for theirs, ours in family.table if ours.startswith(("body.", "pooler."))}

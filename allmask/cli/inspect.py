@@ -111,13 +111,8 @@ def _fresh(preset: str, heads: str | None, rng: Any) -> tuple[nn.Module, Config]
 
 
 def _build(config: Config, heads: Sequence[str], rng: Any) -> nn.Module:
-    from allmask.initialise import initialise_xavier
     from allmask.model import Model
-    from allmask.transformer import EncoderDecoder
 
-    if config.decoder_layers:
-        network = EncoderDecoder(config)
-        return network if rng is None else initialise_xavier(network, rng)
     return Model(config, heads) if rng is None else Model.fresh(config, heads, rng=rng)
 
 
@@ -132,12 +127,11 @@ def _preset(name: str) -> Config:
 def _heads(config: Config, asked: str | None) -> tuple[str, ...]:
     """The heads asked for; else what the family's own encoder or language model has."""
     if asked is None:
-        return {"bert": ("pooler",), "gpt2": ("lm",)}.get(config.family, ())
+        return ("pooler",) if config.family == "bert" else ("lm",)
     names = tuple(name.strip() for name in asked.split(",") if name.strip())
     unknown = [name for name in names if name not in HEADS]
-    if unknown or config.decoder_layers:
-        expected = "none, its output layer is built in" if config.decoder_layers else ", ".join(HEADS)
-        raise UsageError(f"--heads {asked}: expected {expected}")
+    if unknown:
+        raise UsageError(f"--heads {asked}: expected {', '.join(HEADS)}")
     return names
 
 
@@ -184,13 +178,12 @@ def _pass(network: Any, ids: Tensor) -> Callable[[], Tensor]:
     import torch
 
     from allmask.masks import Mask
-    from allmask.transformer import Cache, EncoderDecoder
 
-    if not isinstance(network, EncoderDecoder):
+    if not network.config.decoder_layers:
         return lambda: network(ids).hidden
-    valid = torch.ones_like(ids, dtype=torch.bool)
-    source, target = Mask.bidirectional(valid), Mask.causal(valid)
-    return lambda: network.step(ids, target, network.encode(ids, source), Cache())[0]
+    twice = torch.cat([ids, ids], dim=1)
+    mask = Mask.encoder_decoder((torch.arange(twice.shape[1]) >= ids.shape[1]).expand_as(twice))
+    return lambda: network(twice, mask).hidden[:, ids.shape[1] :]
 
 
 # ---- words and pictures ---------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ with batches(lambda numbers: pack([examples[n] for n in numbers]), plan) as load
     for batch in loader: …
 """
 
-from allmask.data.examples import NO_LABEL, Asked, Batch, Example, PairBatch, pack, pack_flat
+from allmask.data.examples import NO_LABEL, Asked, Batch, Example, pack, pack_flat
 from allmask.data.fields import Bad, Checker, Maybe, label, list_of, number, text
 from allmask.data.loading import Loader, batches
 from allmask.data.planning import plan_epoch
 from allmask.data.records import MAX_LINE, Record, read_records, usable
 
 __all__ = [
-    "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "Example", "Loader", "Maybe", "PairBatch", "Record",
-    "batches", "label", "list_of", "number", "pack", "pack_flat", "plan_epoch", "read_records", "text", "usable",
+    "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "Example", "Loader", "Maybe", "Record", "batches",
+    "label", "list_of", "number", "pack", "pack_flat", "plan_epoch", "read_records", "text", "usable",
 ]  # fmt: skip

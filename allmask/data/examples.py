@@ -22,7 +22,7 @@ NO_LABEL = -1  # the `ignore_index` of a loss
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One document, token by token. Any four sequences of numbers will do; they are kept as int32 arrays.
+    """One document, token by token. Any sequences of numbers will do; they are kept as int32 arrays.
 
                 [CLS]   你    吃  [SEP]   白    鸡  [SEP]
     order         0     0     0     0     1     2     3
@@ -34,13 +34,31 @@ class Example:
     order: np.ndarray  # when a token becomes known, see Mask
     segments: np.ndarray
     labels: np.ndarray  # the token that a position must predict; -1 is none
+    place: np.ndarray | None = None  # where a token stands; counted if not given
+
+    @classmethod
+    def pair(cls, source: Sequence[int], target: Sequence[int], labels: Sequence[int]) -> Example:
+        """What an encoder reads, what its decoder reads, and what that must predict, see `Mask.encoder_decoder`.
+
+                     你    吃  </s>   <s>   白    鸡
+        order         0     0     0     1     2     3
+        place         0     1     2     0     1     2
+        labels       -1    -1    -1    白    鸡  </s>
+        """
+        read, written = np.arange(len(source)), np.arange(len(target))
+        order = np.append(np.zeros_like(read), written + 1)
+        none = np.full(len(source), NO_LABEL)
+        ids = np.concatenate([source, target])
+        return cls(ids, order, order > 0, np.append(none, labels), np.append(read, written))
 
     def __post_init__(self):
+        if self.place is None:
+            object.__setattr__(self, "place", np.arange(np.asarray(self.ids).size))
         for field in fields(self):
             object.__setattr__(self, field.name, np.asarray(getattr(self, field.name), dtype=np.int32))
         shapes = {field.name: getattr(self, field.name).shape for field in fields(self)}
         if self.ids.ndim != 1 or len(set(shapes.values())) > 1:
-            raise UsageError(f"example: ids, order, segments and labels must be rows of one length, not {shapes}")
+            raise UsageError(f"example: ids, order, segments, labels, place must be rows of one length, not {shapes}")
         if len(self) == 0:
             raise UsageError("example: it has no tokens")
 
@@ -78,8 +96,9 @@ class Asked:
 class Batch:
     """Examples in one row. `mask.group` is the number of the example that a token came from.
 
-    With `query`, labels are predicted by a second stream that embeds this id at each place and reads strictly older
-    tokens only, so never the one it guesses (XLNet). `also` is a row of its own, learnt in the same step.
+    For an encoder–decoder the row is the same: it reads what is known first in an example, its source, and writes the
+    rest. With `query`, labels are predicted by a second stream that embeds this id at each place and reads strictly
+    older tokens only, so never the one it guesses (XLNet). `also` is a row of its own, learnt in the same step.
     """
 
     ids: Tensor  # (1, N)
@@ -115,33 +134,6 @@ class Batch:
         return _moved(self, device)
 
 
-@dataclass(frozen=True, eq=False)
-class PairBatch:
-    """Texts for an encoder and what its decoder reads and predicts, a pair a row, padded (group -1 of the masks)."""
-
-    source_ids: Tensor  # (B, S)
-    source_mask: Mask  # (B, S)
-    ids: Tensor  # (B, T)
-    mask: Mask  # (B, T)
-    labels: Tensor  # (B, T), -1 where nothing is predicted
-    name: str = "lm"
-
-    @property
-    def tokens(self) -> int:
-        return int(self.source_mask.valid.sum() + self.mask.valid.sum())
-
-    @property
-    def targets(self) -> int:
-        return int((self.labels != NO_LABEL).sum())
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {self.name: self.targets}
-
-    def to(self, device: torch.device | str) -> PairBatch:
-        return _moved(self, device)
-
-
 def pack(examples: Sequence[Example]) -> Batch:
     """One row of all examples, shortest first, so that those of equal length are one call of a kernel.
 
@@ -151,20 +143,20 @@ def pack(examples: Sequence[Example]) -> Batch:
     if not examples:
         raise UsageError("pack: there are no examples to make a batch of")
     lengths = np.array([len(example) for example in examples])
-    names = ("ids", "order", "segments", "labels")
-    ids, order, segments, labels = (np.concatenate([getattr(example, name) for example in examples]) for name in names)
-    return pack_flat(lengths, ids, order, segments, labels)
+    names = ("ids", "order", "segments", "labels", "place")
+    joined = {name: np.concatenate([getattr(example, name) for example in examples]) for name in names}
+    return pack_flat(lengths, **joined)
 
 
 def pack_flat(
     lengths: np.ndarray, ids: np.ndarray, order: np.ndarray, segments: np.ndarray, labels: np.ndarray,
-    name: str = "lm", query: int | None = None, relations: np.ndarray | None = None,
+    name: str = "lm", query: int | None = None, relations: np.ndarray | None = None, place: np.ndarray | None = None,
 ) -> Batch:  # fmt: skip
     """The same of examples that already stand in flat arrays, one after another."""
     row = np.arange(len(lengths)).repeat(lengths)
     rank = np.empty_like(lengths)
     rank[lengths.argsort(kind="stable")] = np.arange(len(lengths))
-    place = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
+    place = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row] if place is None else place
     order = order.astype(np.int64)
     lowest = order.min()
     # stable: by the rank of the example, then by order
@@ -178,7 +170,7 @@ def pack_flat(
     return Batch(tokens(ids), mask, tokens(segments), tokens(labels), name, query, labelled)
 
 
-AnyBatch = TypeVar("AnyBatch", Batch, PairBatch, Asked)
+AnyBatch = TypeVar("AnyBatch", Batch, Asked)
 
 
 def _moved(batch: AnyBatch, device: torch.device | str) -> AnyBatch:

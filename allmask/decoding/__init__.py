@@ -4,12 +4,14 @@ from allmask.decoding import Decoding, MaskWriter, generate
 
 writer = MaskWriter(model)                                  # the prompt under the model's own mask, then token by token
 best = generate(writer, prompts, Decoding(end=(sep,), beams=4))   # prompts: lists of token ids; n-best for each
+writer = PairWriter(model)                                  # an encoder–decoder: prompts are sources
 """
 
 from allmask.decoding.search import Hypothesis, State, Writer, generate, stream
 from allmask.decoding.settings import Decoding
-from allmask.decoding.writers import FillWriter, MaskWriter, blanks, fill
+from allmask.decoding.writers import FillWriter, MaskWriter, PairWriter, blanks, fill
 
 __all__ = [
-    "Decoding", "FillWriter", "Hypothesis", "MaskWriter", "State", "Writer", "blanks", "fill", "generate", "stream",
+    "Decoding", "FillWriter", "Hypothesis", "MaskWriter", "PairWriter", "State", "Writer", "blanks", "fill",
+    "generate", "stream",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from allmask.decoding.settings import Decoding
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.transformer import BranchedCache, Cache
+from allmask.transformer import BranchedCache, PairCache
 
 
 class MaskWriter:
@@ -42,9 +42,8 @@ class MaskWriter:
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty", "give at least one token to begin with")
         ids, valid = padded_prompts(prompts, self.model)
-        hidden, cache = _read(self.model, ids, self.mask(valid), self.segments[0])
-        last = torch.arange(len(ids), device=ids.device) * ids.shape[1] + valid.sum(1) - 1
-        return self.model.logits(hidden[last]), cache
+        hidden, cache = self.model.body.read(ids, self.mask(valid), torch.full_like(ids, self.segments[0]))
+        return self.model.logits(_last(hidden, valid)), cache
 
     def step(self, tokens: Tensor, state: BranchedCache) -> tuple[Tensor, BranchedCache]:
         segments = torch.full_like(tokens, self.segments[1])[:, None]
@@ -68,19 +67,54 @@ def padded_prompts(prompts: Sequence[Sequence[int]], model: Model) -> tuple[Tens
     return ids, valid
 
 
-def _read(model: Model, ids: Tensor, mask: Mask, segment: int) -> tuple[Tensor, BranchedCache]:
-    """Texts read without padding: hidden states (S·K, W), zeros where there is none, and a cache to branch from."""
-    flat, index = mask.flatten()
-    flat_ids = ids.flatten()[index][None]
-    hidden, cache = model.body.step(flat_ids, flat, Cache(), segments=torch.full_like(flat_ids, segment))
-    padded = hidden.new_zeros(ids.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
-    return padded, cache.branch(mask, index)
+def _last(hidden: Tensor, valid: Tensor) -> Tensor:
+    """(S, W) of the last token of each row."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), valid.sum(1) - 1]
 
 
 def _next(mask: Mask, place: Tensor | None = None) -> Mask:
     """The mask (R, 1) of a token younger than all of its row; one place on, if no place is given."""
     order, here = (x.masked_fill(~mask.valid, -1).amax(1, keepdim=True) + 1 for x in (mask.order, mask.place))
     return replace(mask, order=order, group=torch.zeros_like(order), place=here if place is None else place)
+
+
+class PairWriter:
+    """Writes with an encoder–decoder: a prompt is a source, read once; what is written goes on from `start`.
+
+               你  吃  </s> | <s> | 白  鸡
+        order   0   0   0      1     2   3
+
+    `start` is what the decoder reads first: one token, the model's own unless given, or more, which all targets share.
+    """
+
+    def __init__(self, model: Model, start: Sequence[int] | None = None):
+        self.model = model
+        self.start = [_start_token(model)] if start is None else list(start)
+
+    def room(self, prompt: Sequence[int]) -> int:
+        reach = self.model.config.reach
+        return 0 if len(prompt) > reach else reach - len(self.start) + 1  # the last token is written, never read
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, PairCache]:
+        for number, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise UsageError(f"prompt {number} is empty", "give at least one token to read")
+        ids, valid = padded_prompts([[*prompt, *self.start] for prompt in prompts], self.model)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)[:, None]
+        is_target = (torch.arange(ids.shape[1], device=ids.device) >= lengths) & valid
+        hidden, cache = self.model.body.read(ids, Mask.encoder_decoder(is_target, valid))
+        return self.model.logits(_last(hidden, valid)), cache
+
+    def step(self, tokens: Tensor, state: PairCache) -> tuple[Tensor, PairCache]:
+        hidden, state = self.model.body.step(tokens[:, None], _next(state.mask), state)
+        return self.model.logits(hidden[:, 0]), state
+
+
+def _start_token(model: Model) -> int:
+    token = model.config.start_token
+    if token is None:
+        raise UsageError("this model does not say what its decoder begins with", "pass start=, a list of token ids")
+    return token
 
 
 # ---- in any order ------------------------------------------------------------------------------------------
@@ -124,7 +158,7 @@ class FillWriter:
         ids, valid = padded_prompts(known, self.model)
         where = _fit([[place for place, token in enumerate(prompt) if token >= 0] for prompt in prompts])
         mask = replace(Mask.bidirectional(valid), place=where.to(ids.device))
-        _, cache = _read(self.model, ids, mask, self.segment)
+        _, cache = self.model.body.read(ids, mask, torch.full_like(ids, self.segment))
         return self._guess(Filling(cache, places.to(ids.device)))
 
     def step(self, tokens: Tensor, state: Filling) -> tuple[Tensor, Filling]:

@@ -29,6 +29,7 @@ class Causal:
     name: ClassVar[str] = "causal"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

@@ -9,21 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allmask.chains import Chain
-from allmask.data import Asked, Batch, PairBatch
+from allmask.data import Asked, Batch
 from allmask.heads import log_shares, pool_answers
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.transformer import Cache, EncoderDecoder, Transformer
+from allmask.transformer import Cache, Transformer
 
 Losses = dict[str, tuple[Tensor, int]]  # of each name: the summed loss, by its weight, and over how many targets
 
 
-def losses_of(model: Model | EncoderDecoder, batch: Batch | PairBatch, smoothing: float = 0.0) -> Losses:
+def losses_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Losses:
     """Summed losses by name: of the tokens, of the task, "nsp" where segments are related; of another row beside it."""
-    if isinstance(batch, PairBatch):
-        assert isinstance(model, EncoderDecoder)
-        return {batch.name: _token_loss(model, _decoded(model, batch), batch.labels, smoothing)}
-    assert isinstance(model, Model)
     if batch.query is not None:
         return {batch.name: _token_loss(model, _guessed(model.body, batch), batch.labels, smoothing)}
     losses = _losses_of_row(model, batch, smoothing)
@@ -53,7 +49,7 @@ def _losses_of_row(model: Model, batch: Batch, smoothing: float) -> Losses:
     return losses
 
 
-def _token_loss(model: Model | EncoderDecoder, hidden: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, int]:
+def _token_loss(model: Model, hidden: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, int]:
     labels = labels[labels >= 0]
     loss = F.cross_entropy(_full(model.logits(hidden)), labels, reduction="sum", label_smoothing=smoothing)
     return loss, len(labels)
@@ -118,12 +114,6 @@ def _choice_loss(shares: Tensor, gold: Tensor, questions: Tensor, smoothing: flo
         return loss
     choices = questions.bincount(minlength=len(gold))
     return (1 - smoothing) * loss - smoothing * (shares / choices[questions]).sum()
-
-
-def _decoded(model: EncoderDecoder, batch: PairBatch) -> Tensor:
-    """The decoder's hidden states (M, W) where there is a label."""
-    memory = model.encode(batch.source_ids, batch.source_mask)
-    return model.step(batch.ids, batch.mask, memory, Cache())[0][batch.labels >= 0]
 
 
 # ---- two streams -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from allmask.data import PairBatch
+from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.objective import Samples, read
@@ -30,14 +30,15 @@ class Mass:
     share: float = 0.5
     name: ClassVar[str] = "mass"
     frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ()
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")
         if not 0.0 < self.share <= 1.0:
             raise UsageError(f"mass: share is {self.share}; expected more than 0 and at most 1")
 
-    def batch(self, samples: Samples, draw: Draw) -> PairBatch:
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)
         hidden, mask = self.choose(text, draw), self.vocabulary.id_of("mask")
         source = self.vocabulary.framed(Ragged(np.where(hidden, mask, text.values), text.lengths))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from allmask.data import Batch, PairBatch
+from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.causal import Causal
 from allmask.objectives.draws import Draw
@@ -51,8 +51,13 @@ class Mixture:
 
     @property
     def heads(self) -> frozenset[str]:
-        """The heads a model needs; none: an encoder–decoder."""
+        """The heads a model needs."""
         return frozenset(head for name in self.shares for head in OBJECTIVES[name].heads)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it takes an encoder–decoder to learn them."""
+        return any(OBJECTIVES[name].pairs for name in self.shares)
 
     @property
     def frame(self) -> int:
@@ -83,7 +88,7 @@ class Mixed:
         number = int(self.bounds.searchsorted(draw.batch("objective"), side="right"))
         return self.objectives[min(number, len(self.objectives) - 1)]  # rounding may leave the last bound below 1
 
-    def batch(self, samples: Samples, draw: Draw) -> Batch | PairBatch:
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
         return self.choose(draw).batch(samples, draw)
 
 
@@ -107,7 +112,7 @@ def _entry(entry: str, text: str) -> tuple[str, float]:
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:
-    pairs = [name for name in names if not OBJECTIVES[name].heads]
+    pairs = [name for name in names if OBJECTIVES[name].pairs]
     if pairs and len(pairs) < len(names):
         others = [name for name in names if name not in pairs]
         raise UsageError(

@@ -38,6 +38,7 @@ class Mlm:
     name: ClassVar[str] = "mlm"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")

@@ -40,6 +40,7 @@ class Nsp:
     name: ClassVar[str] = "nsp"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm", "nsp")
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end", "mask")

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from allmask.data import NO_LABEL, Batch, PairBatch
+from allmask.data import NO_LABEL, Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.ragged import Ragged
@@ -37,9 +37,10 @@ class Objective(Protocol):
 
     name: ClassVar[str]
     frame: ClassVar[int]  # special tokens it puts around a sample: what a model needs positions for, too
-    heads: ClassVar[tuple[str, ...]]  # of the model, besides its body; none: an encoder–decoder learns it
+    heads: ClassVar[tuple[str, ...]]  # of the model, besides its body
+    pairs: ClassVar[bool]  # a source and a target: an encoder–decoder learns it
 
-    def batch(self, samples: Samples, draw: Draw) -> Batch | PairBatch: ...
+    def batch(self, samples: Samples, draw: Draw) -> Batch: ...
 
 
 def read(samples: Samples, draw: Draw) -> Ragged:

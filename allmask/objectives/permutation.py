@@ -40,6 +40,7 @@ class Permutation:
     name: ClassVar[str] = "permutation"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.part < 1:

@@ -28,6 +28,7 @@ class Prefix:
     name: ClassVar[str] = "prefix"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end")

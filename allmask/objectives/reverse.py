@@ -29,6 +29,7 @@ class Reverse:
     name: ClassVar[str] = "reverse"
     frame: ClassVar[int] = 2
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

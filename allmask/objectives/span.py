@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from allmask.data import PairBatch
+from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.objective import Samples, read
@@ -34,7 +34,8 @@ class Span:
     mean_length: float = 3.0
     name: ClassVar[str] = "span"
     frame: ClassVar[int] = 1  # a sentinel is never longer than its run
-    heads: ClassVar[tuple[str, ...]] = ()
+    heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end")
@@ -43,7 +44,7 @@ class Span:
                 f"span: share {self.share} must lie between 0 and 1, mean_length {self.mean_length} be ≥ 1"
             )
 
-    def batch(self, samples: Samples, draw: Draw) -> PairBatch:
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
         text, rows = read(samples, draw), len(draw.numbers)
         hidden, first = self.choose(text, draw)
         number = (hidden & first).cumsum() - 1  # of the run, in the whole batch

@@ -41,6 +41,7 @@ class Unilm:
     name: ClassVar[str] = "unilm"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm",)
+    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end", "mask")

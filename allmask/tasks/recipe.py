@@ -180,8 +180,8 @@ _TYPES = {
 
 
 def _expect_stack(mixture: Mixture) -> None:
-    if not mixture.heads:
-        known = ", ".join(name for name, kind in OBJECTIVES.items() if kind.heads)
+    if mixture.pairs:
+        known = ", ".join(name for name, kind in OBJECTIVES.items() if not kind.pairs)
         raise UsageError(
             f"{', '.join(mixture.shares)}: for an encoder–decoder, which is not pretrained here",
             f"choose among those for a single stack: {known}",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from allmask.data import Batch, PairBatch
+from allmask.data import Batch
 from allmask.masks import Mask
 from allmask.objectives import losses_of
 from allmask.prover import next_tokens, prove
@@ -37,11 +37,9 @@ def changed(texts: Texts, number: int, place: int) -> Texts:
     return other
 
 
-def flat(batch: Batch | PairBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def flat(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The sample and the label of each target, in the order of logits."""
     where = batch.labels >= 0
-    if isinstance(batch, PairBatch):
-        return where.nonzero()[:, 0], batch.labels[where]
     return batch.mask.group[where], batch.labels[where]
 
 
@@ -112,21 +110,15 @@ def test_no_gradient_reaches_what_a_decoder_is_yet_to_write(name: str):
     objective, texts, model = ALL[name](small_vocabulary()), small_texts(), small_model(name)
     batch = objective.batch(texts, draw([1, 3, 6]))
     embedded: list[torch.Tensor] = []
-    model.encoder.embedding.tokens.register_forward_hook(lambda module, given, out: embedded.append(out))
+    model.body.embedding.tokens.register_forward_hook(lambda module, given, out: embedded.append(out))
     logits = logits_of(model, batch)
-    (source, target), (_, tokens) = embedded, batch.source_mask.flatten()  # the encoder reads no padding
     direction = torch.randn(logits.shape[1], dtype=torch.float64)
-    for number, (row, at) in enumerate((batch.labels >= 0).nonzero().tolist()):
-        read, written = torch.autograd.grad(logits[number] @ direction, (source, target), retain_graph=True)
-        steps = written.abs().amax(-1)
-        assert not steps[row, at + 1 :].any() and (steps[row, : at + 1] > 1e-9).all()
-        if at + 1 < batch.ids.shape[1] and batch.mask.valid[row, at + 1]:
-            assert batch.ids[row, at + 1] == batch.labels[row, at]  # the label itself comes next, unseen
-        used = torch.zeros_like(batch.source_ids).bool().flatten().index_copy(0, tokens, read[0].abs().amax(-1) > 1e-9)
-        used = used.view_as(batch.source_ids)
-        assert torch.equal(used[row], batch.source_mask.valid[row])
-        others = [other for other in range(3) if other != row]
-        assert not used[others].any() and not steps[others].any()
+    group, order = batch.mask.group[0], batch.mask.order[0]
+    for number, at in enumerate((batch.labels[0] >= 0).nonzero()[:, 0].tolist()):
+        gradient = torch.autograd.grad(logits[number] @ direction, embedded[0], retain_graph=True)[0][0].abs().amax(-1)
+        assert torch.equal(gradient > 1e-9, (group == group[at]) & (order <= order[at]))
+        if at + 1 < len(group) and group[at + 1] == group[at]:
+            assert batch.ids[0, at + 1] == batch.labels[0, at]  # the label itself comes next, unseen
 
 
 # ---- the prover --------------------------------------------------------------------------------------------
@@ -178,12 +170,10 @@ def test_the_prover_finds_only_the_masked_tokens_that_were_kept(name: str):
 @pytest.mark.parametrize("name", ["mass", "span"])
 def test_the_prover_on_encoder_and_decoder_as_one_order(name: str):
     batch = ALL[name](small_vocabulary()).batch(small_texts(), draw(NUMBERS))
-    for row in range(len(batch.ids)):
-        source, target = batch.source_mask[row], batch.mask[row]
-        source, target = source[:, source.valid[0]], target[:, target.valid[0]]
+    for mask, labels, _ in documents(batch):
+        source, target = mask[:, mask.order[0] == 0], mask[:, mask.order[0] > 0]
         joined = Mask.cat([source, Mask(target.order, target.group, target.place + source.shape[1])])
-        scored = torch.arange(joined.shape[1]) >= source.shape[1]
-        proof = prove(joined, scored=scored)
+        proof = prove(joined, scored=labels >= 0)
         assert proof.is_order and proof.shifted_leaks == ()
         assert torch.equal(target.visible(source), torch.ones(1, target.shape[1], source.shape[1], dtype=torch.bool))
 

@@ -56,7 +56,8 @@ def test_what_is_refused(text: str, message: str, hint: str):
 
 def test_what_a_model_needs():
     assert Mixture.parse("nsp,causal").heads == {"lm", "nsp"}
-    assert Mixture.parse("mass,span").heads == set()
+    assert Mixture.parse("mass,span").heads == {"lm"}
+    assert Mixture.parse("mass,span").pairs and not Mixture.parse("mlm,prefix").pairs
     assert Mixture.parse("mlm,causal").frame == 2 and Mixture.parse("mlm,prefix").frame == 3
 
 
@@ -93,14 +94,10 @@ def test_a_sample_is_drawn_alike_in_any_batch_and_anew_in_each_epoch(name: str, 
     objective, texts = OBJECTIVES[name](vocabulary, **options), small_texts()
     together = objective.batch(texts, draw([5, 2, 7]))
     alone = objective.batch(texts, draw([2]))
-    if name in ("mass", "span"):
-        width = alone.labels.shape[1]
-        assert together.labels[1, :width].tolist() == alone.labels[0].tolist()
-    else:
-        mine = together.mask.group[0] == 1
-        assert together.ids[0, mine].tolist() == alone.ids[0].tolist()
-        assert together.labels[0, mine].tolist() == alone.labels[0].tolist()
-        assert together.mask.place[0, mine].tolist() == alone.mask.place[0].tolist()
+    mine = together.mask.group[0] == 1
+    assert together.ids[0, mine].tolist() == alone.ids[0].tolist()
+    assert together.labels[0, mine].tolist() == alone.labels[0].tolist()
+    assert together.mask.place[0, mine].tolist() == alone.mask.place[0].tolist()
     drawn = {str(objective.batch(texts, draw([2], epoch)).labels.tolist()) for epoch in range(8)}
     assert (len(drawn) == 1) == (name in ("causal", "reverse"))
 
@@ -111,6 +108,5 @@ def test_the_frame_is_what_an_objective_adds_at_most(name: str, vocabulary: Voca
     for number in range(len(texts)):
         for epoch in range(6):
             batch = objective.batch(texts, draw([number], epoch))
-            places = [batch.mask.place] + ([batch.source_mask.place] if name in ("mass", "span") else [])
             limit = max(2, len(texts[number])) if name == "nsp" else len(texts[number])  # A and B have a token each
-            assert max(int(place.max()) for place in places) < limit + objective.frame
+            assert int(batch.mask.place.max()) < limit + objective.frame

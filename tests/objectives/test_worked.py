@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from allmask.data import Batch, PairBatch
+from allmask.data import Batch
 from allmask.objectives import Causal, Mass, Mlm, Nsp, Permutation, Prefix, Reverse, Span, Unilm, Vocabulary
 from tests.objectives.texts import CLS, MASK, SEP, SIZE, UNK, Scripted, Texts
 
@@ -222,15 +223,14 @@ def test_unilm_seq2seq(vocabulary: Vocabulary):
     }
 
 
-def pair_rows(batch: PairBatch, row: int = 0) -> dict[str, list[int]]:
-    valid = batch.mask.valid[row]
-    return {
-        "source": batch.source_ids[row][batch.source_mask.valid[row]].tolist(),
-        "ids": batch.ids[row][valid].tolist(),
-        "order": batch.mask.order[row][valid].tolist(),
-        "place": batch.mask.place[row][valid].tolist(),
-        "labels": batch.labels[row][valid].tolist(),
-    }
+def pair_rows(batch: Batch, number: int = 0) -> dict[str, list[int]]:
+    """A sample's source, and its target as the decoder reads it."""
+    mine, order = batch.mask.group[0] == number, batch.mask.order[0]
+    source, target = mine & (order == 0), mine & (order > 0)
+    assert batch.mask.place[0, source].tolist() == list(range(int(source.sum())))
+    assert (batch.labels[0, source] == -1).all() and torch.equal(batch.segments[0], (order > 0).long())
+    tensors = {"ids": batch.ids, "order": batch.mask.order, "place": batch.mask.place, "labels": batch.labels}
+    return {"source": batch.ids[0, source].tolist()} | {name: x[0, target].tolist() for name, x in tensors.items()}
 
 
 def test_mass(vocabulary: Vocabulary):
@@ -245,10 +245,10 @@ def test_mass(vocabulary: Vocabulary):
 
 def test_mass_in_two_rows(vocabulary: Vocabulary):
     batch = Mass(vocabulary).batch([np.array([北, 京]), *SAMPLES], Scripted(2, start=[NEVER, NEVER]))
-    assert batch.source_ids.tolist() == [[CLS, 北, MASK, SEP, 0, 0, 0, 0], [CLS, 北, 京, 欢, MASK, MASK, MASK, SEP]]
-    assert batch.source_mask.valid.tolist() == [[True] * 4 + [False] * 4, [True] * 8]
-    assert batch.labels.tolist() == [[京, -1, -1], [迎, 你, 们]]
-    assert batch.mask.valid.tolist() == [[True, False, False], [True, True, True]]
+    first, second = pair_rows(batch), pair_rows(batch, 1)
+    assert (first["source"], second["source"]) == ([CLS, 北, MASK, SEP], [CLS, 北, 京, 欢, MASK, MASK, MASK, SEP])
+    assert (first["labels"], second["labels"]) == ([京], [迎, 你, 们])
+    assert (first["place"], second["place"]) == ([2], [4, 5, 6])
     assert (batch.tokens, batch.targets) == (16, 4)
 
 

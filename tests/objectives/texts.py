@@ -21,7 +21,6 @@ from allmask import config as configs
 from allmask.model import Model
 from allmask.objectives import OBJECTIVES, Draw, Vocabulary
 from allmask.text import Tokenizer
-from allmask.transformer import EncoderDecoder
 
 CHINESE = """
 清晨的雾还没有散去，河边的小镇已经醒来。卖豆浆的老人推着车走过石桥，铃声在巷子里回响。孩子们背着书包，一边跑一边笑。
@@ -145,7 +144,7 @@ def small_model(name: str):
     """The model that learns an objective, in float64, with weights large enough for a leak to show."""
     torch.manual_seed(0)
     if name in ("mass", "span"):
-        model = EncoderDecoder(replace(configs.transformer_base(), **SMALL, decoder_layers=2))
+        model = Model(replace(configs.transformer_base(), **SMALL, decoder_layers=2), ["lm"])
     else:
         model = Model(replace(configs.bert_base(), **SMALL), ["lm", "nsp"])
     for parameter in model.parameters():

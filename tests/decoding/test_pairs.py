@@ -1,0 +1,145 @@
+"""An encoder–decoder writes from its cache what it writes reading everything again; in any batch, with any search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allmask import config as configs
+from allmask.decoding import Decoding, PairWriter, generate, stream
+from allmask.errors import UsageError
+from allmask.masks import Mask
+from allmask.model import Model
+from tests.decoding.references import Histories, close
+
+SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 2, "decoder_layers": 2, "max_positions": 24}
+CONFIGS = {
+    "2017": replace(configs.transformer_base(), **SMALL, start_token=2),
+    "T5": replace(configs.t5_v1_1_small(), **SMALL, head_width=6, buckets=8, bucket_distance=6),
+}
+END = (3,)
+PROMPTS = [[2, 9, 7, 11, 3], [4, 3], [2, 8, 8, 20, 31, 6, 3], [2, 9, 7, 11, 3], [5]]
+RULES = {
+    "greedy": Decoding(end=END, max_new=8),
+    "beams": Decoding(end=END, max_new=8, beams=4, n_best=4, length_penalty=0.6),
+    "samples": Decoding(end=END, max_new=8, sample=True, n_best=2, temperature=0.5),
+}
+
+
+def tiny(name, dtype=torch.float64):
+    model = Model.fresh(CONFIGS[name], ["lm"], torch.Generator().manual_seed(0))
+    rng = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
+    return model.to(dtype).eval()
+
+
+class RecomputePairs:
+    """Reads source and target again at every step, alone."""
+
+    def __init__(self, model, start=None):
+        self.model, self.start = model, [model.config.start_token] if start is None else start
+
+    def room(self, prompt):
+        return 24 if self.model.config.position_kind == "sinusoidal" else 1 << 20
+
+    def begin(self, prompts):
+        return self._speak(tuple((tuple(prompt), tuple(self.start)) for prompt in prompts))
+
+    def step(self, tokens, state):
+        rows = zip(state.rows, tokens.tolist(), strict=True)
+        return self._speak(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+
+    def _speak(self, rows):
+        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
+
+    def logits(self, prompt, written):
+        ids = torch.tensor([[*prompt, *written]])
+        mask = Mask.encoder_decoder(torch.arange(ids.shape[1])[None] >= len(prompt))
+        return self.model(ids, mask).logits[0, -1]
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert all(close(a.score, b.score) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cached_equals_reading_everything_again(name, rules):
+    model = tiny(name)
+    found = generate(PairWriter(model), PROMPTS, RULES[rules])
+    assert_same(found, generate(RecomputePairs(model), PROMPTS, RULES[rules]))
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_text_does_not_depend_on_its_batch(name, rules):
+    writer = PairWriter(tiny(name, torch.float32))
+    together = generate(writer, PROMPTS, RULES[rules])
+    assert_same([generate(writer, [prompt], RULES[rules])[0] for prompt in PROMPTS], together)
+    assert_same(generate(writer, PROMPTS[::-1], RULES[rules]), together[::-1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(list(CONFIGS)),
+    st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=8), min_size=1, max_size=4),
+    st.lists(st.integers(0, 39), min_size=1, max_size=3),
+    st.data(),
+)
+def test_any_rows_at_any_time(name, prompts, start, data):
+    """Rows repeated, dropped and reordered at will, from any beginning: logits as if each were read alone."""
+    model = tiny(name)
+    writer, slow = PairWriter(model, start), RecomputePairs(model, start)
+    logits, state = writer.begin(prompts)
+    expected, histories = slow.begin(prompts)
+    for _ in range(3):
+        torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
+        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=len(rows), max_size=len(rows))))
+        logits, state = writer.step(tokens, state.select(rows))
+        expected, histories = slow.step(tokens, histories.select(rows))
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+
+
+def test_sources_are_kept_once_however_many_rows_go_on_from_them():
+    writer = PairWriter(tiny("2017"))
+    _, state = writer.begin([PROMPTS[2], PROMPTS[0]])
+    kept = [layer.text.keys.data_ptr() for layer in state.memory.layers]
+    for _ in range(3):
+        rows = torch.tensor([1, 0, 0, 1, 0])[: len(state.mask) + 3] % len(state.mask)
+        _, state = writer.step(torch.arange(len(rows)), state.select(rows))
+        assert [layer.text.keys.data_ptr() for layer in state.memory.layers] == kept
+
+
+def test_a_stream_is_the_greedy_text():
+    writer = PairWriter(tiny("T5"))
+    [[best]] = generate(writer, PROMPTS[:1], RULES["greedy"])
+    assert tuple(stream(writer, PROMPTS[0], RULES["greedy"])) == best.tokens
+
+
+def test_room_is_that_of_the_decoder():
+    model = tiny("2017")
+    assert PairWriter(model).room([1] * 24) == 24 and PairWriter(model, [2, 4]).room([1]) == 23
+    [[long]] = generate(PairWriter(model), [[5] * 24], Decoding(max_new=50))
+    assert len(long.tokens) == 24
+    with pytest.raises(UsageError, match="no room"):
+        generate(PairWriter(model), [[5] * 25], Decoding())
+    [[beyond]] = generate(PairWriter(tiny("T5")), [[5] * 30], Decoding(max_new=30))
+    assert len(beyond.tokens) == 30  # relative positions have no last one
+
+
+def test_clear_refusals():
+    with pytest.raises(UsageError, match="prompt 1 is empty"):
+        generate(PairWriter(tiny("T5")), [[1], []], Decoding())
+    model = tiny("2017")
+    model.config = replace(model.config, start_token=None)
+    with pytest.raises(UsageError, match="what its decoder begins with"):
+        PairWriter(model)
