@@ -6,7 +6,7 @@ The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67):
 apart by the module they are from. Fine-tuning: our training loop itself, with its defaults (about 32 texts a step),
 against transformers' `Trainer` (32 texts a step, bf16, its default collator), dropout, clipping and AdamW on both
 sides; blocks of steps take turns. Predicting: from texts to labels, by the model that was fine-tuned just before; each
-peer has the batch size with which it is fastest. One thread, CPU time, medians. Memory: the highest resident size of
+peer has the batch size with which it is fastest. One thread, CPU time, means of blocks and medians of rounds. Memory: the highest resident size of
 `allmask predict`, as another process, with a small random model, for files of more and more lines.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import timing  # first: it sets the number of threads
 
 # isort: split
+import contextlib
 import json
 import random
 import statistics
@@ -29,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_int8
 import torch
-from encode import BATCHES, Ids, by_length, in_batches
+from encode import BATCHES, Ids, by_length, in_batches, valid_of
 from texts import documentation, stretches
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -46,8 +48,8 @@ from transformers import Trainer as TheirTrainer
 
 import allmask
 from allmask.data import Record
+from allmask.errors import UsageError
 from allmask.heads import Labels
-from allmask.inference.frozen import PRECISIONS
 from allmask.initialise import initialise
 from allmask.model import Model
 from allmask.tasks.classifier import Classifier, hidden_all
@@ -128,18 +130,19 @@ class Ours:
         self.trainer = Trainer(self.model, work, chosen, folder, quiet=True)
         self.source = self.trainer.batches_from(0)
         self.metrics, self.bar = Metrics(folder, 0), Progress(0, "", quiet=True)
-        self.texts = 0  # learnt from so far
+        self.tokens = 0  # learnt from so far
+        self.mean = statistics.mean(work.lengths)
 
     def block(self) -> float:
-        """Seconds of a text."""
-        before, begin = self.texts, time.process_time()
+        """Seconds of a text of the mean length: batches of short texts have more of them than those of long ones."""
+        before, begin = self.tokens, time.process_time()
         for _ in range(BLOCK):
             self.trainer._one_step(self._counted(), self.metrics, self.bar)
-        return (time.process_time() - begin) / (self.texts - before)
+        return (time.process_time() - begin) / (self.tokens - before) * self.mean
 
     def _counted(self) -> Any:
         share = next(self.source)
-        self.texts += share.batch.asked.count
+        self.tokens += share.batch.tokens
         return iter([share])
 
     def finish(self, steps: int) -> None:
@@ -173,19 +176,19 @@ class Turns(TrainerCallback):
 
 def training_rows(ours: Ours, records: list[Record], folder: Path, blocks: int) -> list[dict[str, object]]:
     ours.block()  # warm up
-    took: dict[str, float] = {}
-    mine: list[float] = []
+    rows, mine = [], []
     for name, strategy in {"": "random", ", length groups": "group_by_length"}.items():
         turns = Turns(ours, blocks)
         their_trainer(folder, records, strategy, turns).train()
-        took[f"transformers Trainer bf16{name}"] = statistics.median(turns.theirs_took)
+        times = statistics.mean(turns.theirs_took) / statistics.mean(turns.ours_took)
+        rows.append(training_row(f"transformers Trainer bf16{name}", turns.theirs_took, f"{times:.2f}"))
         mine += turns.ours_took
-    took["allmask bf16"] = statistics.median(mine)
-    peer = next(iter(took.values()))
-    return [
-        {"who": who, "texts/s": f"{1 / one:.0f}", "ms a text": f"{1000 * one:.1f}", "to Trainer": f"{peer / one:.2f}"}
-        for who, one in took.items()
-    ]
+    return [*rows, training_row("allmask bf16", mine, "")]
+
+
+def training_row(who: str, took: list[float], times: str) -> dict[str, object]:
+    one = statistics.mean(took)
+    return {"who": who, "texts/s": f"{1 / one:.0f}", "ms a text": f"{1000 * one:.1f}", "allmask is faster": times}
 
 
 def their_trainer(folder: Path, records: list[Record], strategy: str, turns: Turns) -> TheirTrainer:
@@ -223,7 +226,8 @@ def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int
     texts = texts_of(records)
     gold = torch.tensor([LABELS.index(one.fields["label"]) for one in records])
     with torch.inference_mode():
-        cases = pipelines(folder / "model", texts) | our_cases(ours, texts) | ctranslate2_cases(ours, folder, texts)
+        cases = pipelines(folder / "model", texts) | our_cases(ours, texts)
+        cases |= ctranslate2_cases(ours, folder, texts) | onnx_cases(ours, folder, texts)
         labels = {name: case.labels() for name, case in cases.items()}
         hidden = {name: case.hidden() for name, case in cases.items()}
         times = timing.medians({name: case.labels for name, case in cases.items()}, rounds)
@@ -251,7 +255,11 @@ def our_cases(ours: Ours, texts: list[str]) -> dict[str, Case]:
             lambda: hidden_all(classifier.frozen, reading.examples),
         )
 
-    return {f"allmask {precision}": case(precision) for precision in PRECISIONS}
+    cases = {}
+    for precision in ("fp32", "bf16", "int8"):
+        with contextlib.suppress(UsageError):  # of a precision that is not known
+            cases[f"allmask {precision}"] = case(precision)
+    return cases
 
 
 def pipelines(folder: Path, texts: list[str]) -> dict[str, Case]:
@@ -283,6 +291,19 @@ def ctranslate2_cases(ours: Ours, folder: Path, texts: list[str]) -> dict[str, C
         return torch.from_numpy(np.array(encoder.forward_batch(batch).last_hidden_state)[:, 0]).float()
 
     return {"CTranslate2 int8, sorted": sorted_case(ours, texts, first)}
+
+
+def onnx_cases(ours: Ours, folder: Path, texts: list[str]) -> dict[str, Case]:
+    if not onnx_int8.INSTALLED:
+        return {}
+    encode = onnx_int8.encoder(str(folder / "model"), folder / "onnx")
+
+    def first(batch: Ids) -> Tensor:
+        longest, valid = max(map(len, batch)), valid_of(batch)
+        padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch])
+        return encode(padded, valid.long())[:, 0]
+
+    return {"ONNX Runtime int8, sorted": sorted_case(ours, texts, first)}
 
 
 def sorted_case(ours: Ours, texts: list[str], first: Callable[[Ids], Tensor]) -> Case:

@@ -1,0 +1,73 @@
+"""A BERT folder for ONNX Runtime in int8: exported by torch, its layers fused, its products quantised dynamically."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INSTALLED = all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+NAMES = ["input_ids", "attention_mask"]
+
+
+class Reader(nn.Module):
+    """Hidden states (B, T, W) of ids and a mask of ones and zeros, and nothing else."""
+
+    def __init__(self, folder: str):
+        from transformers import AutoModel
+
+        super().__init__()
+        self.model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+def encoder(folder: str, made: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    """Ids and mask (B, T) in, hidden states (B, T, W) out; files are left in the folder `made`."""
+    import onnxruntime
+
+    reader = Reader(folder)
+    made.mkdir()
+    export(reader, made / "plain.onnx")
+    quantise(made / "plain.onnx", made / "int8.onnx", reader.model.config)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(made / "int8.onnx", options, providers=["CPUExecutionProvider"])
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        given = dict(zip(NAMES, (ids.numpy(), mask.numpy()), strict=True))
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return encode
+
+
+def export(reader: Reader, file: Path) -> None:
+    ids = torch.ones(2, 7, dtype=torch.long)
+    axes = {name: {0: "texts", 1: "tokens"} for name in (*NAMES, "hidden")}
+    with warnings.catch_warnings():  # of the exporter, that it is old, and of what it traces
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            reader, (ids, ids), str(file), input_names=NAMES, output_names=["hidden"], dynamic_axes=axes,
+            opset_version=17, dynamo=False,
+        )  # fmt: skip
+
+
+def quantise(plain: Path, file: Path, config: Any) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.transformers import optimizer
+
+    logging.disable(logging.WARNING)  # each says much about what it does
+    try:
+        sizes = {"num_heads": config.num_attention_heads, "hidden_size": config.hidden_size}
+        optimizer.optimize_model(str(plain), model_type="bert", **sizes).save_model_to_file(str(plain))
+        floats = {"DefaultTensorType": 1}  # it cannot see the types behind fused layers
+        quantize_dynamic(str(plain), str(file), weight_type=QuantType.QInt8, per_channel=True, extra_options=floats)
+    finally:
+        logging.disable(logging.NOTSET)
