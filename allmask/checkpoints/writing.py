@@ -27,7 +27,7 @@ from allmask.heads import Labels
 
 _TOKENIZER_FILES = frozenset(
     ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
-     "added_tokens.json")
+     "added_tokens.json", "spiece.model")
 )  # fmt: skip
 
 

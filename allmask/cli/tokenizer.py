@@ -37,7 +37,8 @@ def train_command(
     files: Annotated[list[Path], typer.Argument(help='Text files; .jsonl files with a "text" field.')],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     kind: Annotated[
-        Literal["wordpiece", "bpe", "byte-bpe"], typer.Option(help="As BERT has it, plain, or as GPT-2 has it.")
+        Literal["wordpiece", "bpe", "byte-bpe", "unigram"],
+        typer.Option(help="As BERT has it, plain, as GPT-2 or as T5 has it."),
     ] = "wordpiece",
     size: Annotated[int, typer.Option(help="Tokens in all, special ones included.")] = 8000,
     lowercase: Annotated[

@@ -1,6 +1,6 @@
 """Text in and out of ids: tokenizers read, trained and pruned; long text cut to what a model can hold.
 
-tokenizer = Tokenizer.load("bert-folder")        # tokenizer.json, vocab.txt, or vocab.json + merges.txt
+tokenizer = Tokenizer.load("bert-folder")        # tokenizer.json, vocab.txt, vocab.json + merges.txt, spiece.model
 ids = tokenizer.encode("北京欢迎你").ids
 tokenizer, kept = tokenizer.keep(propose_keep_tokens(tokenizer, texts))
 """

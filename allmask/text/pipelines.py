@@ -1,4 +1,4 @@
-"""The three tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2 has it, plain BPE.
+"""The tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2's, plain BPE, T5's unigram.
 
 Each function takes a vocabulary and gives the whole pipeline of the `tokenizers` library: how text is cleaned, cut into
 words, cut into pieces, framed by special tokens and put together again.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 BERT_SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one token for all, as the reference has it
 PLAIN_SPECIALS = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+T5_SPECIALS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+SENTINEL, SENTINELS = "<extra_id_{}>", 100  # T5's, which stand for hidden runs of tokens
 
 Merges = list[tuple[str, str]]
 
@@ -59,6 +61,37 @@ def plain_bpe(vocabulary: dict[str, int], merges: Merges, specials: dict[str, st
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
     _frame(backend, before=specials["bos"], after=specials["eos"])
     return backend
+
+
+def unigram(
+    pieces: Sequence[tuple[str, float]],
+    specials: dict[str, str],
+    *,
+    charsmap: bytes | None = None,  # how characters are replaced, as sentencepiece compiles it; None: NFC
+    prefix_space: bool = True,
+    trims: bool = True,
+    byte_fallback: bool = False,
+) -> Backend:
+    """T5: of all ways to cut a word, the likeliest; pieces have log-probabilities, a space is a part (▁) of a piece."""
+    unknown = [piece for piece, _ in pieces].index(specials["unk"])
+    backend = Backend(models.Unigram(list(pieces), unknown, byte_fallback))
+    steps: list[normalizers.Normalizer] = [normalizers.NFC()] if charsmap is None else []
+    steps += [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")] if trims else []
+    backend.normalizer = normalizers.Sequence(steps)
+    inside = any("▁" in piece[1:].strip("▁") or piece[1:].endswith("▁") for piece, _ in pieces)
+    scheme = "always" if prefix_space else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=not inside)
+    plain = decoders.Metaspace(prepend_scheme=scheme)
+    together = [decoders.ByteFallback(), decoders.Fuse(), plain]
+    backend.decoder = decoders.Sequence(together) if byte_fallback else plain
+    _frame(backend, after=specials["eos"])
+    return backend
+
+
+def sentinels(count: int = SENTINELS) -> list[tuple[str, float]]:
+    """They end a vocabulary, the first one last."""
+    return [(SENTINEL.format(number), 0.0) for number in reversed(range(count))]
 
 
 def _frame(backend: Backend, before: str | None = None, after: str | None = None, again: bool = False) -> None:

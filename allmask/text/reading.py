@@ -1,12 +1,13 @@
 """From a folder or a file to a running tokenizer, with the settings that lie beside it honoured.
 
-What is read: tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2); and beside them, when present,
-tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+What is read: tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2), or spiece.model (T5); and beside
+them, when present, tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,17 +18,20 @@ from tokenizers import Tokenizer as Backend
 from allmask.errors import CheckpointError
 from allmask.text import pipelines
 from allmask.text.files import check_ids, read_json, read_merges, read_vocab_json, read_vocab_txt
-from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES
+from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES, T5_SPECIALS
+from allmask.text.sentencepiece import USER_DEFINED, read_pieces
 
 Specials = dict[str, str]  # role -> piece, for the roles that exist
 Settings = dict[str, Any]
 T = TypeVar("T")
 
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # the first that is there is read
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")  # the first that is there is read
 
 # Other classes use the same file names for other rules; reading those as BERT or GPT-2 would give wrong ids.
 _BERT_LIKE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "PreTrainedTokenizer")
 _GPT2_LIKE = ("GPT2Tokenizer", "PreTrainedTokenizer")
+_T5_LIKE = ("T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer")
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 _DAMAGED = "the file may be damaged: copy it again"
 _PROBE = "A probe, 试一试: é ñ 1 \U0001f600"
 
@@ -41,6 +45,8 @@ def read(source: str | Path, lowercase: bool | None = None) -> tuple[Backend, Sp
     reader = _read_byte_bpe if path.name == "vocab.json" else _read_tokenizer_json
     if path.suffix == ".txt":
         reader = _read_wordpiece
+    if path.suffix in (".model", ".spm"):
+        reader = _read_sentencepiece
     backend, specials = reader(path, settings)
     _register(backend, specials, path, settings)
     _try_out(backend, path)
@@ -153,6 +159,32 @@ def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     return backend, specials
 
 
+def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
+    _expect_class(path, settings, _T5_LIKE)
+    found = read_pieces(path)
+    specials = dict(T5_SPECIALS) | _declared(settings)
+    pieces = found.pieces + _sentinels(settings, {piece for piece, _ in found.pieces})
+    for role in ("pad", "eos", "unk"):
+        if specials[role] not in {piece for piece, _ in pieces}:
+            raise CheckpointError(
+                f"{path}: no piece is {specials[role]} (the {role} token)",
+                "other names for special tokens go into tokenizer_config.json",
+            )
+    options = {"prefix_space": found.prefix_space, "trims": found.trims, "byte_fallback": found.bytes}
+    backend = guard(path, lambda: pipelines.unigram(pieces, specials, charsmap=found.charsmap, **options))
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in found.of_kind(USER_DEFINED)])
+    backend.add_special_tokens([piece for piece, _ in pieces if _SENTINEL.fullmatch(piece)])
+    return backend, specials
+
+
+def _sentinels(settings: Settings, known: set[str]) -> list[tuple[str, float]]:
+    """T5's, which are not in the file; how many there are the settings may say."""
+    count = settings.get("extra_ids", pipelines.SENTINELS)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 10_000:
+        raise CheckpointError(f"tokenizer_config.json: extra_ids is {count!r}; expected a whole number")
+    return [] if any(_SENTINEL.fullmatch(piece) for piece in known) else pipelines.sentinels(count)
+
+
 def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     data = read_json(path)
     if not isinstance(data.get("model"), dict):
@@ -211,7 +243,7 @@ def _follow_bert_settings(backend: Backend, settings: Settings) -> None:
 def _usual_names(backend: Backend) -> Specials:
     """The names special tokens usually have, for a tokenizer.json that comes alone."""
     vocabulary = backend.get_vocab(with_added_tokens=True).keys()
-    families = (BERT_SPECIALS, PLAIN_SPECIALS, GPT2_SPECIALS)
+    families = (BERT_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS)
     return next((dict(family) for family in families if vocabulary >= set(family.values())), {})
 
 

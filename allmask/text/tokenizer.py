@@ -56,7 +56,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
-        """Read a model folder, a tokenizer.json, a vocab.txt, or a vocab.json with its merges.txt.
+        """Read a model folder, a tokenizer.json, a vocab.txt, a vocab.json with its merges.txt, or a spiece.model.
 
         `lowercase` overrides the files: Google's BERT folders do not say whether they are cased, and `True` is assumed.
         """

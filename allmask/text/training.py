@@ -1,4 +1,4 @@
-"""New tokenizers from a corpus: WordPiece in BERT's form, byte-level BPE in GPT-2's, plain BPE for translation.
+"""New tokenizers from a corpus: WordPiece in BERT's form, byte-level BPE in GPT-2's, plain BPE, unigram in T5's.
 
 The same files give the same tokenizer, every time and on every machine.
 """
@@ -6,22 +6,24 @@ The same files give the same tokenizer, every time and on every machine.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, trainers
 
 from allmask.errors import UsageError
 from allmask.text import pipelines
 from allmask.text.corpus import Progress, check_files, texts
-from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, Merges
+from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, Merges
 from allmask.text.tokenizer import Tokenizer
 
-KINDS = ("wordpiece", "bpe", "byte-bpe")
+KINDS = ("wordpiece", "bpe", "byte-bpe", "unigram")
 _BATCH = 1000
 
 
@@ -53,6 +55,8 @@ def train(
         return _train_wordpiece(corpus, size, minimum, alphabet, lowercase is not False)
     if kind == "bpe":
         return _train_plain_bpe(corpus, size, minimum, alphabet)
+    if kind == "unigram":
+        return _train_unigram(corpus, size, alphabet)
     return _train_byte_bpe(corpus, size, minimum)
 
 
@@ -115,6 +119,43 @@ def _train_byte_bpe(corpus: _Corpus, size: int, minimum: int) -> Tokenizer:
     return _finished(pipelines.byte_bpe(vocabulary, _merges(model)), specials)
 
 
+def _train_unigram(corpus: _Corpus, size: int, alphabet: int | None) -> Tokenizer:
+    """Special tokens first, then pieces, likeliest first, and the sentinels last, as T5 has them."""
+    specials = dict(T5_SPECIALS)
+    first, last = [(piece, 0.0) for piece in specials.values()], pipelines.sentinels()
+    backend = pipelines.unigram(first, specials)
+    characters = corpus.frequent(backend, alphabet)
+    if characters is not None:  # the library wants every character to be a piece, so it must not see the others
+        known = "".join(re.escape(character) for character in characters)
+        rare = pre_tokenizers.Split(Regex(f"[^▁{known}]"), "removed")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer, rare])
+    trainer = trainers.UnigramTrainer(vocab_size=max(1, size - len(first) - len(last)), show_progress=False)
+    try:
+        found = _settled(_fit(backend, trainer, corpus)["vocab"])
+    except Exception:
+        _expect_room(size, len(first) + len(last) + len(corpus.frequent(backend, sys.maxsize) or ()))
+        raise
+    backend = pipelines.unigram([*first, *sorted(found, key=_likeliest_first), *last], specials)
+    backend.add_special_tokens([piece for piece, _ in last])
+    return _finished(backend, specials)
+
+
+_RARE = 1e-4  # what the library puts between the scores of characters that are no piece on their own
+
+
+def _settled(found: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The same without what is left to chance: the order of such characters, and the last digits of sums."""
+    lowest = min(score for _, score in found)
+    steps = {piece: (score - lowest) / _RARE for piece, score in found if len(piece) == 1}
+    rare = [piece for piece, step in steps.items() if step < len(steps) and abs(step - round(step)) < 1e-6]
+    scores = dict(found) | {piece: lowest + _RARE * number for number, piece in enumerate(sorted(rare))}
+    return [(piece, round(score, 9)) for piece, score in scores.items()]
+
+
+def _likeliest_first(entry: tuple[str, float]) -> tuple[float, str]:
+    return -entry[1], entry[0]
+
+
 def _options(size: int, minimum: int, first: list[str], characters: list[str] | None) -> dict[str, Any]:
     """`first` come first, in this order; `characters` are the whole alphabet when given."""
     return {
@@ -127,9 +168,8 @@ def _options(size: int, minimum: int, first: list[str], characters: list[str] | 
 
 def _fit(pipeline: Backend, trainer: Any, corpus: _Corpus) -> dict[str, Any]:
     """Train a fresh model behind this pipeline's way of cleaning and cutting; gives the model as plain data."""
-    fresh = Backend(
-        models.WordPiece(unk_token="[UNK]") if isinstance(trainer, trainers.WordPieceTrainer) else models.BPE()
-    )
+    kinds = {trainers.WordPieceTrainer: lambda: models.WordPiece(unk_token="[UNK]"), trainers.BpeTrainer: models.BPE}
+    fresh = Backend(kinds.get(type(trainer), models.Unigram)())
     if pipeline.normalizer is not None:
         fresh.normalizer = pipeline.normalizer
     fresh.pre_tokenizer = pipeline.pre_tokenizer

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json",
+    "special_tokens_map.json", "added_tokens.json", "spiece.model",
 )  # fmt: skip
 
 
