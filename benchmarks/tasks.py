@@ -6,8 +6,9 @@ The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67):
 apart by the module they are from. Fine-tuning: our training loop itself, with its defaults (about 32 texts a step),
 against transformers' `Trainer` (32 texts a step, bf16, its default collator), dropout, clipping and AdamW on both
 sides; blocks of steps take turns. Predicting: from texts to labels, by the model that was fine-tuned just before; each
-peer has the batch size with which it is fastest. One thread, CPU time, means of blocks and medians of rounds. Memory: the highest resident size of
-`allmask predict`, as another process, with a small random model, for files of more and more lines.
+peer has the batch size with which it is fastest. One thread, CPU time; means over blocks, medians over rounds. Memory:
+the highest resident size of `allmask predict`, as another process, with a small random model, for files of more and
+more lines.
 """
 
 from __future__ import annotations
@@ -269,9 +270,13 @@ def pipelines(folder: Path, texts: list[str]) -> dict[str, Case]:
         def make(size: int) -> Callable[[], Tensor]:
             return lambda: torch.tensor([LABELS.index(one["label"]) for one in pipe(texts, batch_size=size)])
 
+        def first(batch: Ids) -> Tensor:
+            ids, mask = padded(batch)
+            return pipe.model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0].float()
+
         def hidden() -> Tensor:
-            inputs = (pipe.tokenizer(text, return_tensors="pt") for text in texts)
-            return torch.cat([pipe.model.base_model(**one).last_hidden_state[:, 0].float() for one in inputs])
+            ids = pipe.tokenizer(texts)["input_ids"]
+            return in_batches(first, ids, by_length(ids), BATCH)
 
         return Case(make(timing.fastest(make, BATCHES)), hidden)
 
@@ -299,9 +304,7 @@ def onnx_cases(ours: Ours, folder: Path, texts: list[str]) -> dict[str, Case]:
     encode = onnx_int8.encoder(str(folder / "model"), folder / "onnx")
 
     def first(batch: Ids) -> Tensor:
-        longest, valid = max(map(len, batch)), valid_of(batch)
-        padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch])
-        return encode(padded, valid.long())[:, 0]
+        return encode(*padded(batch))[:, 0]
 
     return {"ONNX Runtime int8, sorted": sorted_case(ours, texts, first)}
 
@@ -320,6 +323,12 @@ def sorted_case(ours: Ours, texts: list[str], first: Callable[[Ids], Tensor]) ->
 
     hidden = make(timing.fastest(make, BATCHES))
     return Case(lambda: ours.model.answers(hidden()).argmax(-1), hidden)
+
+
+def padded(batch: Ids) -> tuple[Tensor, Tensor]:
+    """Ids and a mask of ones and zeros, as wide as the longest."""
+    longest = max(map(len, batch))
+    return torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch]), valid_of(batch).long()
 
 
 # ---- memory --------------------------------------------------------------------------------------------------

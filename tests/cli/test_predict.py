@@ -101,6 +101,17 @@ def test_an_interruption_leaves_nothing(cli, titles: Path, file: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_memory_is_given_back_as_lines_are_written(tmp_path: Path, monkeypatch):
+    asked, real = [], predict._give_back_memory
+    monkeypatch.setattr(predict, "TIDY", 3)
+    monkeypatch.setattr(predict, "_give_back_memory", lambda: asked.append(real()))
+    with predict._output(str(tmp_path / "out")) as put:
+        for number in range(8):
+            put(str(number))
+    assert (tmp_path / "out").read_text().split() == [str(number) for number in range(8)]
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("out", "code", "says"),
     [("{tmp}", 2, "is a folder"), ("{tmp}/in.jsonl", 2, "is the input itself"), ("{tmp}/no/out", 5, "cannot write in")],
