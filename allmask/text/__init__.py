@@ -8,6 +8,6 @@ tokenizer, kept = tokenizer.keep(propose_keep_tokens(tokenizer, texts))
 from allmask.text.lengths import truncate, windows
 from allmask.text.pruning import propose_keep_tokens
 from allmask.text.tokenizer import Encoded, Tokenizer
-from allmask.text.training import train
+from allmask.text.training import train, train_on
 
-__all__ = ["Encoded", "Tokenizer", "propose_keep_tokens", "train", "truncate", "windows"]
+__all__ = ["Encoded", "Tokenizer", "propose_keep_tokens", "train", "train_on", "truncate", "windows"]

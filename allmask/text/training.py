@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,19 @@ def train(
     `lowercase` is for wordpiece only, where it is the default; `minimum` is how often a pair must occur to become a
     piece; `alphabet` keeps only that many characters, the most frequent ones, and leaves the others unknown.
     """
+    _check(kind, size, lowercase, minimum, alphabet)
+    paths = [Path(file) for file in files]
+    check_files(paths)
+    return _train(_Corpus(lambda: texts(paths, progress)), kind, size, lowercase, minimum, alphabet)
+
+
+def train_on(lines: Sequence[str], kind: str = "wordpiece", size: int = 8000) -> Tokenizer:
+    """The same for text that is in memory, with what is usual otherwise."""
+    _check(kind, size, None, 2, None)
+    return _train(_Corpus(lambda: iter(lines)), kind, size, None, 2, None)
+
+
+def _check(kind: str, size: int, lowercase: bool | None, minimum: int, alphabet: int | None) -> None:
     if kind not in KINDS:
         raise UsageError(f"tokenizer kind is {kind!r}; expected one of {', '.join(KINDS)}")
     if lowercase is not None and kind != "wordpiece":
@@ -50,7 +63,11 @@ def train(
         raise UsageError(f"alphabet is {alphabet} for {kind}; expected at least 1 (byte-bpe always has its 256 bytes)")
     if size < 1 or minimum < 1:
         raise UsageError(f"size is {size} and the minimum count {minimum}; both must be at least 1")
-    corpus = _Corpus([Path(file) for file in files], progress)
+
+
+def _train(
+    corpus: _Corpus, kind: str, size: int, lowercase: bool | None, minimum: int, alphabet: int | None
+) -> Tokenizer:
     if kind == "wordpiece":
         return _train_wordpiece(corpus, size, minimum, alphabet, lowercase is not False)
     if kind == "bpe":
@@ -61,14 +78,13 @@ def train(
 
 
 class _Corpus:
-    """The files, to be read as often as needed."""
+    """Lines of text, to be read as often as needed."""
 
-    def __init__(self, files: list[Path], progress: Progress | None):
-        check_files(files)
-        self.files, self.progress = files, progress
+    def __init__(self, lines: Callable[[], Iterator[str]]):
+        self.lines = lines
 
     def batches(self) -> Iterator[list[str]]:
-        lines = texts(self.files, self.progress)
+        lines = self.lines()
         while batch := list(islice(lines, _BATCH)):
             yield batch
 

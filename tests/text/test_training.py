@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allmask.errors import DataError, UsageError
-from allmask.text import Tokenizer, train
+from allmask.text import Tokenizer, train, train_on
 from tests.text.references import CORPUS
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -146,3 +146,8 @@ def test_progress_is_told_up_to_the_end(corpus: Path):
     train([corpus], "byte-bpe", 300, progress=lambda done, total: told.append((done, total)))
     size = corpus.stat().st_size
     assert told == [(size, size)]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "unigram"])
+def test_text_in_memory_gives_what_its_file_gives(corpus: Path, kind: str):
+    assert train_on(CORPUS, kind, 400) == train([corpus], kind, 400)
