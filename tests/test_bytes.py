@@ -87,6 +87,32 @@ def test_a_linear_layer_by_whole_numbers_bit_for_bit(rows, inputs, outputs, seed
     assert torch.equal(ByteLinear(linear)(half), ByteLinear(linear)(half.float()))
 
 
+def test_inputs_are_balanced_and_weights_stretched():
+    need()
+    x, linear, stretch = drawn(20, 48), nn.Linear(48, 70, bias=False), drawn(48, seed=1).abs() + 0.1
+    weight = linear.weight.detach()
+    expected = by_whole_numbers((x * (1.0 / stretch)).numpy(), (weight * stretch).numpy())
+    assert np.array_equal(ByteLinear(linear, stretch=stretch)(x).numpy(), expected)
+    torch.testing.assert_close(
+        Int8Linear(weight, None, stretch=stretch)(x).numpy(), expected, atol=2e-2, rtol=0
+    )  # a tie may be rounded to the other byte
+
+
+def test_a_norm_with_one_large_feature_costs_no_other_feature_its_bytes():
+    norm, linear = nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        norm.weight[7] = 100.0
+    x = norm(drawn(50, 64)).detach()
+    exact = linear(x)
+    stretch = int8.stretch_of(norm, linear.weight)
+    plain, balanced = (Int8Linear(linear.weight, None, stretch=one)(x) for one in (None, stretch))
+    assert (balanced - exact).abs().mean() < 0.5 * (plain - exact).abs().mean()
+    assert int8.stretch_of(nn.Identity(), linear.weight) is None
+    with torch.no_grad():
+        norm.weight.zero_(), linear.weight.zero_()
+    assert int8.stretch_of(norm, linear.weight).isfinite().all()
+
+
 def test_a_bias_is_added_and_shapes_are_kept():
     need()
     linear, x = nn.Linear(32, 70), drawn(2, 3, 5, 32)

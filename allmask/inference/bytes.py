@@ -1,5 +1,6 @@
 """Layers whose weights and activations are bytes: a scale for each output, a scale for each token.
 
+What a norm gives is evened out first, and the weights that read it are stretched the other way: see `stretch_of`.
 The products are whole numbers, so no token's result depends on how many there are. `ByteLinear` and `ByteLayer` compute
 them in C (encoder.c, for processors with AVX-512 VNNI), `Int8Linear` says in torch what they must compute, and takes
 their place where C cannot be had.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -50,17 +51,36 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale.clamp(min=1e-30)).round().to(torch.int8), scale
 
 
+def stretch_of(norm: Any, weight: Tensor) -> Tensor | None:
+    """(in,) by which to multiply the columns of a weight, and divide what a norm gives it: bytes lose least if neither
+    has columns much larger than the others (arXiv 2211.10438, with the norm's own numbers in place of examples)."""
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.weight is None:
+        return None
+    shift = getattr(norm, "bias", None)
+    given = 3.0 * norm.weight.detach().float().abs() + (0.0 if shift is None else shift.detach().float().abs())
+    taken = weight.detach().float().abs().amax(0)
+    given, taken = (x.clamp(min=1e-3 * x.max().item() + 1e-30) for x in (given, taken))
+    return (given / taken).sqrt()
+
+
+def _stretched(weight: Tensor, stretch: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A weight for inputs that are multiplied by the balance, and the balance."""
+    return (weight, None) if stretch is None else (weight.detach().float() * stretch, 1.0 / stretch)
+
+
 class Int8Linear(nn.Module):
     """A linear layer and the activation after it."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none", stretch: Tensor | None = None):
         super().__init__()
+        weight, self.balance = _stretched(weight, stretch)
         self.weight, scale = quantise(weight.detach().float())
         self.scale = scale[:, 0]
         self.bias = torch.zeros_like(self.scale) if bias is None else bias.detach().float()
         self.activation = nn.Identity() if activation == "none" else ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x if self.balance is None else x * self.balance
         whole, scale = quantise(x.flatten(0, -2))
         product = torch.ops.aten._int_mm(whole, self.weight.T)
         return self.activation(torch.addcmul(self.bias, product, scale * self.scale)).unflatten(0, x.shape[:-1])
@@ -81,7 +101,7 @@ def numbers(names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), ctypes.c_int64)
 
 
-Linear = structure(**pointers("weight scale bias"), **numbers("inputs outputs kind"))
+Linear = structure(**pointers("weight scale bias balance"), **numbers("inputs outputs kind"))
 Norm = structure(**pointers("weight bias"))
 Around = structure(norm=Norm, epsilon=ctypes.c_double, **numbers("pre"))
 Feed = structure(expand=Linear, contract=Linear, **numbers("activation"))
@@ -108,19 +128,23 @@ class PackedLinear(NamedTuple):
     weight: Tensor
     scale: Tensor | None
     bias: Tensor | None
+    balance: Tensor | None
     inputs: int
     outputs: int
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.uint8) -> PackedLinear:
+    def of(
+        cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.uint8, stretch: Tensor | None = None
+    ) -> PackedLinear:
         outputs, inputs = weight.shape
         bias = None if bias is None else bias.detach().float().contiguous()
-        return cls(*pack(weight, dtype), bias, inputs, outputs)
+        weight, balance = _stretched(weight, stretch)
+        return cls(*pack(weight, dtype), bias, balance, inputs, outputs)
 
     @property
     def structure(self) -> ctypes.Structure:
         """Good as long as this lives."""
-        tensors = map(_address, (self.weight, self.scale, self.bias))
+        tensors = map(_address, (self.weight, self.scale, self.bias, self.balance))
         return Linear(*tensors, self.inputs, self.outputs, KIND[self.weight.dtype])
 
 
@@ -139,9 +163,9 @@ def _address(x: Tensor | None) -> int | None:
 class ByteLinear(nn.Module):
     """A linear layer; what it gives has the dtype `gives`."""
 
-    def __init__(self, linear: nn.Linear, gives: torch.dtype = torch.float32):
+    def __init__(self, linear: nn.Linear, gives: torch.dtype = torch.float32, stretch: Tensor | None = None):
         super().__init__()
-        self.packed = PackedLinear.of(linear.weight, linear.bias)
+        self.packed = PackedLinear.of(linear.weight, linear.bias, stretch=stretch)
         self.gives = gives
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,12 +203,14 @@ class ByteFeedForward(nn.Module):
 class ByteLayer(Layer):
     """A layer of two calls beside attention: what attention read joins the hidden states; they are fed forward."""
 
-    def __init__(self, layer: Layer, activation: str, norm_place: str):
+    def __init__(self, layer: Layer, activation: str, norm_place: str, stretches: Mapping[nn.Module, Tensor | None]):
         norms = (layer.attention_norm, layer.feed_forward_norm)
         super().__init__(layer.attention, layer.feed_forward, norms, norm_place, 0.0)
         feed: Any = layer.feed_forward
-        linears = (layer.attention.output, feed.expand, feed.contract)
-        self.output, expand, contract = (PackedLinear.of(linear.weight, linear.bias) for linear in linears)
+        self.output, expand, contract = (
+            PackedLinear.of(linear.weight, linear.bias, stretch=stretches.get(linear))
+            for linear in (layer.attention.output, feed.expand, feed.contract)
+        )
         self.attention.add_module("output", nn.Identity())
         self.feed_forward: Any = ByteFeedForward(expand, contract, activation)
         self.pre = norm_place == "pre"
@@ -246,15 +272,32 @@ def install(body: nn.Module, activation: str, norm_place: str, between: torch.dt
     """All linear layers of a body in fp32 become bytes; queries, keys and values have the dtype `between`."""
     if not available():
         between = torch.float32
+    stretches = _stretches(body, norm_place)
     for parent in list(body.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Layer) and _is_plain(child):
-                setattr(parent, name, ByteLayer(child, activation, norm_place))
+                setattr(parent, name, ByteLayer(child, activation, norm_place, stretches))
     for parent in list(body.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 is_read = isinstance(parent, Attention) and name != "output"
-                setattr(parent, name, _linear(child, between if is_read else torch.float32))
+                setattr(parent, name, _linear(child, between if is_read else torch.float32, stretches.get(child)))
+
+
+def _stretches(body: Any, norm_place: str) -> dict[nn.Module, Tensor | None]:
+    """For each linear layer that reads what a norm gives."""
+    found, before = {}, body.embedding.norm
+    for layer in (layer for layer in body.layers if isinstance(layer, Layer)):
+        both = (
+            (layer.attention_norm, layer.feed_forward_norm) if norm_place == "pre" else (before, layer.attention_norm)
+        )
+        readers: Any = (layer.attention.query, layer.attention.key, layer.attention.value)
+        found |= {linear: stretch_of(both[0], linear.weight) for linear in readers}
+        for linear in (child for name, child in layer.feed_forward.named_children() if name != "contract"):
+            if isinstance(linear, nn.Linear):
+                found[linear] = stretch_of(both[1], linear.weight)
+        before = layer.feed_forward_norm
+    return found
 
 
 def available() -> bool:
@@ -274,7 +317,7 @@ def _is_plain(layer: Layer) -> bool:
     return not any(linear.in_features % LANES for linear in inputs)
 
 
-def _linear(linear: nn.Linear, gives: torch.dtype) -> nn.Module:
+def _linear(linear: nn.Linear, gives: torch.dtype, stretch: Tensor | None) -> nn.Module:
     if library() is None or linear.in_features % LANES:
-        return Int8Linear(linear.weight, linear.bias)
-    return ByteLinear(linear, gives)
+        return Int8Linear(linear.weight, linear.bias, stretch=stretch)
+    return ByteLinear(linear, gives, stretch)

@@ -121,7 +121,7 @@ static void feed_chunk(const Feed *part, int64_t some, const float *h, float *st
     Inputs in = places(second, inner, some, bytes);
     for (int64_t r = 0; r < some; r++) {
         float *row = inner + r * second->in, top = activated(part->activation, row, second->in);
-        quantise(row, second->in, top, in.bytes + r * second->in, in.scale + r, in.shift + r);
+        quantise(row, NULL, second->in, top, in.bytes + r * second->in, in.scale + r, in.shift + r);
     }
     blocks(BYTES, second, in, some, step);
 }

@@ -15,7 +15,11 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef enum { BYTES, BF16, FP32 } Kind;
-typedef struct { const void *weight; const float *scale, *bias; int64_t in, out, kind; } Linear; /* in % 16 is 0 */
+typedef struct {
+    const void *weight;
+    const float *scale, *bias, *balance; /* with a balance, inputs are multiplied by it before they become bytes */
+    int64_t in, out, kind;               /* in % 16 is 0 */
+} Linear;
 typedef struct { const float *weight, *bias; } Norm; /* without a weight there is none, without a bias it is RMS */
 
 /* ---- sixteen numbers at a time ----------------------------------------------------------------------------- */
@@ -80,18 +84,24 @@ static void normalise(const float *x, float *y, Norm norm, int64_t n, double eps
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
-INLINE float largest(const float *x, int64_t n) {
+INLINE __m512 balanced(const float *x, const float *balance, int64_t i) {
+    __m512 v = _mm512_loadu_ps(x + i);
+    return balance ? _mm512_mul_ps(v, _mm512_loadu_ps(balance + i)) : v;
+}
+
+INLINE float largest(const float *x, const float *balance, int64_t n) {
     __m512 most = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(balanced(x, balance, i)));
     return _mm512_reduce_max_ps(most);
 }
 
 /* Bytes from -127 to 127 of numbers up to `top` */
-INLINE void quantise(const float *x, int64_t n, float top, int8_t *q, float *scale, int32_t *shift) {
+INLINE void quantise(const float *x, const float *balance, int64_t n, float top, int8_t *q, float *scale,
+                     int32_t *shift) {
     __m512 by = _mm512_set1_ps(top > 0 ? 127.f / top : 0.f);
     __m512i sum = _mm512_setzero_si512();
     for (int64_t i = 0; i < n; i += 16) {
-        __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), by));
+        __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(balanced(x, balance, i), by));
         sum = _mm512_add_epi32(sum, v);
         _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtsepi32_epi8(v));
     }
@@ -171,7 +181,7 @@ static void linear(const Linear *f, const float *x, int64_t rows, float *y, int8
     else if (f->kind == BF16) blocks(BF16, f, in, rows, y);
     else {
         for (int64_t r = 0; r < rows; r++, x += f->in)
-            quantise(x, f->in, largest(x, f->in), in.bytes + r * f->in, in.scale + r, in.shift + r);
+            quantise(x, f->balance, f->in, largest(x, f->balance, f->in), in.bytes + r * f->in, in.scale + r, in.shift + r);
         blocks(BYTES, f, in, rows, y);
     }
 }
