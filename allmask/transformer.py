@@ -81,10 +81,12 @@ class Stack(nn.Module):
     layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
     recompute = False  # in training, remember what goes into a layer only; compute the rest again on the way back
 
-    def __init__(self, config: Config, cross: bool = False):
+    def __init__(self, config: Config, cross: bool = False, embedding: Embedding | None = None):
         super().__init__()
         self.config = config
         self.tokenwise = config.norm in TOKENWISE
+        if embedding is not None:  # the first of its parts, as its parameters are the first
+            self.embedding = embedding
         depth = config.decoder_layers if cross else config.layers
         self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
         self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
@@ -134,8 +136,7 @@ class Transformer(Stack):
     """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
 
     def __init__(self, config: Config):
-        super().__init__(config)
-        self.embedding = _embedding(config)
+        super().__init__(config, embedding=_embedding(config))
 
     def forward(
         self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
@@ -276,7 +277,7 @@ class EncoderDecoder(nn.Module):
         """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
         flat, index = _standing(mask, positions).flatten()
         row = _gathered(index, ids, flat, positions, segments)
-        source = _lowest(flat)[0]
+        source = sources_in(flat)[0]
         x, memory = self._encode(row, source)
         written = flat[:, ~source]
         hidden = torch.empty_like(x)
@@ -288,7 +289,7 @@ class EncoderDecoder(nn.Module):
 
     def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
-        source = _lowest(mask)
+        source = sources_in(mask)
         is_flat = len(mask) == 1 and Route.find(mask).is_regular
         if not is_flat or bool(where[source].any()) or bool(source.all()):
             return self(ids, mask, segments=segments)[where]
@@ -320,7 +321,7 @@ class EncoderDecoder(nn.Module):
         return self._begin(x, mask)
 
     def _begin(self, x: Tensor, mask: Mask) -> tuple[Tensor, PairCache]:
-        source = _lowest(mask)
+        source = sources_in(mask)
         read, written = _Side.of(mask, source), _Side.of(mask, mask.valid & ~source)
         states = self.dropout(self._without_padding(read.take(x), read.mask))
         memory = self.remember(states, read.mask)
@@ -366,8 +367,8 @@ class _Side:
         return x.index_put((rows, self.index[rows, columns]), part[rows, columns])
 
 
-def _lowest(mask: Mask) -> Tensor:
-    """(B, T), True at tokens that nothing of their text is known before."""
+def sources_in(mask: Mask) -> Tensor:
+    """(B, T), True at tokens that nothing of their text is known before: what an encoder reads."""
     texts = int(mask.group.max()) + 1
     name = (mask.group.clamp(min=0) + torch.arange(len(mask), device=mask.device)[:, None] * texts).flatten()
     order = mask.order.masked_fill(~mask.valid, torch.iinfo(torch.long).max).flatten()

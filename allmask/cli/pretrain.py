@@ -72,7 +72,11 @@ def command(
         str | None, typer.Option(help="A folder that allmask tokenizer train made, or a model's.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="The shape of a new model: bert-tiny, bert-small, gpt2, … [default: bert-small]")
+        str | None,
+        typer.Option(
+            help="The shape of a new model: bert-tiny, gpt2, … [default: bert-small]; for mass and span t5-small, …"
+            " [default: transformer-small]"
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--from", help="Go on with this model, instead of a new one: a folder, or minilm.")

@@ -38,7 +38,7 @@ class Span:
     pairs: ClassVar[bool] = True
 
     def __post_init__(self):
-        self.vocabulary.need(self.name, "begin", "end")
+        self.vocabulary.need(self.name, "start", "end")
         if not 0.0 < self.share < 1.0 or not self.mean_length >= 1.0:
             raise UsageError(
                 f"span: share {self.share} must lie between 0 and 1, mean_length {self.mean_length} be ≥ 1"
@@ -55,8 +55,8 @@ class Span:
         read_as = np.where(hidden, sentinel[number], text.values) if len(sentinel) else text.values
         source = Ragged(read_as, text.lengths).keep(~hidden | first)
         written = _with_sentinels(text.keep(hidden), first[hidden], sentinel, runs)
-        begin = Ragged.constant(self.vocabulary.id_of("begin"), rows)
-        return pair_batch(Ragged.join(source, end), Ragged.join(begin, written), Ragged.join(written, end), self.name)
+        start = Ragged.constant(self.vocabulary.id_of("start"), rows)
+        return pair_batch(Ragged.join(source, end), Ragged.join(start, written), Ragged.join(written, end), self.name)
 
     def choose(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         """(N,) which tokens are hidden, and where a run, hidden or shown, begins."""

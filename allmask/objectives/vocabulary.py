@@ -25,10 +25,14 @@ class Vocabulary:
     special: np.ndarray  # (rows,) never hidden, never drawn at random
     continues: np.ndarray  # (rows,) goes on with the word before it
     sentinels: np.ndarray
+    pad: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
-        """Sentinels are T5's <extra_id_0> … or BERT's [unused1] … if there are such, otherwise new ids at the end."""
+        """Sentinels are T5's <extra_id_0> … or BERT's [unused1] … if there are such, otherwise new ids at the end.
+
+        Where there is no [MASK], the first of T5's hides tokens, too.
+        """
         size, ids = tokenizer.size, tokenizer.backend.get_vocab(with_added_tokens=True)
         sentinels = _named(ids, "<extra_id_{}>", 0) or _named(ids, "[unused{}]", 1) or range(size, size + SENTINELS)
         rows = max(size, max(sentinels) + 1)
@@ -38,9 +42,14 @@ class Vocabulary:
         goes_on = _RULES.get(tokenizer.kind, _never)
         for piece, id in ids.items():
             continues[id] = not special[id] and goes_on(piece)
-        begin = tokenizer.bos_id if tokenizer.cls_id is None else tokenizer.cls_id
-        end = tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id
-        return cls(size, begin, end, tokenizer.mask_id, special, continues, np.array(sentinels))
+        hides = ids.get("<extra_id_0>") if tokenizer.mask_id is None else tokenizer.mask_id
+        marks = tokenizer.begin_id, tokenizer.end_id, hides
+        return cls(size, *marks, special, continues, np.array(sentinels), tokenizer.pad_id)
+
+    @property
+    def start(self) -> int | None:
+        """What a decoder reads first: what texts begin with, or, as T5 has it, the padding."""
+        return self.pad if self.begin is None else self.begin
 
     @property
     def rows(self) -> int:
@@ -75,7 +84,7 @@ class Vocabulary:
                 )
 
 
-_SPOKEN = {"mask": "[MASK]", "begin": "[CLS] or other token to begin with", "end": "[SEP] or other token to end with"}
+_SPOKEN = {"mask": "[MASK]", "start": "[CLS] or other token to begin with", "end": "[SEP] or other token to end with"}
 
 
 def _named(ids: dict[str, int], pattern: str, first: int) -> list[int]:

@@ -28,9 +28,9 @@ import torch
 from allmask.data.corpus import Corpus, prepare
 from allmask.data.documents import find_files
 from allmask.data.windows import Windows
-from allmask.errors import CheckpointError, DataError, ResourceError
+from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
 from allmask.model import Model, load
-from allmask.objectives import Draw, Mixed
+from allmask.objectives import Draw, Mixed, Vocabulary
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.folders import (
     CHECKSUMS,
@@ -118,6 +118,7 @@ def _prepare(recipe: Recipe, out: Path, quiet: bool) -> Begun:
     objective = recipe.build(tokenizer)
     texts = read_texts(recipe, tokenizer, out, quiet)
     work = work_of(recipe, objective, tokenizer, texts)
+    _expect_sentinels(recipe, model)
     if "lm" in new:
         _expect_tokens(model, texts.data)
     begin(recipe, model, texts, out)
@@ -189,6 +190,13 @@ def start_model(recipe: Recipe) -> tuple[Model, frozenset[str]]:
     if new:
         log.info("%s has no head for %s; a new one is made", recipe.model, ", ".join(sorted(new)))
     return model, new
+
+
+def _expect_sentinels(recipe: Recipe, model: Model) -> None:
+    """Spans are hidden behind tokens that a model must have rows for."""
+    if "span" in recipe.mixture.shares and Vocabulary.of(tokenizer_of(model)).rows > model.config.vocabulary:
+        hint = "train a tokenizer that has them: allmask tokenizer train --kind unigram"
+        raise UsageError(f"{recipe.model}: the model has no sentinels to hide spans behind", hint)
 
 
 def _expect_tokens(model: Model, corpus: Corpus) -> None:

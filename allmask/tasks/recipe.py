@@ -10,14 +10,15 @@ from typing import Any, get_type_hints
 
 from allmask.config import PRESETS, Config
 from allmask.errors import CheckpointError, UsageError
-from allmask.objectives import OBJECTIVES, Mixed, Mixture, Vocabulary
+from allmask.objectives import Mixed, Mixture, Vocabulary
 from allmask.tasks import values as flat
 from allmask.text import Tokenizer
 from allmask.training.settings import Settings, as_plain
 
 DEFAULTS = Settings(batch_tokens=8192, schedule="cosine", betas=(0.9, 0.98))
-PRESET = "bert-small"
+PRESET, PAIR_PRESET = "bert-small", "transformer-small"
 STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
+TWO_STACKS = tuple(name for name in PRESETS if name not in STACKS)
 HEAD_WIDTH = 64
 _STREAMED = {"causal", "reverse"}  # these take rows as they are cut out of a stream of documents
 _OPTIONS = {  # of ours: what the objectives call it, and which of them have it
@@ -59,7 +60,6 @@ class Recipe:
     settings: Settings = field(default=DEFAULTS)
 
     def __post_init__(self):
-        _expect_stack(self.mixture)
         self._check_rows()
         self._check_options()
         self._check_start()
@@ -105,10 +105,11 @@ class Recipe:
                 f"train one: allmask tokenizer train {self.data[0]} --size 8000 --out tok/ and pass --tokenizer tok/\n"
                 "or go on with a model that has one: --from MODEL",
             )
-        if self.preset is not None and self.preset not in STACKS:
-            close = get_close_matches(self.preset, STACKS, 1)
+        known = TWO_STACKS if self.mixture.pairs else STACKS
+        if self.preset is not None and self.preset not in known:
+            close = get_close_matches(self.preset, known, 1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"preset is {self.preset!r}", f"{hint}there are: {', '.join(STACKS)}")
+            raise UsageError(f"preset is {self.preset!r}", f"{hint}for {self.mixture} there are: {', '.join(known)}")
 
     # ---- what it makes -------------------------------------------------------------------------------------
 
@@ -123,23 +124,32 @@ class Recipe:
 
     def shape(self, tokenizer: Tokenizer) -> Config:
         """The preset's, but for what was asked for; heads and inner follow from another width."""
-        config = PRESETS[self.preset or PRESET]()
+        config = PRESETS[self.preset or self._preset]()
         given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
+        if self.mixture.pairs:
+            given |= {"decoder_layers": self.layers or config.decoder_layers}
+            given |= {"start_token": tokenizer.start_id, "end_token": tokenizer.end_id}
         if self.width is not None:
             given = {"heads": max(1, self.width // HEAD_WIDTH), "inner": 4 * self.width} | given
         given = {"max_positions": max(config.max_positions, self.length)} | given
         pad = None if config.pad_token is None else tokenizer.pad_id
+        rows = Vocabulary.of(tokenizer).rows if "span" in self.mixture.shares else tokenizer.size
         try:
-            return replace(config, vocabulary=tokenizer.size, pad_token=pad, **given)
+            return replace(config, vocabulary=rows, pad_token=pad, **given)
         except CheckpointError as error:
             raise UsageError(error.message, "check --layers, --width, --heads, --inner, --max-positions") from None
 
+    @property
+    def _preset(self) -> str:
+        return PAIR_PRESET if self.mixture.pairs else PRESET
+
     def fitted(self, config: Config) -> Config:
         """The shape with the mask that is its own after this: causal where nothing else is learnt."""
-        if config.max_positions < self.length:
-            raise UsageError(
-                f"rows of {self.length} tokens have no room in {config.max_positions} positions", "lower --length"
-            )
+        if config.reach < self.length:
+            raise UsageError(f"rows of {self.length} tokens have no room in {config.reach} positions", "lower --length")
+        if self.mixture.pairs != bool(config.decoder_layers):
+            told = "an encoder–decoder" if self.mixture.pairs else "a single stack"
+            raise UsageError(f"{self.mixture} is for {told}", "take another model, or another --objective")
         if "nsp" in self.mixture.heads and config.family != "bert":
             raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
         if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:
@@ -152,7 +162,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         named = {name: flat.plain(getattr(self, name)) for name in _OWN}
         if self.model is None:
-            named["preset"] = self.preset or PRESET
+            named["preset"] = self.preset or self._preset
         for name in ("tokenizer", "model"):
             named[name] = flat.absolute(named[name])
         for name in ("data", "eval"):
@@ -177,12 +187,3 @@ _TYPES = {
     **{name: kind for name, kind in get_type_hints(Recipe).items() if name in _OWN},
     **get_type_hints(Settings),
 }
-
-
-def _expect_stack(mixture: Mixture) -> None:
-    if mixture.pairs:
-        known = ", ".join(name for name, kind in OBJECTIVES.items() if not kind.pairs)
-        raise UsageError(
-            f"{', '.join(mixture.shares)}: for an encoder–decoder, which is not pretrained here",
-            f"choose among those for a single stack: {known}",
-        )

@@ -19,7 +19,7 @@ from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.auxiliary import Auxiliary
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
-from allmask.tasks.writing import Written, expect_frequencies, tidy, tokenizer_of, write, writer_for
+from allmask.tasks.writing import Written, expect_frequencies, pair_writer, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
 from allmask.text.lengths import RULES
 from allmask.training import Score, mean_loss
@@ -27,6 +27,7 @@ from allmask.training import Score, mean_loss
 log = logging.getLogger("allmask")
 FIELDS = {"source": text, "target": text}
 SOURCE_MASKS = {"prefix": Mask.bidirectional, "naive": Mask.causal}  # how the source reads itself
+PAIR = "encoder-decoder"  # the prefix mask with two stacks, which a model has or has not
 NO_REPEAT = 3  # beams of a young model like to say a thing again: with this rule they gain 3 points of ROUGE-L
 WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is used
 
@@ -45,7 +46,7 @@ class Title:
     def __post_init__(self):
         if self.max_source < 1 or self.max_target < 1:
             raise UsageError("max_source and max_target must be at least 1")
-        if self.mask not in SOURCE_MASKS:
+        if self.mask not in (*SOURCE_MASKS, PAIR):
             raise UsageError(f"mask is {self.mask!r}; expected one of {', '.join(SOURCE_MASKS)}")
         if self.truncate not in RULES:
             raise UsageError(f"truncate is {self.truncate!r}; expected one of {', '.join(RULES)}")
@@ -56,6 +57,10 @@ class Title:
     def fitted(self, model: Model) -> Title:
         """The same with a source that leaves room for the target in the model's positions."""
         _specials(tokenizer_of(model))
+        if model.config.decoder_layers:
+            reach = model.config.reach
+            fits = {"max_source": min(self.max_source, reach - 2), "max_target": min(self.max_target, reach - 1)}
+            return replace(self, mask=PAIR, **fits)
         room = model.config.max_positions - self.max_target - 3  # [CLS], [SEP], [SEP]
         if room < 1:
             raise UsageError(
@@ -80,8 +85,8 @@ class Title:
         return [self._prompt(ids, tokenizer) for ids in _ids(tokenizer, sources)]
 
     def _prompt(self, ids: list[int], tokenizer: Tokenizer) -> list[int]:
-        cls, sep = _specials(tokenizer)
-        return [cls, *truncate(ids, self.max_source, self.truncate), sep]
+        begin, end = _specials(tokenizer)
+        return [*begin, *truncate(ids, self.max_source, self.truncate), end]
 
     def examples(self, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
         sources = _ids(tokenizer, [record.fields["source"] for record in records])
@@ -98,13 +103,16 @@ class Title:
 
     def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer) -> Example:
         """[CLS] source [SEP] target [SEP], segments 0 and 1; each position before a target token must predict it."""
+        if self.mask == PAIR:
+            written = [*target[: self.max_target], _specials(tokenizer)[1]]
+            return Example.pair(prompt, [_start(tokenizer), *written[:-1]], written)
         ids = np.array([*prompt, *target[: self.max_target], _specials(tokenizer)[1]])
         is_target = np.arange(len(ids)) >= len(prompt)
         labels = np.where(np.append(is_target[1:], False), np.roll(ids, -1), NO_LABEL)
         return Example(ids, self.mask_of(torch.from_numpy(is_target)[None]).order[0].numpy(), is_target, labels)
 
     def mask_of(self, is_target: torch.Tensor) -> Mask:
-        return Mask.prefix(is_target) if self.mask == "prefix" else Mask.causal(torch.ones_like(is_target))
+        return Mask.causal(torch.ones_like(is_target)) if self.mask == "naive" else Mask.prefix(is_target)
 
     # ---- writing -------------------------------------------------------------------------------------------
 
@@ -112,11 +120,14 @@ class Title:
         """Greedy unless told otherwise; no special token but the [SEP] that ends a title, no three tokens twice."""
         tokenizer = tokenizer_of(model)
         sep = _specials(tokenizer)[1]
-        banned = tuple(sorted(tokenizer.special_ids - {sep}))
+        nameless = range(tokenizer.size, model.config.vocabulary)
+        banned = (*sorted(tokenizer.special_ids - {sep}), *nameless)
         rules = {"end": (sep,), "banned": banned, "max_new": self.max_target + 1, "no_repeat_ngram": NO_REPEAT}
         return Decoding(**{**rules, **changes})
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
+        if self.mask == PAIR:
+            return pair_writer(model, precision)
         return writer_for(model, precision, SOURCE_MASKS[self.mask])
 
     def write(
@@ -127,7 +138,8 @@ class Title:
         return write(self, model, sources, settings or self.decoding(model), batch, writer)
 
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-        return tidy(tokenizer.decode(tokens))
+        text = tokenizer.decode(tokens)
+        return tidy(text) if tokenizer.kind == "wordpiece" else text
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         """The scores of what was written, and of each source's first sentence beside them."""
@@ -158,6 +170,8 @@ class Title:
         return model
 
     def _pruned(self, model: Model, records: Sequence[Record]) -> Model:
+        if tokenizer_of(model).kind == "unigram":  # whose words would be cut anew
+            return model
         texts = (value for record in records for value in record.fields.values())
         kept = propose_keep_tokens(tokenizer_of(model), texts)
         before = model.config.vocabulary
@@ -242,10 +256,16 @@ def _counts(model: Model, targets: Sequence[str]) -> torch.Tensor:
     return torch.bincount(torch.tensor(written), minlength=model.config.vocabulary)
 
 
-def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
-    if tokenizer.cls_id is None or tokenizer.sep_id is None:
-        raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model")
-    return tokenizer.cls_id, tokenizer.sep_id
+def _specials(tokenizer: Tokenizer) -> tuple[list[int], int]:
+    """What stands before a source, if anything does, and what ends it."""
+    if tokenizer.end_id is None or (tokenizer.cls_id is None and tokenizer.pad_id is None):
+        raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model or an encoder–decoder")
+    return [] if tokenizer.begin_id is None else [tokenizer.begin_id], tokenizer.end_id
+
+
+def _start(tokenizer: Tokenizer) -> int:
+    assert tokenizer.start_id is not None
+    return tokenizer.start_id
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from allmask.decoding import Decoding, Hypothesis, MaskWriter, Writer, generate, stream
+from allmask.decoding import Decoding, Hypothesis, MaskWriter, PairWriter, Writer, generate, stream
 from allmask.errors import UsageError
+from allmask.inference.frozen import PRECISIONS, freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.text import Tokenizer
@@ -39,12 +40,19 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 def begin_of(tokenizer: Tokenizer) -> int | None:
     """The token a pretrained text begins with: [CLS] or what stands for it."""
-    return tokenizer.bos_id if tokenizer.cls_id is None else tokenizer.cls_id
+    return tokenizer.begin_id
 
 
 def end_of(tokenizer: Tokenizer) -> int | None:
     """The token it ends with: [SEP] or what stands for it."""
-    return tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id
+    return tokenizer.end_id
+
+
+def pair_writer(model: Model, precision: str | None) -> Writer:
+    """The same of an encoder–decoder."""
+    start = tokenizer_of(model).start_id
+    frozen = model if precision is None else freeze(model, precision if precision in PRECISIONS else "auto")
+    return PairWriter(frozen, None if start is None else [start])
 
 
 def writer_for(

@@ -137,6 +137,21 @@ class Tokenizer:
     bos_id = property(lambda self: self.special_id("bos"))
     eos_id = property(lambda self: self.special_id("eos"))
 
+    @property
+    def begin_id(self) -> int | None:
+        """What a text begins with: [CLS], or what stands for it."""
+        return self.bos_id if self.cls_id is None else self.cls_id
+
+    @property
+    def end_id(self) -> int | None:
+        """What a text ends with: [SEP], or what stands for it."""
+        return self.eos_id if self.sep_id is None else self.sep_id
+
+    @property
+    def start_id(self) -> int | None:
+        """What the decoder of an encoder–decoder reads first: what texts begin with, or, as T5 has it, the padding."""
+        return self.pad_id if self.begin_id is None else self.begin_id
+
     def keep(self, ids: Iterable[int]) -> tuple[Tokenizer, list[int]]:
         """The tokenizer with only these tokens, and the final list: id i of the new one is `kept[i]` of this one.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from allmask.config import Config
 from allmask.data import Batch
 from allmask.masks import Mask
+from allmask.transformer import sources_in
 
 SIDE, ROUNDS = 1024, 8
 TRAINING = 3  # one pass forward, two backward
@@ -45,11 +46,26 @@ def operations(config: Config, batch: Batch) -> int:
     tokens, asked = batch.tokens, batch.targets
     if batch.query is not None:  # the query stream is a second row, of the places asked for
         tokens += asked
+    if config.decoder_layers:
+        return TRAINING * (_two_stacks(config, batch) + asked * 2 * config.width * config.vocabulary)
     attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
     answered = 0 if batch.asked is None else int(batch.asked.where.sum())
     fed = ((config.layers - 1) * tokens + asked + answered) * 4 * config.width * config.inner
     head = 2 * config.width * (config.vocabulary + (config.width if config.family == "bert" else 0))
     return TRAINING * (attended + fed + asked * head)
+
+
+def _two_stacks(config: Config, batch: Batch) -> int:
+    """The same of the layers of an encoder and a decoder, forward."""
+    is_source = sources_in(batch.mask)[0]
+    read, seen = visible_pairs(batch.mask[:, is_source]), visible_pairs(batch.mask)
+    sources, targets = int(is_source.sum()), int((~is_source).sum())
+    projection, scores = 2 * config.width * config.attention_width, 4 * config.attention_width
+    encoder = sources * 4 * projection + scores * read
+    decoder = targets * 6 * projection + sources * 2 * projection + scores * (seen - read)
+    fed = config.layers * sources + (config.decoder_layers - 1) * targets + batch.targets
+    matrices = 3 if config.gated else 2
+    return config.layers * encoder + config.decoder_layers * decoder + fed * matrices * 2 * config.width * config.inner
 
 
 def visible_pairs(mask: Mask) -> int:

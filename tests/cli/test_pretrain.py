@@ -134,9 +134,9 @@ def test_a_run_of_another_kind(cli, titles: Path):
         (["--data", "{text}", "--from", "{bert}", "--length", "99", "--out", "{tmp}/run"], 2, "48 positions"),
         (["--data", "{text}", "--from", "{gpt2}", "--length", "24", "--out", "{tmp}/run"], 2, "has no [MASK]"),
         (
-            ["--objective", "span", "--data", "{text}", "--tokenizer", "{tok}", "--out", "{tmp}/run"],
+            ["--objective", "span", "--data", "{text}", "--from", "{bert}", "--length", "24", "--out", "{tmp}/run"],
             2,
-            "encoder–decoder",
+            "span:1 is for an encoder–decoder",
         ),
     ],
 )

@@ -351,8 +351,8 @@ def test_options_reach_their_objectives(recipe: Recipe):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"objective": "span"}, "encoder–decoder"),
-        ({"objective": "mass:2"}, "encoder–decoder"),
+        ({"objective": "span"}, "for span:1 there are: transformer-small"),
+        ({"objective": "mass:2", "preset": "t5-smal"}, "did you mean t5-small"),
         ({"objective": "mlmm"}, "did you mean mlm"),
         ({"preset": "bert-smal"}, "did you mean bert-small"),
         ({"preset": "transformer-base"}, "preset is 'transformer-base'"),
