@@ -19,7 +19,7 @@ from allmask import native
 
 SOURCE = Path(__file__).with_suffix(".c")
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-LONGEST = 2048  # tokens: as far as it was measured, and nowhere slower than torch
+LONGEST = 2048  # tokens: as far as it was measured: at worst 4 % slower than torch, mostly faster
 LANES = 16
 
 

@@ -1,4 +1,4 @@
-"""Sentence vectors of 256 texts of varying length with MiniLM: transformers, sentence-transformers, CTranslate2, us.
+"""Sentence vectors of 256 texts of varying length with MiniLM: us, transformers, CTranslate2, ONNX Runtime and others.
 
     python benchmarks/encode.py [--quick] [--json]
 
@@ -15,8 +15,10 @@ import random
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+import onnx_int8
 import torch
 from texts import stretches
 from torch import Tensor
@@ -43,12 +45,13 @@ def main() -> None:
     texts = corpus(model.tokenizer, 64 if options.quick else 256)
     ids = [text.ids for text in model.tokenizer.encode_batch(texts)]
     cases = ours(model, ids, texts) | transformers_cases(folder, ids)
-    cases |= sentence_transformers_cases(folder, texts) | ctranslate2_cases(folder, ids)
+    cases |= sentence_transformers_cases(folder, texts) | ctranslate2_cases(folder, ids) | onnx_cases(folder, ids)
     with torch.inference_mode():
         reference = cases["transformers fp32, padded"]()
         cosines = {name: cosine_similarity(case(), reference).min().item() for name, case in cases.items()}
         times = timing.medians(cases, rounds=3 if options.quick else 5)
-    about = timing.versions("transformers", "sentence-transformers", "ctranslate2") | describe(model, ids, texts)
+    peers = ("transformers", "sentence-transformers", "ctranslate2", "onnxruntime")
+    about = timing.versions(*peers) | describe(model, ids, texts)
     base = times["transformers fp32, padded"]
     rows = [
         {
@@ -83,10 +86,11 @@ def describe(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, str]
 
 
 def ours(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, Encode]:
-    fp32, bf16 = freeze(model, "fp32"), freeze(model, "bf16")
+    fp32, bf16, int8 = (freeze(model, precision) for precision in ("fp32", "bf16", "int8"))
     return {
         "allmask fp32": lambda: embed_ids(fp32, ids),
         "allmask bf16": lambda: embed_ids(bf16, ids),
+        "allmask int8": lambda: embed_ids(int8, ids),
         "allmask bf16, from texts": lambda: embed(bf16, texts),
     }
 
@@ -147,6 +151,21 @@ def ctranslate2_cases(folder: str, ids: Ids) -> dict[str, Encode]:
         return {f"CTranslate2 {name}, sorted": case(kind, converted) for name, kind in CTRANSLATE2_KINDS.items()}
 
 
+def onnx_cases(folder: str, ids: Ids) -> dict[str, Encode]:
+    if not onnx_int8.INSTALLED:
+        return {}
+    with tempfile.TemporaryDirectory() as parent:
+        encode = onnx_int8.encoder(folder, Path(parent, "minilm"))
+
+    def mean(batch: Ids) -> Tensor:
+        return pool(encode(*padded(batch)), valid_of(batch))
+
+    def make(size: int) -> Encode:
+        return lambda: in_batches(mean, ids, by_length(ids), size)
+
+    return {"ONNX Runtime int8, sorted": make(timing.fastest(make, BATCHES))}
+
+
 CTRANSLATE2_KINDS = {"fp32": "float32", "int8": "int8"}
 
 
@@ -164,10 +183,14 @@ def in_batches(encode: Callable[[Ids], Tensor], ids: Ids, order: list[int], size
 
 
 def padded_mean(model, batch: Ids) -> Tensor:
+    ids, mask = padded(batch)
+    return pool(model(input_ids=ids, attention_mask=mask).last_hidden_state.float(), valid_of(batch))
+
+
+def padded(batch: Ids) -> tuple[Tensor, Tensor]:
+    """Ids and a mask of ones and zeros."""
     longest = max(map(len, batch))
-    padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch])
-    valid = valid_of(batch)
-    return pool(model(input_ids=padded, attention_mask=valid.long()).last_hidden_state.float(), valid)
+    return torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch]), valid_of(batch).long()
 
 
 def valid_of(batch: Ids) -> Tensor:

@@ -264,7 +264,11 @@ def test_lines_of_stdin(cli, run: Path, monkeypatch):
     [
         (["{run}", "{dev}", "-o", "-", "--beams", 4], 2, "--beams: this model classifies"),
         (["{run}", "{bad}", "-o", "-"], 3, 'bad.jsonl:1: no "text"; found "txt"'),
-        (["{run}", "{dev}", "-o", "-", "--precision", "int8"], 2, "precision is 'int8'"),
+        (
+            ["{run}", "{dev}", "-o", "-", "--precision", "int4"],
+            2,
+            "'int4' is not one of 'auto', 'fp32', 'bf16', 'int8'",
+        ),
         (["{titles}", "-", "-o", "-"], 2, "allmask generate"),
     ],
 )
@@ -273,6 +277,18 @@ def test_refusals_of_predict(cli, run, titles, files: Path, tmp_path: Path, word
     names = {"run": run, "titles": titles, "dev": files / "dev.jsonl", "bad": bad}
     ran = cli("predict", *[str(word).format(**names) for word in words])
     assert ran.code == code and says in ran.err and ran.out == "", ran.err
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_less_precision_gives_the_same_labels(cli, run: Path, files: Path, precision: str):
+    exact, other = (
+        [
+            json.loads(line)["prediction"]
+            for line in cli("predict", run, files / "dev.jsonl", "-o", "-", *more).out.splitlines()
+        ]
+        for more in (("--precision", "fp32"), ("--precision", precision))
+    )
+    assert exact == other and len(set(exact)) == 2
 
 
 def test_long_texts_are_counted(cli, run: Path, tmp_path: Path):

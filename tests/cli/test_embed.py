@@ -86,7 +86,7 @@ def test_another_field(cli, bert: Path, tmp_path: Path):
         (["{file}", "--search", " "], 2, "the query is blank"),
         (["nosuch.jsonl", "-o", "v.npy"], 3, "nosuch.jsonl: no such file"),
         (["{bad}", "-o", "v.npy"], 3, 'bad.jsonl:2: "text" is blank'),
-        (["{file}", "-o", "v.npy", "--precision", "int8"], 2, "precision is 'int8'"),
+        (["{file}", "-o", "v.npy", "--precision", "int4"], 2, "'int4' is not one of 'auto', 'fp32', 'bf16', 'int8'"),
     ],
 )
 def test_refusals(cli, bert: Path, file: Path, tmp_path: Path, monkeypatch, words: list, code: int, says: str):
