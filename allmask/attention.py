@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Route:
     strict: bool
     blocks: tuple[Block, ...]
     pairs: Pairs | None = None  # where the documents of one row read those of another, each its own
+    segments: tuple[Tensor, Tensor] | None = None  # (B, Q) and (B, K), for attention that compares them
 
     @classmethod
     def find(cls, queries: Mask, keys: Mask | None = None, strict: bool = False) -> Route:
@@ -164,16 +165,25 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
+class AsGiven(nn.Module):
+    """Queries and what is added to their scores, as they are."""
+
+    def forward(self, q: Tensor, route: Route, bias: Bias | None) -> tuple[Tensor, Bias | None]:
+        return q, bias
+
+
 class Attention(nn.Module):
     """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read.
 
     Heads share the width unless `head_width` says otherwise. Without `scaled` scores are not divided by sqrt(D), which
-    every kernel does: queries are multiplied by it first.
+    every kernel does: queries are multiplied by it first. What is added to scores may be another for each query: then
+    `relate` makes it of what a layer is told instead, see distances.py.
     """
 
     def __init__(
-        self, width: int, heads: int, dropout: float = 0.0, bias: bool = True, head_width: int = 0, scaled: bool = True
-    ):
+        self, width: int, heads: int, dropout: float = 0.0, bias: bool = True, head_width: int = 0, scaled: bool = True,
+        relate: nn.Module | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.heads = heads
         self.dropout = dropout
@@ -183,17 +193,24 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, inner, bias)
         self.output = nn.Linear(inner, width, bias)
         self.stretch = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
+        self.relate = AsGiven() if relate is None else relate
 
     def remember(self, x: Tensor) -> KeyValue:
         return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
 
-    def forward(self, x: Tensor, read: Readable, route: Route, bias: Bias | None = None) -> Tensor:
-        q = self.stretch(self._split(self.query(x)))  # (B, Q, H, D)
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
+        q, bias = self._ask(x, route, bias)
         dropout = self.dropout if self.training else 0.0
         return self.output(read.attend(q, route, dropout, bias).flatten(-2))
 
-    def weigh(self, x: Tensor, read: KeyValue, route: Route, bias: Tensor | None = None) -> Tensor:
-        return weigh(self.stretch(self._split(self.query(x))), read.keys, route, bias=bias)
+    def weigh(self, x: Tensor, read: KeyValue, route: Route, bias: Any = None) -> Tensor:
+        q, whole = self._ask(x, route, bias)
+        assert not isinstance(whole, tuple)
+        return weigh(q, read.keys, route, bias=whole)
+
+    def _ask(self, x: Tensor, route: Route, bias: Any) -> tuple[Tensor, Bias | None]:
+        """The queries (B, Q, H, D), and what is added to their scores."""
+        return self.relate(self.stretch(self._split(self.query(x))), route, bias)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))  # (B, T, W) -> (B, T, H, D)

@@ -19,8 +19,8 @@ _LIMITS = {
 }
 _MAX_PARAMETERS = 200_000_000_000
 _CHOICES = {
-    "family": ("bert", "gpt2", "transformer", "t5"),
-    "position_kind": ("learned", "sinusoidal", "relative", "none"),
+    "family": ("bert", "gpt2", "transformer", "t5", "xlnet"),
+    "position_kind": ("learned", "sinusoidal", "relative", "shifted", "none"),
     "norm": ("layer", "rms", "batch", "instance"),
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
@@ -73,6 +73,7 @@ class Config:
     output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
     buckets: int = 32  # of relative positions, see layers.py
     bucket_distance: int = 128  # all that are further away share a bucket
+    clamp: int = 0  # of shifted positions: further away is as far as this; 0: no limit, see distances.py
 
     def __post_init__(self):
         for name, limit in _LIMITS.items():
@@ -95,6 +96,7 @@ class Config:
             ("segments", 1024),
             ("decoder_layers", _LIMITS["layers"]),
             ("head_width", _LIMITS["width"]),
+            ("clamp", _LIMITS["max_positions"]),
         ):
             if not _is_whole(getattr(self, name)) or not 0 <= getattr(self, name) <= limit:
                 raise CheckpointError(
@@ -106,6 +108,8 @@ class Config:
                 raise CheckpointError(f"config: {name} is {value!r}; expected null or the number of a token")
         if not self.head_width and self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
+        if self.position_kind == "shifted" and self.decoder_layers:
+            raise CheckpointError("config: an encoder–decoder has no shifted positions")
         if self.parameters() > _MAX_PARAMETERS:
             raise CheckpointError(
                 f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake"
@@ -257,6 +261,27 @@ def t5_v1_1_large() -> Config:
     return replace(t5_v1_1_small(), width=1024, layers=24, decoder_layers=24, heads=16, inner=2816)
 
 
+def xlnet_base() -> Config:
+    """XLNet (arXiv 1906.08237): distances instead of places, another segment instead of a second one, two streams."""
+    return Config(
+        family="xlnet",
+        vocabulary=32000,
+        position_kind="shifted",
+        segments=3,  # of a first text, a second, and of <cls>
+        inner_dropout=0.1,
+        embedding_norm=False,
+        pad_token=5,
+    )
+
+
+def xlnet_large() -> Config:
+    return replace(xlnet_base(), width=1024, layers=24, heads=16, inner=4096)
+
+
+def xlnet_tiny() -> Config:
+    return replace(xlnet_base(), width=128, layers=2, heads=2, inner=512)
+
+
 PRESETS = {
     make.__name__.replace("_", "-").replace("v1-1", "v1.1"): make
     for make in (
@@ -264,5 +289,6 @@ PRESETS = {
         gpt2, gpt2_medium, gpt2_large, gpt2_xl,
         transformer_small, transformer_base, transformer_big,
         t5_small, t5_base, t5_large, t5_v1_1_small, t5_v1_1_base, t5_v1_1_large,
+        xlnet_tiny, xlnet_base, xlnet_large,
     )
 }  # fmt: skip

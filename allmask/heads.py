@@ -159,10 +159,12 @@ def bert_head(width: int, vocabulary: int, activation: nn.Module, epsilon: float
     return LanguageModelHead(nn.Linear(width, width), activation, norm, _own(width, vocabulary, tied), vocabulary)
 
 
-def plain_head(width: int, vocabulary: int, tied: bool, scaled: bool = False) -> LanguageModelHead:
+def plain_head(
+    width: int, vocabulary: int, tied: bool, scaled: bool = False, biased: bool = False
+) -> LanguageModelHead:
     """`scaled`: hidden states are divided by sqrt(width), as an embedding of numbers of size 1 needs it (T5)."""
     before = Scaled(width**-0.5) if scaled else nn.Identity()
-    return LanguageModelHead(before, nn.Identity(), nn.Identity(), _own(width, vocabulary, tied), bias=0)
+    return LanguageModelHead(before, nn.Identity(), nn.Identity(), _own(width, vocabulary, tied), vocabulary * biased)
 
 
 def _own(width: int, vocabulary: int, tied: bool) -> nn.Linear | None:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from allmask.attention import Attention, Bias, Block, KeyValue, Readable, Route
+from allmask.distances import Relations
 from allmask.dropout import Dropout
 
+Told = Bias | Relations | None  # what layers are told of distances
 ACTIVATIONS = {
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
@@ -149,11 +151,11 @@ def _buckets(count: int, distance: int) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token + position + segment, normalised and dropped out."""
+    """Token + position + segment, normalised and dropped out. `asks`: it has a vector for what is unknown, too."""
 
     def __init__(
         self, vocabulary: int, width: int, positions: nn.Module, segments: nn.Module, norm: nn.Module,
-        dropout: float, scale: float = 1.0,
+        dropout: float, scale: float = 1.0, asks: bool = False,
     ):  # fmt: skip
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -162,10 +164,17 @@ class Embedding(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
         self.scale = scale
+        self.question = nn.Parameter(torch.zeros(1, width)) if asks else None
 
     def forward(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         x = self.tokens(ids) * self.scale + self.positions(positions) + self.segments(segments)
         return self.dropout(self.norm(x))
+
+    def ask(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        """What stands where a token is to be guessed: a vector learnt for that, or a token such as [MASK]."""
+        if self.question is None:
+            return self(ids, positions, segments)
+        return self.dropout(self.question.expand(*ids.shape, -1))
 
 
 class FeedForward(nn.Module):
@@ -223,21 +232,21 @@ class Layer(nn.Module):
         self.enter, self.leave = NORM_PLACES[norm_place]
 
     def forward(
-        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Bias | None = None
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Told = None
     ) -> tuple[Tensor, KeyValue]:
         """Hidden states (B, T, W) one layer on, and the keys and values read, those of the past first."""
         x, read = self.attend(x, route, past, bias)
         return self.feed(x), read
 
     def attend(
-        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Bias | None = None
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: Told = None
     ) -> tuple[Tensor, KeyValue]:
         h = self.enter(self.attention_norm, x)
         new = self.attention.remember(h)
         read = new if past is None else past.append(new)
         return self._join(x, self.attention(h, read, route, bias)), read
 
-    def peek(self, x: Tensor, route: Route, past: Readable | None, bias: Bias | None = None) -> Tensor:
+    def peek(self, x: Tensor, route: Route, past: Readable | None, bias: Told = None) -> Tensor:
         """One layer on for tokens that read only the past, never themselves or each other, and leave no trace in it."""
         h = self.enter(self.attention_norm, x)
         past = self.attention.remember(h[:, :0]) if past is None else past  # nothing to read
@@ -250,7 +259,7 @@ class Layer(nn.Module):
         h = self.enter(self.feed_forward_norm, x)
         return self.leave(self.feed_forward_norm, x + self.dropout(self.feed_forward(h)))
 
-    def weigh(self, x: Tensor, route: Route, bias: Tensor | None = None) -> Tensor:
+    def weigh(self, x: Tensor, route: Route, bias: Told = None) -> Tensor:
         """The attention weights (B, H, T, T) this layer gives to x, for pictures."""
         h = self.enter(self.attention_norm, x)
         return self.attention.weigh(h, self.attention.remember(h), route, bias)
@@ -267,14 +276,14 @@ class CrossLayer(nn.Module):
 
     def forward(
         self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,
-        bias: Bias | None = None, memory_bias: Tensor | None = None,
+        bias: Told = None, memory_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:  # fmt: skip
         x, read = self.attend(x, route, past, memory, memory_route, bias, memory_bias)
         return self.feed(x), read
 
     def attend(
         self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,
-        bias: Bias | None = None, memory_bias: Tensor | None = None,
+        bias: Told = None, memory_bias: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:  # fmt: skip
         x, read = self.layer.attend(x, route, past, bias)
         h = self.layer.enter(self.cross_norm, x)

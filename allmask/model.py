@@ -92,6 +92,8 @@ class Model(nn.Module):
             return initialise_t5(model, config.init_std, rng)
         if config.family == "transformer":
             return initialise_xavier(model, rng)
+        if config.family == "xlnet":
+            return initialise(model, config.init_std, rng, "normal")
         return initialise(model, config.init_std, rng)
 
     def forward(
@@ -281,7 +283,8 @@ def _lm_head(config: Config) -> nn.Module:
     if config.family == "bert":
         activation = ACTIVATIONS[config.activation]()
         return bert_head(config.width, config.vocabulary, activation, config.epsilon, config.tied)
-    return plain_head(config.width, config.vocabulary, config.tied, config.output_scaled)
+    biased = config.family == "xlnet"
+    return plain_head(config.width, config.vocabulary, config.tied, config.output_scaled, biased)
 
 
 def _task_head(config: Config, labels: Labels) -> TaskHead:

@@ -1,9 +1,9 @@
-"""The one stack. BERT, GPT-2, T5 and the encoder–decoder of 2017 differ in what is built, not in how it runs."""
+"""The one stack. BERT, GPT-2, XLNet, T5 and the model of 2017 differ in what is built, not in how it runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from allmask.attention import Attention, Bias, KeyValue, Readable, Route
+from allmask.attention import Attention, KeyValue, Readable, Route
 from allmask.branches import Branches, select_branches
 from allmask.config import Config
+from allmask.distances import ByDistance, Distances
 from allmask.dropout import Dropout
 from allmask.errors import UsageError
 from allmask.layers import (
@@ -29,6 +30,7 @@ from allmask.layers import (
     Nothing,
     RelativePositions,
     Sinusoidal,
+    Told,
 )
 from allmask.masks import Mask
 
@@ -39,6 +41,7 @@ class Cache:
 
     mask: Mask | None = None
     layers: tuple[KeyValue, ...] = ()
+    segments: Tensor | None = None  # (B, K), where attention compares them
 
     def extend(self, new: Mask) -> Mask:
         """The mask of all keys, old and new. Tokens that an earlier row should have seen cannot come later."""
@@ -53,7 +56,11 @@ class Cache:
 
     def branch(self, mask: Mask, index: Tensor) -> BranchedCache:
         """Rows that go on from each text of the flat row read here; it was made by `mask.flatten()` with this index."""
-        return BranchedCache(mask, tuple(Branches.begin(layer, mask.shape, index) for layer in self.layers))
+        layers = tuple(Branches.begin(layer, mask.shape, index) for layer in self.layers)
+        if self.segments is None:
+            return BranchedCache(mask, layers)
+        segments = torch.zeros_like(mask.order).flatten().index_copy(0, index, self.segments[0])
+        return BranchedCache(mask, layers, segments.view(mask.shape))
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,15 @@ class BranchedCache:
 
     mask: Mask  # (R, K + T): a row's text, then its own tokens
     layers: tuple[Branches, ...]
+    segments: Tensor | None = None  # (R, K + T)
 
     def extend(self, new: Mask) -> Mask:
         return Cache(self.mask).extend(new)
 
     def select(self, rows: Tensor) -> BranchedCache:
         """Some of the rows, in any order, repeated or dropped. Their texts are shared, not copied."""
-        return BranchedCache(self.mask[rows], select_branches(self.layers, rows))
+        segments = None if self.segments is None else self.segments[rows]
+        return BranchedCache(self.mask[rows], select_branches(self.layers, rows), segments)
 
 
 AnyCache = TypeVar("AnyCache", Cache, BranchedCache)
@@ -89,7 +98,7 @@ class Stack(nn.Module):
             self.embedding = embedding
         depth = config.decoder_layers if cross else config.layers
         self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
-        self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
+        self.norm = _last(config)
         self.relative = _relative(config, both_ways=not cross and config.own_mask == "bidirectional")
 
     def run(self, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
@@ -106,24 +115,26 @@ class Stack(nn.Module):
         x, _ = self.layers[-1].attend(x, route, None, *seen[-1], bias=bias)
         return self.norm(self.layers[-1].feed(x[where]))
 
-    def go_on(self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None) -> tuple[Tensor, AnyCache]:
+    def go_on(
+        self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, AnyCache]:
         """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
-        keys = cache.extend(mask)
-        route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
+        keys, kinds = cache.extend(mask), _joined(cache.segments, segments)
+        route = _compared(Route.find(mask) if cache.mask is None else Route.find(mask, keys), segments, kinds)
         pasts = cache.layers or (None,) * len(self.layers)
         seen = self._nothing if memory is None else memory.seen_by(mask)
         bias, reads = self.relative(route), []
         for layer, past, other in zip(self.layers, pasts, seen, strict=True):
             x, read = layer(x, route, past, *other, bias=bias)
             reads.append(read)
-        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads))
+        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads), segments=kinds)
 
     @property
     def _nothing(self) -> Seen:
         return [()] * len(self.layers)
 
     def _through(
-        self, layer: nn.Module, x: Tensor, route: Route, bias: Bias | None, other: tuple[()] | tuple[Readable, Route]
+        self, layer: nn.Module, x: Tensor, route: Route, bias: Told, other: tuple[()] | tuple[Readable, Route]
     ) -> Tensor:
         if not (self.recompute and torch.is_grad_enabled()):
             return layer(x, route, None, *other, bias=bias)[0]
@@ -143,16 +154,16 @@ class Transformer(Stack):
     ) -> Tensor:
         """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
         mask = _standing(mask, positions)
-        route = Route.find(mask)
+        route = self._route(ids, mask, segments)
         if route.is_regular or mask.matrix is not None or not self.tokenwise:
             return self.run(self.embed(ids, mask, positions, segments), route)
         flat, index = mask.flatten()
-        hidden = self.run(self.embed(*_gathered(index, ids, flat, positions, segments)), Route.find(flat))
-        return _scattered(hidden, index, ids)
+        row = _gathered(index, ids, flat, positions, segments)
+        return _scattered(self.run(self.embed(*row), self._route(row[0], flat, row[3])), index, ids)
 
     def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
-        route = Route.find(mask)
+        route = self._route(ids, mask, segments)
         if not route.is_regular or not self.tokenwise:
             return self(ids, mask, segments=segments)[where]
         return self.run_at(where, self.embed(ids, mask, None, segments), route)
@@ -161,12 +172,14 @@ class Transformer(Stack):
         self, ids: Tensor, mask: Mask, cache: AnyCache, positions: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, AnyCache]:
         """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
-        return self.go_on(self.embed(ids, mask, positions, segments), _standing(mask, positions), cache)
+        x, kinds = self.embed(ids, mask, positions, segments), self._kinds(ids, segments)
+        return self.go_on(x, _standing(mask, positions), cache, segments=kinds)
 
     def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, BranchedCache]:
         """Texts read without padding: hidden states (B, T, W), zeros at padding, and a cache to branch from."""
         flat, index = mask.flatten()
-        hidden, cache = self.go_on(self.embed(*_gathered(index, ids, flat, None, segments)), flat, Cache())
+        row = _gathered(index, ids, flat, None, segments)
+        hidden, cache = self.go_on(self.embed(*row), flat, Cache(), segments=self._kinds(row[0], row[3]))
         return _scattered(hidden, index, ids), cache.branch(mask, index)
 
     def peek(
@@ -176,10 +189,12 @@ class Transformer(Stack):
         """The query stream (XLNet, arXiv 1906.08237): hidden states of tokens that read what is older in the cache.
 
         They never read themselves or each other and are not remembered, so what they embed gives no answer away: a
-        [MASK] at the place to be guessed. `step` over the content and then `peek` is two-stream attention.
+        [MASK], or a vector learnt for that. `step` over the content and then `peek` is two-stream attention.
         """
-        x, mask = self.embed(ids, mask, positions, segments), _standing(mask, positions)
+        x = _embedded(self.embedding.ask, ids, mask, positions, segments)
+        mask, kinds = _standing(mask, positions), self._kinds(ids, segments)
         route = Route.find(mask, mask[:, :0] if cache.mask is None else cache.mask, strict=True)
+        route = _compared(route, kinds, _joined(cache.segments, None if kinds is None else kinds[:, :0]))
         nothing, bias = (None,) * len(self.layers), self.relative(route)
         for layer, past in zip(self.layers, cache.layers or nothing, strict=True):
             x = layer.peek(x, route, past, bias)
@@ -187,7 +202,8 @@ class Transformer(Stack):
 
     def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
         """The attention weights of every layer, (B, H, T, T) each, for pictures."""
-        x, route, weights = self.embed(ids, mask, positions, segments), Route.find(mask), []
+        mask = _standing(mask, positions)
+        x, route, weights = self.embed(ids, mask, positions, segments), self._route(ids, mask, segments), []
         bias, whole = self.relative(route), self.relative.whole(route)
         for layer in self.layers:
             weights.append(layer.weigh(x, route, whole))
@@ -196,6 +212,16 @@ class Transformer(Stack):
 
     def embed(self, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None) -> Tensor:
         return _embedded(self.embedding, ids, mask, positions, segments)
+
+    def _route(self, ids: Tensor, mask: Mask, segments: Tensor | None) -> Route:
+        kinds = self._kinds(ids, segments)
+        return _compared(Route.find(mask), kinds, kinds)
+
+    def _kinds(self, ids: Tensor, segments: Tensor | None) -> Tensor | None:
+        """The segment of each token, where attention compares them: None elsewhere."""
+        if not isinstance(self.relative, Distances):
+            return None
+        return torch.zeros_like(ids) if segments is None else segments.expand(ids.shape)
 
 
 # ---- two stacks --------------------------------------------------------------------------------------------
@@ -400,12 +426,22 @@ def _standing(mask: Mask, positions: Tensor | None) -> Mask:
     return replace(mask, place=positions.expand(mask.shape))
 
 
+def _compared(route: Route, queries: Tensor | None, keys: Tensor | None) -> Route:
+    """With the segments of its tokens."""
+    return route if queries is None or keys is None else replace(route, segments=(queries, keys))
+
+
+def _joined(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    return new if old is None or new is None else torch.cat([old, new], dim=1)
+
+
 def _embedded(
-    embedding: Embedding, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None
-) -> Tensor:
+    embed: Callable[[Tensor, Tensor, Tensor], Tensor], ids: Tensor, mask: Mask, positions: Tensor | None,
+    segments: Tensor | None,
+) -> Tensor:  # fmt: skip
     positions = mask.place if positions is None else positions
     segments = torch.zeros_like(ids) if segments is None else segments
-    return embedding(ids, positions, segments)
+    return embed(ids, positions, segments)
 
 
 # ---- building ----------------------------------------------------------------------------------------------
@@ -415,28 +451,40 @@ def _norm(config: Config) -> nn.Module:
     return NORMS[config.norm](config.width, eps=config.epsilon)
 
 
+def _last(config: Config) -> nn.Module:
+    if config.position_kind == "shifted":
+        return Dropout(config.dropout)
+    return _norm(config) if config.norm_place == "pre" else nn.Identity()
+
+
 def _embedding(config: Config) -> Embedding:
     positions = {
         "learned": lambda: nn.Embedding(config.max_positions, config.width),
         "sinusoidal": lambda: Sinusoidal(config.max_positions, config.width),
         "relative": Nothing,
+        "shifted": Nothing,
         "none": Nothing,
     }[config.position_kind]()
-    segments = nn.Embedding(config.segments, config.width) if config.segments else Nothing()
+    asks = config.position_kind == "shifted"  # segments are compared, then, like places
+    segments = nn.Embedding(config.segments, config.width) if config.segments and not asks else Nothing()
     norm = _norm(config) if config.embedding_norm else nn.Identity()
     scale = math.sqrt(config.width) if config.embedding_scaled else 1.0
-    return Embedding(config.vocabulary, config.width, positions, segments, norm, config.dropout, scale)
+    return Embedding(config.vocabulary, config.width, positions, segments, norm, config.dropout, scale, asks)
 
 
-def _relative(config: Config, both_ways: bool) -> RelativePositions | NoBias:
+def _relative(config: Config, both_ways: bool) -> RelativePositions | Distances | NoBias:
+    if config.position_kind == "shifted":
+        return Distances(config.width, config.clamp, config.dropout)
     if config.position_kind != "relative":
         return NoBias()
     return RelativePositions(config.heads, config.buckets, config.bucket_distance, both_ways)
 
 
 def _attention(config: Config) -> Attention:
-    numbers = (config.attention_dropout, config.biased, config.head_width, config.scores_scaled)
-    return Attention(config.width, config.heads, *numbers)
+    shifted = config.position_kind == "shifted"
+    relate = ByDistance(config.width, config.heads, config.attention_width // config.heads) if shifted else None
+    numbers = (config.attention_dropout, config.biased and not shifted, config.head_width, config.scores_scaled)
+    return Attention(config.width, config.heads, *numbers, relate)
 
 
 def _layer(config: Config) -> Layer:

@@ -21,6 +21,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "documents",
     "attention",
     "branches",
+    "distances",
     "layers",
     "initialise",
     "transformer",

@@ -11,7 +11,7 @@ import torch
 
 from allmask.config import Config
 from allmask.heads import Labels
-from allmask.transformer import EncoderDecoder
+from allmask.transformer import EncoderDecoder, Transformer
 
 Shape = tuple[int, ...]
 
@@ -60,6 +60,9 @@ _BERT_LM_HEAD = (
 _OWN_OUTPUT = (
     ("lm_head.output.weight",                    "vocabulary width"),
 )  # fmt: skip
+_OUTPUT_BIAS = (
+    ("lm_head.bias",                             "vocabulary"),
+)  # fmt: skip
 _NSP_HEAD = (
     ("nsp_head.weight",                          "2 width"),
     ("nsp_head.bias",                            "2"),
@@ -68,8 +71,8 @@ _NSP_HEAD = (
 
 def expected_shapes(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Shape]:
     """Every parameter a model of this shape has, with these heads, and a task head for these labels."""
-    if config.decoder_layers:
-        return _two_stacks(config) | {name: _numbers(shape, config) for name, shape in _around(config, heads, labels)}
+    if config.decoder_layers or config.family == "xlnet":
+        return _built(config) | {name: _numbers(shape, config) for name, shape in _around(config, heads, labels)}
     rows = list(_EMBEDDING if config.family == "bert" else _EMBEDDING[:2])
     rows += [(name.replace("*", str(n)), shape) for n in range(config.layers) for name, shape in _LAYER]
     rows += _FINAL_NORM if config.norm_place == "pre" else ()
@@ -84,14 +87,15 @@ def expected_shapes(config: Config, heads: Collection[str], labels: Labels | Non
 def _around(config: Config, heads: Collection[str], labels: Labels | None) -> list[tuple[str, str]]:
     """The heads that all families have in common."""
     rows = list(_OWN_OUTPUT if "lm" in heads and not config.tied else ())
+    rows += _OUTPUT_BIAS if "lm" in heads and config.family == "xlnet" else ()
     rows += _NSP_HEAD if "nsp" in heads else ()
     return rows + (_task_head(config, labels) if "task" in heads and labels is not None else [])
 
 
-def _two_stacks(config: Config) -> dict[str, Shape]:
-    """What is in an encoder–decoder is said where it is built."""
+def _built(config: Config) -> dict[str, Shape]:
+    """What is in the body of a younger family is said where it is built."""
     with torch.device("meta"):
-        body = EncoderDecoder(config)
+        body = EncoderDecoder(config) if config.decoder_layers else Transformer(config)
     return {f"body.{name}": tuple(tensor.shape) for name, tensor in body.state_dict().items()}
 
 
@@ -110,6 +114,6 @@ def _numbers(words: str, config: Config) -> Shape:
 
 
 def heads_in(names: Collection[str], config: Config) -> frozenset[str]:
-    """Which heads these parameters hold. Outside BERT a tied output layer has no parameter of its own."""
+    """Which heads these parameters hold. A tied output layer without a bias has no parameter of its own."""
     found = {head for head, start in HEADS.items() if any(name.startswith(start) for name in names)}
-    return frozenset(found | ({"lm"} if config.tied and config.family != "bert" else set()))
+    return frozenset(found | ({"lm"} if config.tied and config.family not in ("bert", "xlnet") else set()))

@@ -21,11 +21,12 @@ from allmask.checkpoints.renaming import Family, matches, without_data
 from allmask.checkpoints.settings import placed, read_json
 from allmask.checkpoints.t5 import T5
 from allmask.checkpoints.weights import FLOATS, Store, open_weights, stored_tensor
+from allmask.checkpoints.xlnet import XLNET
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.heads import Labels
 
-FAMILIES = {"bert": BERT, "gpt2": GPT2, "t5": T5}
+FAMILIES = {"bert": BERT, "gpt2": GPT2, "t5": T5, "xlnet": XLNET}
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
