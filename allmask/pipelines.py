@@ -3,6 +3,8 @@
 write = allmask.pipeline("title", "runs/title/final")
 write("北京欢迎你，…")                       # one text in, one title out
 write(texts, beams=4, length_penalty=0.8)   # many in, as many out
+translate = allmask.pipeline("translate", "runs/de-en")
+translate("Ein Hund läuft.", beams=5)
 fill = allmask.pipeline("fill", "runs/a/final")
 fill("北京欢[MASK]你").text
 classify = allmask.pipeline("classify", "runs/reviews")
@@ -38,10 +40,11 @@ from allmask.tasks.saved import load_task
 from allmask.tasks.tag import Tag
 from allmask.tasks.tagger import Tagger
 from allmask.tasks.title import Title
+from allmask.tasks.translate import Translate
 from allmask.tasks.writing import Written, stream_text, write
 
 log = logging.getLogger("allmask")
-TASKS = {"title": Title, "generate": (Title, Continuation)}
+TASKS = {"title": Title, "translate": Translate, "generate": (Title, Translate, Continuation)}
 OTHERS = ("fill", "classify", "choose", "tag", "answer", "embed")
 
 
@@ -50,7 +53,7 @@ class Pipeline:
     """A model, the task it writes for, and the writer that keeps its weights ready."""
 
     model: Model
-    task: Title | Continuation
+    task: Title | Translate | Continuation
     precision: str = "auto"  # fp32, bf16, int8; auto is the fastest here
     writer: Writer = field(init=False, repr=False)
 
@@ -105,8 +108,8 @@ def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline:
 def pipeline(
     task: str, model: str | Path, precision: str = "auto"
 ) -> Pipeline | Filler | Classifier | Chooser | Tagger | Answerer | Embedder:
-    """`task` is "title", "classify", "tag", "answer" or "choose", for a model that was fine-tuned for it, "generate",
-    for any that writes, such as GPT-2, "fill", for one that guesses what stands where a text says
+    """`task` is "title", "translate", "classify", "tag", "answer" or "choose", for a model that was trained for it,
+    "generate", for any that writes, such as GPT-2, "fill", for one that guesses what stands where a text says
     [MASK], or "embed", for a vector of each text."""
     if task == "fill":
         return Filler(load(model_folder(model)))
@@ -220,7 +223,7 @@ def model_folder(source: str | Path) -> Path:
     return folder
 
 
-def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Continuation:
+def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Translate | Continuation:
     task = load_task(folder)
     if isinstance(task, Classify | Choose | Tag | Answer):
         told = task.to_dict()["task"]
@@ -231,7 +234,9 @@ def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -
             f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
         )
     if isinstance(task, Continuation):
-        return Continuation.within(min(task.positions, model.config.max_positions), max_new, task.framed)
+        return task.refitted(model.config.max_positions, max_new)
+    if task is None and model.config.family == "xlnet" and model.config.own_mask == "bidirectional":
+        return Continuation.within(model.config.max_positions, max_new, framed=True, blanks=True)
     if task is None and model.config.own_mask == "causal":
         return Continuation.within(model.config.max_positions, max_new)
     if task is None:

@@ -58,7 +58,7 @@ def test_a_title_model_generates_too(titles: Path):
 
 
 def test_refusals(titles: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="expected one of title, generate"):
+    with pytest.raises(UsageError, match="expected one of title, translate, generate"):
         allmask.pipeline("poem", titles)
     with pytest.raises(CheckpointError, match="allmask finetune"):
         allmask.pipeline("title", tiny.bert(tmp_path / "body"))

@@ -1,4 +1,4 @@
-"""`allmask evaluate`: titles, labels or choices for held-out records, scored; titles beside the first sentence."""
+"""`allmask evaluate`: titles, translations, labels or choices for held-out records, scored."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ EXAMPLES = """
     allmask evaluate runs/title/final test.jsonl
     allmask evaluate runs/title/final test.jsonl --beams 4 --limit 200 --json
     allmask evaluate runs/zh/final test.csv --show 3
+    allmask evaluate runs/de-en test.jsonl --beams 5
     allmask evaluate runs/reviews test.csv --show 5
     allmask evaluate runs/c3 test.jsonl --show 3
     allmask evaluate runs/names test.conll --show 3
@@ -47,7 +48,7 @@ EXAMPLES = """
 WIDEST = 12  # labels, up to which the table says what each was taken for
 COLUMNS = {
     "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L",
-    "bleu": "BLEU", "exact": "exact", "length": "length",
+    "bleu": "BLEU", "chrf": "chrF", "exact": "exact", "length": "length",
 }  # fmt: skip
 
 
@@ -78,13 +79,14 @@ def command(
     """Write a title for each record of FILE and score it: ROUGE, BLEU, exact matches, length.
 
     The lead sentence beside it is what a title must beat. Chinese is scored by characters.
+    Of a translator: BLEU and chrF, with sacrebleu's signatures.
     Of a classifier: accuracy, F1 and Matthews, or Pearson and Spearman; what each label was taken for.
     Of a model that chooses: accuracy, beside that of guessing. Of a tagger: F1 of entities, as conlleval counts.
     Of one that answers: exact match and F1, as SQuAD's scorer, or CMRC's if it is Chinese.
     """
     listen(quiet)
     from allmask.pipelines import is_chooser, is_classifier, open_answerer, open_pipeline, open_tagger, token_task
-    from allmask.tasks.title import Title
+    from allmask.tasks.continuation import Continuation
 
     asked = token_task(model)
     if asked is not None:
@@ -108,7 +110,7 @@ def command(
         emit(as_json, result, _labels_in_words(result))
         return
     pipeline = open_pipeline(model, precision)
-    if not isinstance(pipeline.task, Title):
+    if isinstance(pipeline.task, Continuation):
         raise UsageError(f"{model}: continues prompts; only titles and labels can be scored", "name a fine-tuned model")
     options = search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new)
     pipeline.settings(**options)
@@ -117,6 +119,7 @@ def command(
     written = _write(pipeline, records, options, quiet)
     result: dict[str, Any] = {"model": model, "file": str(file), "records": len(records)}
     result |= {"seconds": round(time.monotonic() - began, 2), "scores": pipeline.task.score(written, records)}
+    result |= _counted(pipeline, records)
     if show:
         result["examples"] = _extremes(records, written, show)
     emit(as_json, result, _in_words(result))
@@ -144,6 +147,16 @@ def _write(pipeline: Pipeline, records: list[Record], options: dict[str, Any], q
     return titles
 
 
+def _counted(pipeline: Pipeline, records: list[Record]) -> dict[str, Any]:
+    """How translations were scored: numbers of sacrebleu mean little without."""
+    from allmask.tasks.scores import signatures
+    from allmask.tasks.translate import Translate
+
+    if not isinstance(pipeline.task, Translate):
+        return {}
+    return {"signatures": signatures([record.fields["target"] for record in records])}
+
+
 def _extremes(records: list[Record], written: list[str], count: int) -> dict[str, list[dict[str, Any]]]:
     """The best and the worst by ROUGE-L, each with what was asked for."""
     from allmask.tasks.scores import is_chinese, rouge
@@ -159,11 +172,14 @@ def _extremes(records: list[Record], written: list[str], count: int) -> dict[str
 
 def _in_words(result: dict[str, Any]) -> str:
     """A Markdown table: it reads well in a terminal and goes into a page as it is."""
-    lines = [f"| {result['records']:,} records | " + " | ".join(COLUMNS.values()) + " |", "|---" * 7 + "|"]
+    columns = {name: label for name, label in COLUMNS.items() if name in result["scores"]["model"]}
+    lines = [f"| {result['records']:,} records | " + " | ".join(columns.values()) + " |"]
+    lines += ["|---" * (1 + len(columns)) + "|"]
     for name, scores in result["scores"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{scores[column]:.1f}" for column in COLUMNS) + " |")
+        lines.append(f"| {name} | " + " | ".join(f"{scores[column]:.1f}" for column in columns) + " |")
     reference = result["scores"]["model"]["reference_length"]
-    lines.append(f"| reference | {'| ' * 5}{reference:.1f} |")
+    lines.append(f"| reference | {'| ' * (len(columns) - 1)}{reference:.1f} |")
+    lines += [f"{COLUMNS[name]}: {signature}" for name, signature in result.get("signatures", {}).items()]
     for name, rows in result.get("examples", {}).items():
         lines += ["", f"{name}:"]
         for row in rows:

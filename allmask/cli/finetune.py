@@ -15,13 +15,14 @@ EXAMPLES = """
     allmask finetune minilm --task classify --data reviews.csv --eval dev.csv --out runs/reviews
     allmask finetune bge-small-zh --task choose --data questions.jsonl --eval dev.jsonl --out runs/c3
     allmask finetune bert-base-chinese --data 标题.csv --epochs 2 --batch-tokens 8192 --out runs/zh
+    allmask finetune t5-folder --task translate --data de-en.jsonl --eval dev.jsonl --lr 3e-4 --out runs/de-en
     allmask finetune minilm --config run.yaml --lr 2e-4 --out runs/again
     allmask finetune minilm --task classify --data few.csv --eval dev.csv --seeds 5 --out runs/five
     allmask finetune minilm --task classify --data few.csv --eval dev.csv --search --out runs/search
     allmask finetune --resume --out runs/title
 """
 
-# Options that `allmask pretrain` has, too
+# Options that `allmask pretrain` and `allmask train` have, too
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder: a new one.")]
 ConfigFile = Annotated[
     Path | None, typer.Option(help="A YAML file of these options, such as lr: 0.0003; flags go before it.")
@@ -55,6 +56,14 @@ Patience = Annotated[
 OnBadRecord = Annotated[
     Literal["stop", "skip"] | None, typer.Option(help="What to do with one that cannot be used. [default: stop]")
 ]
+MaxSource = Annotated[int | None, typer.Option(help="title, translate: tokens of a source. [default: 254]")]
+MaxTarget = Annotated[
+    int | None, typer.Option(help="title, translate: tokens of a target. [default: 64; translate: 254]")
+]
+Best = Annotated[
+    Literal["bleu", "loss"] | None,
+    typer.Option(help="translate: what chooses the best weights, of held-out records. [default: bleu]"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -66,15 +75,15 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="jsonl, csv or parquet; title: source, target; classify: text, label, perhaps text_b; choose: "
-            "context, choices, label; tag: words and tags, or CoNLL columns; answer: SQuAD's json."
+            help="jsonl, csv or parquet; title, translate: source, target; classify: text, label, perhaps text_b; "
+            "choose: context, choices, label; tag: words and tags, or CoNLL columns; answer: SQuAD's json."
         ),
     ] = None,
     eval_file: Annotated[
         Path | None, typer.Option("--eval", help="Held-out records: the best weights on them are kept.")
     ] = None,
     task: Annotated[
-        Literal["title", "classify", "tag", "answer", "choose"] | None,
+        Literal["title", "translate", "classify", "tag", "answer", "choose"] | None,
         typer.Option(help="What to learn. [default: title]"),
     ] = None,
     config: ConfigFile = None,
@@ -126,8 +135,9 @@ def command(
     save_every: SaveEvery = None,
     keep: Keep = None,
     patience: Patience = None,
-    max_source: Annotated[int | None, typer.Option(help="title: tokens of a source. [default: 254]")] = None,
-    max_target: Annotated[int | None, typer.Option(help="title: tokens of a target. [default: 64]")] = None,
+    max_source: MaxSource = None,
+    max_target: MaxTarget = None,
+    best: Best = None,
     max_length: Annotated[
         int | None, typer.Option(help="classify, choose: tokens of a text or pair. [default: 512]")
     ] = None,
@@ -183,18 +193,18 @@ def command(
     given = plan_values(flags, {"eval_file": "eval"})
     if out is None:
         raise UsageError("no place for the run was named", "name a new folder with --out")
-    result = _resume(out, given, quiet) if resume else _start(out, given, quiet)
-    emit(as_json, result, _in_words(result))
+    result = go_on(out, given, quiet) if resume else start(out, given, quiet)
+    emit(as_json, result, in_words(result))
 
 
-def _start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def start(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
     from allmask.tasks.finetuning import finetune
     from allmask.tasks.plan import Plan
 
     return finetune(Plan.from_dict(given), out, quiet)
 
 
-def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def go_on(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
     from allmask.tasks.finetuning import resume, saved_plan
     from allmask.tasks.folders import is_finished
 
@@ -204,15 +214,17 @@ def _resume(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
     return resume(out, quiet)
 
 
-def _in_words(result: dict[str, Any]) -> str:
+def in_words(result: dict[str, Any]) -> str:
     if "seeds" in result or "tried" in result:
         told = _seeds_in_words(result) if "seeds" in result else _search_in_words(result)
         return "\n".join([*told, _USE[result["task"]].format(result["final"])])
     early = ", stopped early" if result["stopped_early"] else ""
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    steps = result.get("averaged", ())
+    kept = f"mean of steps {', '.join(map(str, steps))}" if steps else f"step {result['best_step']}"
     return "\n".join([
         f"{result['final']}: {result['steps']} steps in {result['seconds']} s{early}",
-        f"step {result['best_step']}: {metrics}",
+        f"{kept}: {metrics}",
         _USE[result["task"]].format(result["final"]),
     ])  # fmt: skip
 
@@ -238,6 +250,7 @@ def _search_in_words(result: dict[str, Any]) -> list[str]:
 
 _USE = {
     "title": 'write with it: allmask generate {} --text "…"',
+    "translate": 'translate with it: allmask generate {} --beams 5 --text "…"',
     "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
     "tag": "tag with it: allmask predict {} texts.jsonl -o tags.jsonl",
     "answer": "ask it: allmask predict {} questions.json -o answers.jsonl",

@@ -1,4 +1,4 @@
-"""`allmask generate`: write a title for a text or for each line of stdin, or let a GPT-2 go on with it."""
+"""`allmask generate`: write a title or a translation of a text or of each line of stdin, or go on with it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
     allmask generate runs/title/final --text "We show that masks decide every role …" --beams 4
     allmask generate runs/title/final < abstracts.txt > titles.txt
+    allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
     allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
     allmask generate runs/zh/final --text 北京欢迎你 --show-mask
 """
@@ -63,7 +64,7 @@ def command(
     show_mask: Annotated[bool, typer.Option("--show-mask", help="Draw the mask of this very text, on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, with scores.")] = False,
 ) -> None:
-    """Write with MODEL: a title for each source if it was fine-tuned for titles, or how a text goes on.
+    """Write with MODEL: a title or a translation of each source if it was trained for that, or how a text goes on.
 
     Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty one an empty one.
     """

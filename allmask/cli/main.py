@@ -22,8 +22,9 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write, or to answer questions about texts."),
+    "train": ("allmask.cli.train", "Train a translator, or another writer, from nothing."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
-    "generate": ("allmask.cli.generate", "Write a title for a text, or go on with a prompt."),
+    "generate": ("allmask.cli.generate", "Write a title or a translation of a text, or go on with a prompt."),
     "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),
     "predict": ("allmask.cli.predict", "Let a fine-tuned model answer each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score what a fine-tuned model says of held-out records."),
@@ -32,6 +33,7 @@ COMMANDS = {  # name -> module, one line of help
     "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one cuts a text."),
+    "average": ("allmask.cli.average", "The mean of a run's last checkpoints, as a model."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
     "verify": ("allmask.cli.verify", "Check a run or a model folder, byte by byte."),
 }

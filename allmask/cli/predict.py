@@ -41,6 +41,7 @@ EXAMPLES = """
     allmask predict runs/title/final articles.jsonl -o titles.jsonl
     allmask predict runs/title/final articles.parquet -o titles.jsonl --beams 4 --keep url,date
     allmask predict runs/title/final articles.csv -o - | jq -r .prediction
+    allmask predict runs/de-en german.jsonl -o english.jsonl --beams 5
     allmask predict runs/reviews new.csv -o labels.jsonl
     allmask predict runs/reviews - -o - < lines.txt
     allmask predict runs/c3 questions.jsonl -o choices.jsonl

@@ -1,4 +1,4 @@
-"""Fine-tuning as a whole: what a run is told, what it keeps on disk, and how it goes on where it stopped.
+"""Learning a task, from a pretrained model or from nothing: what a run is told, what it keeps on disk, how it goes on.
 
 runs/a/
   config.yaml        the plan, every value resolved; checksums of the data
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from allmask.errors import DataError
 from allmask.model import Model, load
 from allmask.tasks.answer import Answer
 from allmask.tasks.auxiliary import Auxiliary
+from allmask.tasks.averaging import take_mean
 from allmask.tasks.choose import ChooseWork
 from allmask.tasks.classify import Classify, ClassifyWork
 from allmask.tasks.folders import (
@@ -98,7 +99,8 @@ def go_on(
     if plan.freeze:
         _freeze(model, work, plan.settings.precision)
     result = train(model, watched(work), plan.settings, out, resume=True, quiet=quiet)
-    return finish(plan, data, model, result, out)
+    averaged = take_mean(model, work, result, out, plan.average) if plan.average else ()
+    return finish(plan, data, model, result, out, averaged)
 
 
 def _freeze(model: Model, work: Work, precision: str) -> None:
@@ -131,7 +133,7 @@ def read_data(plan: Plan) -> Data:
 
 def begin(plan: Plan, data: Data, out: Path) -> Plan:
     """Make the run's folder, whole or not at all: the model as it starts, and the plan with nothing left open."""
-    model = load(plan.model)
+    model = first_model(plan, data)
     plan = replace(plan, task=data.task).settled(model, data.train)
     model = plan.task.prepare(model, data.train, plan.settings.seed, bool(plan.prune), plan.lm_weight > 0)
     Auxiliary.of(model, plan.lm_weight, plan.settings.seed)  # a tokenizer that it cannot use is refused now
@@ -140,6 +142,17 @@ def begin(plan: Plan, data: Data, out: Path) -> Plan:
         config = plan.to_dict() | {CHECKSUMS: checksums(plan)}
         (folder / CONFIG).write_text(as_yaml(config), encoding="utf-8")
     return plan
+
+
+def first_model(plan: Plan, data: Data) -> Model:
+    """What a run begins with: the model that was named, or a new one, its vocabulary made for the data."""
+    if plan.fresh is None:
+        assert plan.model is not None
+        return load(plan.model)
+    model = plan.fresh.model(data.train, plan.settings.seed)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    log.info("a new %s: %s tokens, %.1fM parameters", plan.fresh.preset, f"{model.config.vocabulary:,}", size / 1e6)
+    return model
 
 
 def saved_plan(out: Path) -> Plan:
@@ -171,7 +184,9 @@ def _expect_same_data(plan: Plan, out: Path) -> None:
 # ---- after ---------------------------------------------------------------------------------------------------
 
 
-def finish(plan: Plan, data: Data, model: Model, result: Result, out: Path) -> dict[str, Any]:
+def finish(
+    plan: Plan, data: Data, model: Model, result: Result, out: Path, averaged: Sequence[int] = ()
+) -> dict[str, Any]:
     """Write the pictures, the result and last the model: where there is a final/, the run is complete."""
     plot_run(out)
     if isinstance(plan.task, Classify):
@@ -183,6 +198,7 @@ def finish(plan: Plan, data: Data, model: Model, result: Result, out: Path) -> d
         "task": plan.to_dict()["task"],
         "examples": len(data.train),
         "skipped": dict(data.skipped),
+        **({"averaged": list(averaged)} if averaged else {}),
     }
     write_result(told, out)
     save_model(model, task, out / "final")

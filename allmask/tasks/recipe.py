@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from allmask.config import PRESETS, Config
-from allmask.errors import CheckpointError, UsageError
+from allmask.errors import UsageError
 from allmask.objectives import Mixed, Mixture, Vocabulary
 from allmask.tasks import values as flat
+from allmask.tasks.shapes import shaped
 from allmask.text import Tokenizer
 from allmask.training.settings import Settings, as_plain
 
@@ -19,7 +20,6 @@ DEFAULTS = Settings(batch_tokens=8192, schedule="cosine", betas=(0.9, 0.98))
 PRESET, PAIR_PRESET = "bert-small", "transformer-small"
 STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
 TWO_STACKS = tuple(name for name in PRESETS if name not in STACKS)
-HEAD_WIDTH = 64
 _STREAMED = {"causal", "reverse"}  # these take rows as they are cut out of a stream of documents
 _OPTIONS = {  # of ours: what the objectives call it, and which of them have it
     "mask_share": ("share", ("mlm", "nsp", "unilm")),
@@ -124,20 +124,11 @@ class Recipe:
 
     def shape(self, tokenizer: Tokenizer) -> Config:
         """The preset's, but for what was asked for; heads and inner follow from another width."""
-        config = PRESETS[self.preset or self._preset]()
+        preset = self.preset or self._preset
         given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
-        if self.mixture.pairs:
-            given |= {"decoder_layers": self.layers or config.decoder_layers}
-            given |= {"start_token": tokenizer.start_id, "end_token": tokenizer.end_id}
-        if self.width is not None:
-            given = {"heads": max(1, self.width // HEAD_WIDTH), "inner": 4 * self.width} | given
-        given = {"max_positions": max(config.max_positions, self.length)} | given
-        pad = None if config.pad_token is None else tokenizer.pad_id
+        given = {"max_positions": max(PRESETS[preset]().max_positions, self.length)} | given
         rows = Vocabulary.of(tokenizer).rows if "span" in self.mixture.shares else tokenizer.size
-        try:
-            return replace(config, vocabulary=rows, pad_token=pad, **given)
-        except CheckpointError as error:
-            raise UsageError(error.message, "check --layers, --width, --heads, --inner, --max-positions") from None
+        return shaped(preset, tokenizer, given, rows)
 
     @property
     def _preset(self) -> str:

@@ -13,10 +13,14 @@ from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.tag import Tag
 from allmask.tasks.title import Title
+from allmask.tasks.translate import Translate
 
 NAME = "allmask.json"
-TASKS = {"title": Title, "continue": Continuation, "classify": Classify, "choose": Choose, "tag": Tag, "answer": Answer}
-Task = Title | Continuation | Classify | Choose | Tag | Answer
+TASKS = {
+    "title": Title, "translate": Translate, "continue": Continuation, "classify": Classify, "choose": Choose,
+    "tag": Tag, "answer": Answer,
+}  # fmt: skip
+Task = Title | Translate | Continuation | Classify | Choose | Tag | Answer
 
 
 def save_task(task: Task, folder: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _ONE = re.compile(f"[{CHINESE}]|[^{CHINESE}\\W_]+")  # a Chinese character, or a word of anything else
@@ -61,6 +62,33 @@ def score_texts(written: Sequence[str], references: Sequence[str]) -> dict[str, 
         "length": _mean_length(written, chinese),
         "reference_length": _mean_length(references, chinese),
     }
+
+
+def score_translations(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """BLEU and chrF as sacrebleu counts them, upper and lower case apart; see `signatures`."""
+    chinese = is_chinese(references)
+    same = sum(mine.strip() == theirs.strip() for mine, theirs in zip(written, references, strict=True))
+    found = {
+        name: metric.corpus_score(list(written), [list(references)]).score for name, metric in _metrics(chinese).items()
+    }
+    lengths = {"length": _mean_length(written, chinese), "reference_length": _mean_length(references, chinese)}
+    return {**found, "exact": 100 * same / max(1, len(written)), **lengths}
+
+
+def signatures(references: Sequence[str]) -> dict[str, str]:
+    """How these scores were counted, in sacrebleu's words."""
+    made = {}
+    for name, metric in _metrics(is_chinese(references)).items():
+        metric.corpus_score([""], [list(references[:1])])  # it knows how many references there are once it has counted
+        made[name] = str(metric.get_signature())
+    return made
+
+
+def _metrics(chinese: bool) -> dict[str, Any]:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    return {"bleu": BLEU(tokenize="zh" if chinese else "13a"), "chrf": CHRF()}
 
 
 def _mean_length(texts: Sequence[str], chinese: bool) -> float:

@@ -29,7 +29,7 @@ from typing import Any
 
 from allmask.data import Batch
 from allmask.errors import DivergedError
-from allmask.model import Model, load
+from allmask.model import Model
 from allmask.tasks import finetuning
 from allmask.tasks.finetuning import Data
 from allmask.tasks.folders import CHECKSUMS, CONFIG, finished_result, is_finished, made_beside, write_result
@@ -47,7 +47,7 @@ _SPENT = ("checkpoints", "start")  # what a run that goes no further does not ne
 
 def begin(plan: Plan, data: Data, out: Path) -> Plan:
     """Make the folder of the runs, and settle what all have in common."""
-    plan = replace(plan, task=data.task).settled(load(plan.model), data.train)
+    plan = replace(plan, task=data.task).settled(finetuning.first_model(plan, data), data.train)
     with made_beside(out) as folder:
         config = plan.to_dict() | {CHECKSUMS: finetuning.checksums(plan)}
         (folder / CONFIG).write_text(as_yaml(config), encoding="utf-8")

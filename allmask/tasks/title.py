@@ -18,6 +18,7 @@ from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.auxiliary import Auxiliary
+from allmask.tasks.samples import samples
 from allmask.tasks.scores import is_chinese, lead_sentence, rouge, score_texts
 from allmask.tasks.writing import Written, expect_frequencies, pair_writer, tidy, tokenizer_of, write, writer_for
 from allmask.text import Tokenizer, propose_keep_tokens, truncate
@@ -230,17 +231,7 @@ class Judge:
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
         scores = rouge(titles, references, is_chinese(references))
-        return Score(scores["rouge_l"], {"loss": loss, **scores}, self._samples(chosen, titles))
-
-    def _samples(self, records: Sequence[Record], titles: Sequence[str]) -> list[str]:
-        lines = []
-        for record, title in list(zip(records, titles, strict=True))[: self.shown]:
-            lines += [
-                f"  source     {_short(record.fields['source'])}",
-                f"  reference  {_short(record.fields['target'])}",
-            ]
-            lines += [f"  written    {_short(title)}", ""]
-        return lines
+        return Score(scores["rouge_l"], {"loss": loss, **scores}, samples(chosen[: self.shown], titles))
 
 
 def _source(example: Example) -> Example:
@@ -270,8 +261,3 @@ def _start(tokenizer: Tokenizer) -> int:
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [encoded.ids for encoded in tokenizer.encode_batch(list(texts), special=False)]
-
-
-def _short(text: str, limit: int = 100) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,31 @@
+"""The shape of a new model: a preset's, but for what was asked for, with the vocabulary of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allmask.config import PRESETS, Config
+from allmask.errors import CheckpointError, UsageError
+from allmask.text import Tokenizer
+
+HEAD_WIDTH = 64
+
+
+def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: int | None = None) -> Config:
+    """Heads and inner follow from another width unless given, too; both stacks have as many layers.
+
+    `rows` is how many tokens are embedded, where that is more than the tokenizer has.
+    """
+    config, follows = PRESETS[preset](), {}
+    if "width" in given:
+        follows |= {"heads": max(1, given["width"] // HEAD_WIDTH), "inner": 4 * given["width"]}
+    if config.decoder_layers:
+        follows |= {"decoder_layers": given.get("layers", config.decoder_layers)}
+        follows |= {"start_token": tokenizer.start_id, "end_token": tokenizer.end_id}
+    pad = None if config.pad_token is None else tokenizer.pad_id
+    try:
+        return replace(config, vocabulary=rows or tokenizer.size, pad_token=pad, **(follows | given))
+    except CheckpointError as error:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(error.message, f"check {flags}") from None

@@ -1,0 +1,314 @@
+"""Translation: what an encoder–decoder reads and must write, how it is scored, what a new model begins with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+
+from allmask.data import NO_LABEL, Record, pack
+from allmask.decoding import Decoding
+from allmask.errors import CheckpointError, UsageError
+from allmask.model import Model, load
+from allmask.objectives import losses_of
+from allmask.tasks.averaging import mean_model, mean_weights, take_mean
+from allmask.tasks.folders import save_model
+from allmask.tasks.fresh import Fresh
+from allmask.tasks.plan import Plan
+from allmask.tasks.scores import score_translations, signatures
+from allmask.tasks.title import Title
+from allmask.tasks.translate import Translate
+from allmask.text import Tokenizer, train_on
+from allmask.training import Result, Score, runs
+from tests import tiny
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "inner": 32, "vocabulary": 60}
+
+
+def records(rows: list[dict[str, str]]) -> list[Record]:
+    return [Record(row, f"rows:{number}") for number, row in enumerate(rows, 1)]
+
+
+ROWS = records(tiny.english(30))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Fresh(**SMALL).model(ROWS, seed=3).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Model) -> Tokenizer:
+    assert model.tokenizer is not None
+    return model.tokenizer
+
+
+@pytest.fixture(scope="module")
+def task(model: Model) -> Translate:
+    return Translate(max_target=8).fitted(model)
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------
+
+
+def test_an_example_token_by_token(task: Translate, tokenizer: Tokenizer):
+    (example,) = task.examples(tokenizer, records([{"source": "red cat", "target": "cat"}]))
+    source, target = (tokenizer.encode(text, special=False).tokens for text in ("red cat", "cat"))
+    assert tokenizer.tokens(example.ids) == ["<s>", *source, "</s>", "<s>", *target]
+    read, written = len(source) + 2, len(target) + 1
+    assert example.order.tolist() == [0] * read + list(range(1, written + 1))
+    assert example.place is not None and example.place.tolist() == [*range(read), *range(written)]
+    said = [tokenizer.id_to_token(label) for label in example.labels.tolist() if label != NO_LABEL]
+    assert said == [*target, "</s>"] and (example.labels[:read] == NO_LABEL).all()
+
+
+def test_it_fits_any_body(model: Model, tmp_path: Path):
+    assert Translate().fitted(model).mask == "encoder-decoder"
+    bert = load(tiny.bert(tmp_path / "bert", ["lm"]))
+    assert Translate(max_target=8).fitted(bert) == Translate(max_source=48 - 8 - 3, max_target=8, mask="prefix")
+    assert bert.tokenizer is not None
+    rows = records(tiny.english(2))
+    pairs = zip(Translate().examples(bert.tokenizer, rows), Title().examples(bert.tokenizer, rows), strict=True)
+    for mine, title in pairs:
+        assert mine.ids.tolist() == title.ids.tolist() and mine.order.tolist() == title.order.tolist()
+
+
+@pytest.mark.parametrize("values", [{"max_source": 0}, {"best": "rouge"}, {"mask": "both"}, {"truncate": "middle"}])
+def test_what_a_task_cannot_be(values):
+    with pytest.raises(UsageError):
+        Translate(**values)
+
+
+# ---- what is written -------------------------------------------------------------------------------------------
+
+
+def test_written_scores_are_those_of_training(task: Translate, model: Model):
+    """A hypothesis's log-probability is minus its training loss: encoder, decoder and search read the same row."""
+    ((text, best), *_) = next(task.write(model, ["red cat runs."], task.decoding(model, min_new=3, max_new=20)))
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    end = [tokenizer.eos_id] if best.finished else []
+    example = replace(task, max_target=30).examples(tokenizer, records([{"source": "red cat runs.", "target": "x"}]))[0]
+    read = int((example.order == 0).sum())
+    written = [*best.tokens, *end]
+    row = type(example).pair(example.ids[:read], [tokenizer.bos_id, *written[:-1]], written)
+    loss = losses_of(model, pack([row]))["lm"][0].item()
+    assert best.log_probability == pytest.approx(-loss, abs=1e-4)
+    assert text == tokenizer.decode(best.tokens)
+
+
+def test_decoding_defaults(task: Translate, model: Model, tokenizer: Tokenizer):
+    banned = tuple(sorted(tokenizer.special_ids - {tokenizer.eos_id}))
+    assert task.decoding(model, beams=5) == Decoding(end=(tokenizer.eos_id,), banned=banned, max_new=9, beams=5)
+
+
+def test_pieces_that_know_their_spaces_are_left_as_they_are(task: Translate, model: Model, tokenizer: Tokenizer):
+    lines = ["a ( b ) , c", "红 猫 - 跑 !"]
+    spaced = train_on(lines * 3, "bpe", 40)
+    for line in lines:
+        assert task.read_back(spaced, spaced.encode(line, special=False).ids) == line
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------
+
+WRITTEN = ["The cat sat on the mat.", "a dog runs", "It is raining cats and dogs today"]
+GOLD = ["The cat sat on a mat.", "A dog runs", "It is raining cats and dogs today"]
+
+
+def test_scores_are_sacrebleu_s():
+    found = score_translations(WRITTEN, GOLD)
+    assert found["bleu"] == sacrebleu.corpus_bleu(WRITTEN, [GOLD]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(WRITTEN, [GOLD]).score
+    assert found["exact"] == pytest.approx(100 / 3)  # upper and lower case are not the same
+    assert found["length"] == pytest.approx((6 + 3 + 7) / 3)
+
+
+def test_chinese_is_counted_by_characters():
+    written, gold = ["北京欢迎你们"], ["北京欢迎你"]
+    assert score_translations(written, gold)["bleu"] == sacrebleu.corpus_bleu(written, [gold], tokenize="zh").score
+    assert "tok:zh" in signatures(gold)["bleu"] and "tok:13a" in signatures(GOLD)["bleu"]
+
+
+def test_signatures_say_how_it_was_counted():
+    metric = sacrebleu.BLEU()
+    metric.corpus_score(WRITTEN, [GOLD])
+    assert signatures(GOLD)["bleu"] == str(metric.get_signature())
+    assert signatures(GOLD)["chrf"].startswith("nrefs:1|case:mixed|")
+
+
+@pytest.mark.parametrize("best", ["bleu", "loss"])
+def test_a_judge(task: Translate, model: Model, best: str):
+    task, rows = replace(task, best=best), ROWS[:7]
+    score = task.work(model, rows, rows).evaluate(model)
+    assert score is not None and set(score.metrics) == {"loss", "bleu", "chrf"}
+    assert score.value == (score.metrics["bleu"] if best == "bleu" else -score.metrics["loss"])
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    limit = 2 * max(len(tokenizer.encode(row.fields["target"]).ids) - 1 for row in rows)
+    settings = task.decoding(model, max_new=min(9, limit))
+    texts = [best[0][0] for best in task.write(model, [row.fields["source"] for row in rows], settings, batch=3)]
+    assert score.metrics["chrf"] == pytest.approx(task.score(texts, rows)["model"]["chrf"])
+    assert score.samples[2] == f"  written    {texts[0]}"
+    assert task.work(model, rows).evaluate(model) is None
+
+
+# ---- a new model -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_model_is_a_function_of_data_and_seed(model: Model, tokenizer: Tokenizer):
+    again, other = Fresh(**SMALL).model(ROWS, seed=3), Fresh(**SMALL).model(ROWS, seed=4)
+    assert again.tokenizer == tokenizer == other.tokenizer
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    for row in ROWS:  # one vocabulary knows sources and targets
+        for text in row.fields.values():
+            assert tokenizer.unk_id not in tokenizer.encode(text).ids
+    assert (model.config.start_token, model.config.end_token) == (tokenizer.bos_id, tokenizer.eos_id)
+
+
+def test_one_embedding_for_source_target_and_output(model: Model):
+    """Counted by hand: the embedding once, attention 4 (w² + w), feed-forward, norms 2w; a decoder attends twice."""
+    width, inner, tokens = 16, 32, model.config.vocabulary
+    attention, norm = 4 * (width**2 + width), 2 * width
+    feed_forward = 2 * width * inner + width + inner
+    layers = (attention + feed_forward + 2 * norm) + (2 * attention + feed_forward + 3 * norm)
+    assert sum(p.numel() for p in model.parameters()) == tokens * width + layers
+    assert model.config.embedding_scaled and model.config.position_kind == "sinusoidal"
+
+
+def test_another_vocabulary_may_be_given(tmp_path: Path):
+    train_on(["北京欢迎你", "red cat"] * 3, "unigram", 150).save(tmp_path / "tok")
+    made = Fresh("t5-small", str(tmp_path / "tok"), layers=1, width=64, inner=32).model(ROWS, 1)
+    assert made.tokenizer == Tokenizer.load(tmp_path / "tok") and made.config.family == "t5"
+    assert made.config.start_token == made.tokenizer.pad_id and made.config.decoder_layers == 1
+    assert made.config.heads == 1
+
+
+def test_a_single_stack_may_be_trained_as_well(tmp_path: Path):
+    made = Fresh("bert-tiny", layers=1, width=64, vocabulary=60).model(ROWS, 1)
+    assert made.config.decoder_layers == 0 and Translate().fitted(made).mask == "prefix"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"preset": "transfomer-small"}, "did you mean transformer-small"),
+        ({"preset": "gpt2"}, "preset is 'gpt2'"),
+        ({"tokenizer": "tok", "vocabulary": 99}, "its own vocabulary"),
+    ],
+)
+def test_what_a_new_model_cannot_be(values, says: str):
+    with pytest.raises(UsageError, match=says):
+        Fresh(**values)
+
+
+def test_a_shape_that_cannot_be():
+    with pytest.raises(UsageError, match="not a multiple of heads 3"):
+        Fresh(width=16, heads=3, vocabulary=60).model(ROWS, 1)
+
+
+def test_the_settings_of_2017(model: Model):
+    plan = Plan.from_dict({"task": "translate", "data": "d.jsonl", "preset": "transformer-small", **SMALL})
+    made = plan.settled(model, ROWS).settings
+    assert (made.betas, made.epsilon, made.schedule) == ((0.9, 0.98), 1e-9, "inverse-root")
+    assert (made.label_smoothing, made.weight_decay, made.epochs) == (0.1, 0.0, 20.0)
+    assert made.lr == pytest.approx(1 / math.sqrt(16 * 4000)) and made.warmup == 0.1
+    long = replace(plan, settings=replace(plan.settings, steps=100_000)).settled(model, ROWS).settings
+    assert long.warmup == 4000
+    given = {"lr": 0.5, "warmup": 7, "label_smoothing": 0.0, "epochs": 2}
+    kept = Plan.from_dict({"task": "translate", "data": "d", "preset": "transformer-small", **given})
+    asked = kept.settled(model, ROWS).settings
+    assert [getattr(asked, name) for name in given] == list(given.values())
+
+
+def test_a_plan_comes_back(model: Model):
+    told = {"task": "translate", "data": "d.jsonl", "preset": "transformer-small", "average": 4, **SMALL}
+    plan = Plan.from_dict(told).settled(model, ROWS)
+    assert plan.settings.keep == 4 and plan.prune is False
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert not plan.differences(told) and plan.differences({"vocabulary": 61}) == ["vocabulary is 60, not 61"]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"vocabulary": 99, "model": "m"}, "vocabulary: for a new model"),
+        ({"preset": "transformer-small", "model": "m"}, "begins with a model or with a preset"),
+        ({"preset": "transformer-small", "average": 1}, "average is 1"),
+        ({"preset": "transformer-small", "average": 5, "keep": 2}, "mean of 5 checkpoints cannot be taken of 2"),
+        ({"preset": "transformer-small", "crf": True}, "crf: for tag, not for translate"),
+        ({}, "no model was named"),
+    ],
+)
+def test_what_a_plan_cannot_be(values, says: str):
+    with pytest.raises(UsageError, match=says):
+        Plan.from_dict({"task": "translate", "data": "d.jsonl", **values})
+
+
+# ---- means -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(model: Model, task: Translate, tmp_path: Path) -> Path:
+    """Three checkpoints: all weights at 1, 2 and 6 more than at the start."""
+    save_model(model, task, tmp_path / "run" / "start")
+    for step, more in ((1, 1.0), (2, 2.0), (3, 6.0)):
+        weights = {name: tensor + more for name, tensor in model.state_dict().items()}
+        runs.save_state(tmp_path / "run", runs.State(step, weights, {}, {}))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("last", "steps", "more"), [(1, [3], 6.0), (2, [2, 3], 4.0), (3, [1, 2, 3], 3.0)])
+def test_the_mean_of_the_last_checkpoints(run: Path, model: Model, task: Translate, last, steps, more):
+    made, found, taken = mean_model(run, last)
+    assert (found, taken) == (task, steps)
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(made.state_dict()[name], tensor + more, atol=1e-6)
+
+
+def test_a_running_mean_goes_before_the_weights(run: Path, model: Model):
+    name = "body.embedding.tokens.weight"
+    mean = {name: torch.full_like(model.state_dict()[name], 9.0)}
+    runs.save_state(run, runs.State(4, dict(model.state_dict()), {}, {}, mean))
+    assert (mean_weights(run, 1)[1][name] == 9.0).all()
+
+
+def test_means_that_cannot_be_taken(run: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="has 3 checkpoints, not 4"):
+        mean_model(run, 4)
+    file = run / "checkpoints" / "step-00000002" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00\x01")
+    with pytest.raises(CheckpointError, match=r"step-00000002: model\.safetensors is damaged"):
+        mean_model(run)
+    with pytest.raises(CheckpointError, match="no run with checkpoints"):
+        mean_model(tmp_path)
+
+
+class Told:
+    """Work that says what it is told to say of the weights."""
+
+    lengths = (1,)
+
+    def __init__(self, value: float | None):
+        self.value = value
+
+    def batch(self, numbers, epoch):
+        raise AssertionError
+
+    def evaluate(self, model: Model) -> Score | None:
+        return None if self.value is None else Score(self.value, {"bleu": self.value})
+
+
+@pytest.mark.parametrize(("value", "taken"), [(None, True), (11.0, True), (9.0, False)])
+def test_a_mean_is_taken_if_it_is_better(run: Path, model: Model, value: float | None, taken: bool):
+    mine = Fresh(**SMALL).model(ROWS, seed=3)
+    result = Result(3, 3, None if value is None else Score(10.0, {"bleu": 10.0}), 1.0)
+    steps = take_mean(mine, Told(value), result, run, 2)
+    assert list(steps) == ([2, 3] if taken else [])
+    weight = model.state_dict()["body.embedding.tokens.weight"]
+    assert torch.allclose(mine.state_dict()["body.embedding.tokens.weight"], weight + 4.0 * taken, atol=1e-6)
+    assert value is None or (result.best is not None and result.best.value == max(value, 10.0))
