@@ -16,7 +16,6 @@ from __future__ import annotations
 import timing  # first: it sets the number of threads
 
 # isort: split
-import contextlib
 import json
 import random
 import statistics
@@ -33,7 +32,7 @@ from typing import Any
 import numpy as np
 import onnx_int8
 import torch
-from encode import BATCHES, Ids, by_length, in_batches, valid_of
+from encode import BATCHES, Ids, by_length, in_batches, padded
 from texts import documentation, stretches
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -49,7 +48,6 @@ from transformers import Trainer as TheirTrainer
 
 import allmask
 from allmask.data import Record
-from allmask.errors import UsageError
 from allmask.heads import Labels
 from allmask.initialise import initialise
 from allmask.model import Model
@@ -256,11 +254,7 @@ def our_cases(ours: Ours, texts: list[str]) -> dict[str, Case]:
             lambda: hidden_all(classifier.frozen, reading.examples),
         )
 
-    cases = {}
-    for precision in ("fp32", "bf16", "int8"):
-        with contextlib.suppress(UsageError):  # of a precision that is not known
-            cases[f"allmask {precision}"] = case(precision)
-    return cases
+    return {f"allmask {precision}": case(precision) for precision in ("fp32", "bf16", "int8")}
 
 
 def pipelines(folder: Path, texts: list[str]) -> dict[str, Case]:
@@ -323,12 +317,6 @@ def sorted_case(ours: Ours, texts: list[str], first: Callable[[Ids], Tensor]) ->
 
     hidden = make(timing.fastest(make, BATCHES))
     return Case(lambda: ours.model.answers(hidden()).argmax(-1), hidden)
-
-
-def padded(batch: Ids) -> tuple[Tensor, Tensor]:
-    """Ids and a mask of ones and zeros, as wide as the longest."""
-    longest = max(map(len, batch))
-    return torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch]), valid_of(batch).long()
 
 
 # ---- memory --------------------------------------------------------------------------------------------------
