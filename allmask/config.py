@@ -19,14 +19,17 @@ _LIMITS = {
 }
 _MAX_PARAMETERS = 200_000_000_000
 _CHOICES = {
-    "family": ("bert", "gpt2", "transformer", "t5", "xlnet"),
+    "family": ("bert", "gpt2", "transformer", "t5", "xlnet", "lstm", "elmo"),
     "position_kind": ("learned", "sinusoidal", "relative", "shifted", "none"),
     "norm": ("layer", "rms", "batch", "instance"),
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
     "own_mask": ("bidirectional", "causal"),
 }
-_FLAGS = ("embedding_norm", "embedding_scaled", "tied", "biased", "scores_scaled", "gated", "output_scaled")
+_FLAGS = (
+    "embedding_norm", "embedding_scaled", "tied", "biased", "scores_scaled", "gated", "output_scaled",
+    "source_attention", "both_ways",
+)  # fmt: skip
 
 
 def _is_whole(value: object) -> bool:
@@ -39,7 +42,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of one Transformer stack and the variants chosen when it is built."""
+    """The shape of one body and the variants chosen when it is built: a Transformer stack, or two; or recurrences."""
 
     family: str = "bert"
     vocabulary: int = 30522
@@ -74,6 +77,8 @@ class Config:
     buckets: int = 32  # of relative positions, see layers.py
     bucket_distance: int = 128  # all that are further away share a bucket
     clamp: int = 0  # of shifted positions: further away is as far as this; 0: no limit, see distances.py
+    source_attention: bool = True  # a recurrent decoder looks at all states of its source, not at the last ones alone
+    both_ways: bool = True  # a recurrent encoder reads a source from both ends
 
     def __post_init__(self):
         for name, limit in _LIMITS.items():
@@ -108,12 +113,19 @@ class Config:
                 raise CheckpointError(f"config: {name} is {value!r}; expected null or the number of a token")
         if not self.head_width and self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
+        self._check_recurrent()
         if self.position_kind == "shifted" and self.decoder_layers:
             raise CheckpointError("config: an encoder–decoder has no shifted positions")
         if self.parameters() > _MAX_PARAMETERS:
             raise CheckpointError(
                 f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake"
             )
+
+    def _check_recurrent(self) -> None:
+        if self.family in ("lstm", "elmo") and (self.family == "lstm") != bool(self.decoder_layers):
+            raise CheckpointError(f"config: decoder_layers is {self.decoder_layers}; an lstm has some, an elmo none")
+        if self.family == "lstm" and self.both_ways and self.width % 2:
+            raise CheckpointError(f"config: width {self.width} is odd; each way of an encoder has half of it")
 
     def parameters(self) -> int:
         """About how many parameters (matrices only): enough to refuse an absurd file before allocating."""
@@ -127,6 +139,11 @@ class Config:
     def attention_width(self) -> int:
         """Of all heads together."""
         return self.heads * self.head_width if self.head_width else self.width
+
+    @property
+    def features(self) -> int:
+        """How many numbers a task head reads of a token: of an elmo those of all its layers, in both ways."""
+        return 2 * (self.layers + 1) * self.width if self.family == "elmo" else self.width
 
     @property
     def reach(self) -> int:
@@ -261,6 +278,47 @@ def t5_v1_1_large() -> Config:
     return replace(t5_v1_1_small(), width=1024, layers=24, decoder_layers=24, heads=16, inner=2816)
 
 
+def lstm() -> Config:
+    """A recurrent encoder–decoder with additive attention (arXiv 1409.0473), about the size of transformer-base."""
+    return Config(
+        family="lstm",
+        vocabulary=37000,
+        width=1024,
+        layers=2,
+        decoder_layers=2,
+        heads=1,
+        inner=1024,  # of the scores
+        position_kind="none",
+        segments=0,
+        dropout=0.2,
+        embedding_norm=False,
+        embedding_scaled=True,
+        start_token=0,
+    )
+
+
+def lstm_small() -> Config:
+    return replace(lstm(), width=384, inner=384, vocabulary=8000)
+
+
+def lstm_plain() -> Config:
+    """Without attention: a source is what its last states say (arXiv 1409.3215)."""
+    return replace(lstm(), source_attention=False)
+
+
+def lstm_small_plain() -> Config:
+    return replace(lstm_small(), source_attention=False)
+
+
+def elmo_small() -> Config:
+    """Two recurrent language models, one from each end of a text (arXiv 1802.05365)."""
+    return replace(lstm(), family="elmo", vocabulary=30522, width=512, inner=512, decoder_layers=0, dropout=0.1)
+
+
+def elmo_tiny() -> Config:
+    return replace(elmo_small(), width=128, inner=128)
+
+
 def xlnet_base() -> Config:
     """XLNet (arXiv 1906.08237): distances instead of places, another segment instead of a second one, two streams."""
     return Config(
@@ -290,5 +348,6 @@ PRESETS = {
         transformer_small, transformer_base, transformer_big,
         t5_small, t5_base, t5_large, t5_v1_1_small, t5_v1_1_base, t5_v1_1_large,
         xlnet_tiny, xlnet_base, xlnet_large,
+        lstm_small, lstm, lstm_small_plain, lstm_plain, elmo_tiny, elmo_small,
     )
 }  # fmt: skip

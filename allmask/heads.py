@@ -69,14 +69,17 @@ SPAN = Labels("span", ("start", "end"))
 class TaskHead(nn.Module):
     """What a body makes of the asked tokens, (M, W), to a score for each label, (M, labels)."""
 
-    def __init__(self, width: int, labels: int, dropout: float, bias: bool, chain: bool = False):
+    def __init__(
+        self, width: int, labels: int, dropout: float, bias: bool, chain: bool = False, before: nn.Module | None = None
+    ):
         super().__init__()
+        self.before = nn.Identity() if before is None else before
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(width, labels, bias=bias)
         self.chain = Chain(labels) if chain else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(self.dropout(hidden))
+        return self.output(self.dropout(self.before(hidden)))
 
 
 def pool_answers(answers: Tensor, texts: Tensor, how: str) -> Tensor:

@@ -259,6 +259,29 @@ def initialise_t5(module: M, factor: float = 1.0, rng: Generator | None = None) 
     return _start_all(module, draw)
 
 
+def initialise_recurrent(module: M, rng: Generator | None = None) -> M:
+    """As the 2017 Transformer starts, each gate of an LSTM for itself; what goes around in it is a rotation.
+
+    Forget gates begin open (bias 1), so that what was read early is not lost before it is known to matter.
+    """
+
+    def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
+        if isinstance(owner, nn.Embedding):
+            normal(matrix, matrix.shape[1] ** -0.5, rng)
+        elif not isinstance(owner, nn.LSTM):
+            xavier_uniform(matrix, rng)
+        else:
+            fill = orthogonal if matrix is owner.weight_hh_l0 else xavier_uniform
+            for gate in matrix.detach().chunk(4):
+                fill(gate, rng=rng)
+
+    _start_all(module, draw)
+    for part in module.modules():
+        if isinstance(part, nn.LSTM):
+            nn.init.ones_(part.bias_ih_l0[part.hidden_size : 2 * part.hidden_size])
+    return module
+
+
 def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
     for owner_name, owner in module.named_modules():

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from allmask import checkpoints
 from allmask.config import Config
+from allmask.elmo import Elmo, Mix
 from allmask.errors import CheckpointError, UsageError
 from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, whole_text_tokens
-from allmask.initialise import initialise, initialise_t5, initialise_xavier
+from allmask.initialise import initialise, initialise_recurrent, initialise_t5, initialise_xavier
 from allmask.layers import ACTIVATIONS
 from allmask.masks import Mask
+from allmask.recurrent import RecurrentCache, Seq2Seq
 from allmask.text import Tokenizer
 from allmask.transformer import Cache, EncoderDecoder, PairCache, Transformer
 
@@ -35,7 +37,7 @@ class Output:
     hidden: Tensor  # (B, T, W)
     model: Model
     mask: Mask
-    cache: Cache | PairCache | None = None
+    cache: Cache | PairCache | RecurrentCache | None = None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -64,7 +66,7 @@ class Model(nn.Module):
     An encoder–decoder is one as well: its mask says which tokens are the source's and which the target's.
     """
 
-    body: Any  # Transformer or EncoderDecoder
+    body: Any  # Transformer or EncoderDecoder, Seq2Seq or Elmo
 
     def __init__(
         self, config: Config, heads: Iterable[str] = (), tokenizer: Tokenizer | None = None,
@@ -75,7 +77,7 @@ class Model(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.labels = labels
-        self.body = EncoderDecoder(config) if config.decoder_layers else Transformer(config)
+        self.body = _body(config)
         pooled = heads & {"pooler", "nsp"} or (labels is not None and _reads_pooler(config, labels))
         self.pooler = Pooler(config.width) if pooled else None
         self.lm_head = _lm_head(config) if "lm" in heads else None
@@ -92,13 +94,15 @@ class Model(nn.Module):
             return initialise_t5(model, config.init_std, rng)
         if config.family == "transformer":
             return initialise_xavier(model, rng)
+        if config.family in ("lstm", "elmo"):
+            return initialise_recurrent(model, rng)
         if config.family == "xlnet":
             return initialise(model, config.init_std, rng, "normal")
         return initialise(model, config.init_std, rng)
 
     def forward(
         self, ids: Tensor, mask: Mask | None = None, segments: Tensor | None = None, positions: Tensor | None = None,
-        cache: Cache | PairCache | None = None,
+        cache: Cache | PairCache | RecurrentCache | None = None,
     ) -> Output:  # fmt: skip
         """Hidden states of `ids` (B, T) under a mask; None is the family's own, with no padding.
 
@@ -120,6 +124,8 @@ class Model(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) of any hidden states (…, W)."""
+        if hidden.shape[-1] != self.config.width:
+            raise UsageError("an elmo tells tokens in one direction only", "give Mask.causal or Mask.reverse")
         return self.head("lm_head")(hidden, self.body.embedding.tokens.weight)
 
     def asked(self, mask: Mask) -> Tensor:
@@ -279,6 +285,14 @@ def _check_kept(kept: Sequence[int], vocabulary: int) -> None:
         raise UsageError(f"keep_tokens must be ids from 0 to {vocabulary - 1}")
 
 
+def _body(config: Config) -> nn.Module:
+    if config.family == "elmo":
+        return Elmo(config)
+    if config.family == "lstm":
+        return Seq2Seq(config)
+    return EncoderDecoder(config) if config.decoder_layers else Transformer(config)
+
+
 def _lm_head(config: Config) -> nn.Module:
     if config.family == "bert":
         activation = ACTIVATIONS[config.activation]()
@@ -288,7 +302,13 @@ def _lm_head(config: Config) -> nn.Module:
 
 
 def _task_head(config: Config, labels: Labels) -> TaskHead:
-    """As transformers has them: BERT's with dropout (but not for spans) and bias, GPT-2's a plain matrix."""
+    """As transformers has them: BERT's with dropout (but not for spans) and bias, GPT-2's a plain matrix.
+
+    Over the features of an elmo it is like BERT's, and begins with a mix of them.
+    """
+    if config.family == "elmo":
+        mix, chain = Mix(config.layers + 1), labels.kind == "chain"
+        return TaskHead(2 * config.width, len(labels), config.dropout, bias=True, chain=chain, before=mix)
     bert = config.family == "bert"
     dropout = config.dropout if bert and labels.kind != "span" else 0.0
     return TaskHead(config.width, len(labels), dropout, bias=bert, chain=labels.kind == "chain")

@@ -25,6 +25,8 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "layers",
     "initialise",
     "transformer",
+    "recurrent",
+    "elmo",
     "torch_like",
     "chains",
     "heads",

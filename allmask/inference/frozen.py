@@ -55,6 +55,9 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     if precision == "int8" and device.type != "cpu":
         log.warning("int8 is for CPUs; this model is on %s", device.type)
         precision = "auto"
+    if precision == "int8" and model.config.family in ("lstm", "elmo"):
+        log.warning("int8 is for Transformers; this model is computed as with auto")
+        precision = "auto"
     frozen = copy.deepcopy(model).to(_dtype(precision, device)).requires_grad_(False).eval()
     _drop_dropout(frozen)
     if device.type == "cpu":
