@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import allmask
 from allmask import config as configs
 from allmask.attention import Route
 from allmask.audit import audit, our_subject
+from allmask.inference import freeze
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.prover import prove
@@ -197,3 +199,60 @@ def test_sizes_of_2017(make, millions):
     with torch.device("meta"):
         model = EncoderDecoder(make())
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+# ---- as users hold it --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saved_equals_loaded(name, tmp_path):
+    model = model_of(name, torch.float32)
+    model.save(tmp_path / "m")
+    back, mask = allmask.load(tmp_path / "m"), pairs([4, 2], [2, 3])
+    ids = draw_ids(*mask.shape)
+    assert back.config == model.config and back.heads == {"lm"}
+    assert torch.equal(back(ids, mask).logits, model(ids, mask).logits)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fewer_tokens_keep_their_logits_and_the_places_of_their_roles(name):
+    model, mask = model_of(name, torch.float32), pairs([3], [2])
+    kept = [0, 1, 5, 9, 30]
+    small = model.keep_tokens(kept)
+    new = torch.tensor([[2, 3, 1, 0, 4]])
+    old = torch.tensor(kept)[new]
+    assert torch.equal(small(new, mask).logits, model(old, mask).logits[..., kept])
+    assert (small.config.start_token, small.config.end_token) == (0, model.config.end_token)
+    assert small.keep_tokens([1, 2]).config.start_token is None
+
+
+def test_fewer_layers_in_both_stacks():
+    model, mask = model_of("T5"), pairs([3], [2])
+    kept = model.keep_layers(1)
+    assert (kept.config.layers, kept.config.decoder_layers) == (1, 1)
+    seen = []
+    model.body.encoder.layers[0].register_forward_hook(lambda module, read, out: seen.append(out[0]))
+    ids = draw_ids(1, 5)
+    model(ids, mask)
+    torch.testing.assert_close(kept.body.encoder.norm(seen[0]), kept(ids, mask).hidden[:, :3], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["2017", "T5"])
+def test_frozen_for_inference(name):
+    model, mask = model_of(name, torch.float32), pairs([6, 3], [3, 4])
+    ids = draw_ids(*mask.shape)
+    with torch.no_grad():
+        expected, found = model(ids, mask).logits, freeze(model, "fp32")(ids, mask).logits
+    assert (expected - found)[mask.valid].abs().max() <= 1e-4 * float(expected.abs().max())
+
+
+def test_distances_do_not_mind_where_a_target_begins_to_count():
+    model, ids = model_of("T5"), draw_ids(1, 5)
+    is_target = torch.tensor([[False, False, False, True, True]])
+    by_prefix, by_pair = (model(ids, make(is_target)).hidden for make in (Mask.prefix, Mask.encoder_decoder))
+    torch.testing.assert_close(by_prefix, by_pair, atol=1e-12, rtol=0)
+
+
+def test_without_a_target_it_is_an_encoder():
+    model, ids = model_of("2017"), draw_ids(2, 5)
+    assert torch.equal(model(ids).hidden, model(ids, pairs([5, 5], [0, 0])).hidden)
