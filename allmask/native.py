@@ -77,3 +77,13 @@ def _cache_folder() -> Path:
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by somebody else")
     return folder
+
+
+def keep_freed_memory() -> None:
+    """Have the C library reuse what is freed, instead of handing it back and getting it zeroed again, page by page.
+
+    glibc hands back what is unused beyond twice the largest block it ever saw freed; this is the largest it counts.
+    """
+    import torch
+
+    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from allmask import native
 from allmask.attention import Attention
 from allmask.dropout import Dropout
 from allmask.errors import UsageError
@@ -61,7 +62,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     frozen = copy.deepcopy(model).to(_dtype(precision, device)).requires_grad_(False).eval()
     _drop_dropout(frozen)
     if device.type == "cpu":
-        _keep_freed_memory()
+        native.keep_freed_memory()
         _lay_out(frozen, precision, device)
     frozen.register_state_dict_pre_hook(_refuse_saving)
     return frozen
@@ -123,14 +124,6 @@ def _replace(root: nn.Module, kind: type[Kind], make: Callable[[Kind], nn.Module
         for name, child in parent.named_children():
             if type(child) is kind:
                 setattr(parent, name, make(child))
-
-
-def _keep_freed_memory() -> None:
-    """Let the C allocator reuse activations instead of handing them back and having them zeroed again, page by page.
-
-    glibc gives memory back when more than twice its largest freed block is unused; this block is the largest it counts.
-    """
-    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
 
 
 def _refuse_saving(model: nn.Module, *_) -> None:

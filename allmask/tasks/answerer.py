@@ -51,7 +51,7 @@ class Answerer:
 
     model: Model
     task: Answer
-    precision: str = "auto"  # fp32, bf16; auto is the fastest here
+    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where it is quick
 
     def __post_init__(self):
         if self.model.labels is None or self.model.labels.kind != "span":

@@ -129,7 +129,7 @@ class Chooser:
 
     model: Model
     task: Choose
-    precision: str = "auto"  # fp32, bf16; auto is the fastest here
+    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where it is quick
     cut: int = field(default=0, init=False)  # texts so far that were longer than the model reads
 
     def __post_init__(self):

@@ -72,7 +72,7 @@ class Tagger:
 
     model: Model
     task: Tag
-    precision: str = "auto"  # fp32, bf16; auto is the fastest here
+    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where it is quick
 
     def __post_init__(self):
         if self.model.labels is None or self.model.labels.kind not in ("tag", "chain"):

@@ -79,11 +79,3 @@ def clip(model: nn.Module, most: float) -> float:
     if math.isfinite(length) and length + 1e-6 >= most:  # as torch has it, which multiplies by 1 below that
         torch.nn.utils.clip_grads_with_norm_(weights, most, norm)
     return length
-
-
-def keep_freed_memory() -> None:
-    """Have the C library reuse what a step frees, instead of handing it back and getting it zeroed again, page by page.
-
-    glibc hands back what is unused beyond twice the largest block it ever saw freed; this is the largest it counts.
-    """
-    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)

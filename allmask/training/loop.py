@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from allmask import native
 from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
 from allmask.data.planning import Plan
@@ -31,7 +32,7 @@ from allmask.training import runs
 from allmask.training.average import Average
 from allmask.training.board import Board
 from allmask.training.distributed import Alone, Crew, launched
-from allmask.training.gradients import clip, embedding_gradient, keep_freed_memory
+from allmask.training.gradients import clip, embedding_gradient
 from allmask.training.optimiser import adamw
 from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
@@ -149,7 +150,7 @@ class Trainer:
         self.dtype = resolve_precision(self.settings.precision)
         self.peak = measured_peak(self.dtype, self.device)
         if self.device == "cpu":
-            keep_freed_memory()
+            native.keep_freed_memory()
 
     # ---- the order of the data -----------------------------------------------------------------------------
 
