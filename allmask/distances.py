@@ -170,19 +170,20 @@ class ByDistance(nn.Module):
 
     def forward(self, q: Tensor, route: Route, relations: Relations) -> tuple[Tensor, Bias]:
         """q (B, Q, H, D)"""
-        towards = (q + self.position_bias) * self.scale
-        # Of the same segment as all others or of another: only the difference matters to a softmax
-        apart = ((q + self.segment_bias) * self.scale * (self.segment[1] - self.segment[0])).sum(-1, keepdim=True)
-        waves = relations.waves.to(q.dtype)
+        content, places, kinds = (q + x.to(q.dtype) for x in (self.content_bias, self.position_bias, self.segment_bias))
+        towards, position, waves = places * self.scale, self.position.to(q.dtype), relations.waves.to(q.dtype)
+        # Of the same segment or of another: only the difference matters to a softmax
+        other = (self.segment[1] - self.segment[0]).to(q.dtype)
+        apart = (kinds * other).sum(-1, keepdim=True) * self.scale  # (B, Q, H, 1)
         if _few(q, waves):
-            towards = torch.einsum("bqhd,hdw->bqhw", towards, self.position)
+            towards = torch.einsum("bqhd,hdw->bqhw", towards, position)
         else:
-            waves = torch.einsum("rw,hdw->rhd", waves, self.position)
+            waves = torch.einsum("rw,hdw->rhd", waves, position)
         if relations.whole:
-            return q + self.content_bias, _added(towards, apart, waves, relations.pieces[0])
+            return content, _added(towards, apart, waves, relations.pieces[0])
         pairs = zip(route.blocks, relations.pieces, strict=True)
         added = (_added(_rows(block, towards), _rows(block, apart), waves, piece) for block, piece in pairs)
-        return q + self.content_bias, tuple(added)
+        return content, tuple(added)
 
 
 def _few(q: Tensor, waves: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""XLNet equals transformers': both streams, padding, memory, segments; and it keeps the mask's promises."""
+"""XLNet equals transformers': both streams, padding, memory, segments, gradients; folders, sizes, filled blanks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 import allmask
-from allmask.attention import Route
-from allmask.audit import audit, our_subject
 from allmask.checkpoints.xlnet import XLNET
 from allmask.config import PRESETS
-from allmask.distances import ByDistance, Distances, shift
+from allmask.decoding import fill
 from allmask.errors import CheckpointError
+from allmask.inference.memory import following, perplexity, surprisals
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import Cache
+from tests.test_distances import TINY, both_streams
 
 SIZES = {"vocab_size": 60, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 48, "initializer_range": 0.2}
 KINDS = {
@@ -30,7 +30,6 @@ KINDS = {
     "untied": {"tie_word_embeddings": False},
     "one way, clamped": {"attn_type": "uni", "clamp_len": 2, "layer_norm_eps": 1e-5},
 }
-TINY = replace(PRESETS["xlnet-tiny"](), vocabulary=50, width=16, heads=2, inner=32, layers=3, max_positions=32)
 
 
 def theirs_of(changes=None, kind=XLNetLMHeadModel):
@@ -88,15 +87,6 @@ def test_hidden_states_of_the_body_alone(tmp_path):
         expected = theirs(ids, attention_mask=valid.long(), token_type_ids=segments).last_hidden_state
         found = ours(ids, Mask.bidirectional(valid), segments).hidden
     assert ours.heads == frozenset() and (found - expected)[valid].abs().max() <= 1e-5
-
-
-def both_streams(model, ids, mask, segments=None, asked=None, cache=None):
-    """What the content stream says, and what the query stream says at the places asked for (all)."""
-    told = {} if segments is None else {"segments": segments}
-    content, cache = model.body.step(ids, mask, Cache() if cache is None else cache, **told)
-    asked = torch.arange(ids.shape[1]) if asked is None else asked
-    told = {} if segments is None else {"segments": segments[:, asked]}
-    return content, model.body.peek(torch.zeros_like(ids[:, asked]), mask[:, asked], cache, **told), cache
 
 
 def perm_mask_of(mask):
@@ -165,12 +155,6 @@ def test_gradients(folders):
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def after(mask, cache):
-    """The mask of what comes next: all that is remembered is older, and places go on."""
-    last = cache.mask
-    return replace(mask, order=mask.order + last.order.max() + 1, place=mask.place + last.place.max() + 1)
-
-
 @pytest.mark.parametrize("kind", ["plain", "one way, clamped"])
 def test_memory_of_earlier_segments(kind, tmp_path):
     """Their `mems` are a cache whose tokens are all older; the second and third segments read what came before."""
@@ -183,7 +167,7 @@ def test_memory_of_earlier_segments(kind, tmp_path):
         valid = torch.ones_like(ids, dtype=torch.bool)
         mask = Mask.permutation(rank) if kind == "plain" else Mask.causal(valid)
         told = {"perm_mask": perm_mask_of(mask)} if kind == "plain" else {}
-        mask = mask if cache.mask is None else after(mask, cache)
+        mask = following(cache, mask)
         with torch.no_grad():
             mapped = theirs(ids, mems=mems, target_mapping=torch.eye(6).expand(2, -1, -1), **told, use_mems=True)
             expected = theirs(ids, mems=mems, **told, use_mems=True)
@@ -206,7 +190,7 @@ def test_the_same_length_of_memory_for_all_is_a_window(tmp_path):
         mems = theirs(first, use_mems=True).mems
         _, cache = ours.body.step(first, Mask.causal(valid), Cache())
         theirs.transformer.same_length = True
-        mask = replace(after(Mask.causal(valid[:, :4]), cache), window=6)
+        mask = replace(following(cache, Mask.causal(valid[:, :4])), window=6)
         cache = replace(cache, mask=replace(cache.mask, window=6))
         assert (ours(second, mask, cache=cache).logits - theirs(second, mems=mems).logits).abs().max() <= 1e-5
 
@@ -289,136 +273,6 @@ def test_settings_that_cannot_be(change, words, tmp_path):
     assert words in f"{told.value.message} {told.value.hint}"
 
 
-# ---- promises ----------------------------------------------------------------------------------------------
-
-
-def model_of(**changes):
-    torch.manual_seed(0)
-    model = Model(replace(TINY, **changes), ["lm"]).double().eval()
-    for parameter in model.parameters():  # large weights: dependence must show above rounding
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.permutations(range(6)))
-def test_the_content_stream_depends_on_what_the_mask_shows(rank):
-    mask = Mask.permutation(torch.tensor([rank]))
-    found = audit(our_subject(model_of()), mask, torch.Generator().manual_seed(0))
-    assert found.holds and torch.equal(found.depends, mask.visible()[0])
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.permutations(range(6)))
-def test_the_query_stream_depends_on_what_is_older_and_never_on_itself(rank):
-    model, ids = model_of(), torch.arange(6)[None] + 3
-    mask = Mask.permutation(torch.tensor([rank]))
-    _, query, _ = both_streams(model, ids, mask)
-    embedding = model.body.embedding.tokens.weight
-    rows = []
-    for place in range(6):
-        (gradient,) = torch.autograd.grad(query[0, place, 0], embedding, retain_graph=True)
-        rows.append((gradient[ids[0]] != 0).any(-1))
-    assert torch.equal(torch.stack(rows), mask.visible(strict=True)[0])
-
-
-def lengths_to_mask(lengths, kind, rng):
-    longest = max(lengths)
-    valid = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    rank = torch.stack([torch.randperm(longest, generator=rng) for _ in lengths])
-    if kind == "permutation":
-        return Mask.permutation(rank, valid)
-    return Mask.prefix((torch.arange(longest) >= 2).expand_as(valid), valid) if kind == "prefix" else Mask.causal(valid)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    st.sampled_from(["permutation", "prefix", "causal"]),
-    st.integers(0, 99),
-)
-def test_packed_equals_padded_equals_one_by_one(lengths, kind, seed):
-    rng = torch.Generator().manual_seed(seed)
-    model, mask = model_of(clamp=4 * (seed % 2)), lengths_to_mask(lengths, kind, rng)
-    ids = torch.randint(0, 50, mask.shape, generator=rng)
-    segments = torch.randint(0, 3, mask.shape, generator=rng)
-    padded = model(ids, mask, segments).hidden
-    cut = [(slice(row, row + 1), slice(0, length)) for row, length in enumerate(lengths)]
-    alone = [model(ids[where], mask[where], segments[where]).hidden[0] for where in cut]
-    for (row, tokens), states in zip(cut, alone, strict=True):
-        torch.testing.assert_close(padded[row, tokens][0], states, atol=1e-10, rtol=0)
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
-    joined = replace(Mask.cat([mask[where] for where in cut]), group=document)
-    row, kinds = (torch.cat([x[where] for where in cut], dim=1) for x in (ids, segments))
-    torch.testing.assert_close(model(row, joined, kinds).hidden[0], torch.cat(alone), atol=1e-10, rtol=0)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.permutations(range(8)), st.integers(1, 7), st.integers(0, 99), st.booleans())
-def test_cached_equals_full_for_both_streams(rank, cut, seed, branched):
-    """Tokens are read by their order, so places come in any order; the rest one by one or at once."""
-    rng = torch.Generator().manual_seed(seed)
-    model, by_order = model_of(), torch.tensor(rank).argsort()
-    whole = Mask.permutation(torch.tensor([rank, rank]))
-    ids, segments = (torch.randint(0, n, (2, 8), generator=rng) for n in (50, 3))
-    content, query, _ = both_streams(model, ids, whole, segments)
-    mask, ids, segments = whole[:, by_order], ids[:, by_order], segments[:, by_order]
-    first = slice(0, cut)
-    if branched:
-        hidden, cache = model.body.read(ids[:, first], mask[:, first], segments[:, first])
-        cache = cache.select(torch.tensor([0, 1]))
-    else:
-        hidden, cache = model.body.step(ids[:, first], mask[:, first], Cache(), segments=segments[:, first])
-    torch.testing.assert_close(hidden, content[:, by_order][:, first], atol=1e-10, rtol=0)
-    for place in range(cut, 8):
-        one = slice(place, place + 1)
-        asked = model.body.peek(ids[:, one], mask[:, one], cache, segments=segments[:, one])
-        torch.testing.assert_close(asked, query[:, by_order][:, one], atol=1e-10, rtol=0)
-        hidden, cache = model.body.step(ids[:, one], mask[:, one], cache, segments=segments[:, one])
-        torch.testing.assert_close(hidden, content[:, by_order][:, one], atol=1e-10, rtol=0)
-
-
-def test_hidden_states_at_some_positions_and_attention_weights():
-    model, rng = model_of(), torch.Generator().manual_seed(0)
-    ids, segments = (torch.randint(0, n, (1, 9), generator=rng) for n in (50, 3))
-    mask = Mask.causal(torch.ones(1, 9, dtype=torch.bool))
-    where = torch.rand(1, 9, generator=rng) < 0.5
-    expected = model(ids, mask, segments).hidden[where]
-    torch.testing.assert_close(model.body.at(where, ids, mask, segments), expected, atol=1e-10, rtol=0)
-    for weights in model.body.weights(ids, mask, segments=segments):
-        assert bool((weights[0].sum(-1) - 1).abs().max() < 1e-9) and bool((weights[0] > 0).eq(mask.visible()).all())
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(-3, 3))
-def test_the_shift_takes_each_distance_to_its_pair(queries, keys, offset):
-    """Scores that are the distance itself, from the longest, which no pair has."""
-    places, others = torch.arange(queries) + offset, torch.arange(keys)
-    away = places[:, None] - others
-    scores = torch.arange(int(away.max()) + 1, int(away.min()) - 1, -1).expand(queries, -1)
-    assert torch.equal(shift(scores, keys), away)
-
-
-@pytest.mark.parametrize("queries", [1, 60])
-def test_waves_come_to_queries_or_queries_to_waves(queries):
-    """By what is less work; the formula is the same, written out here for each pair."""
-    torch.manual_seed(0)
-    relate = ByDistance(16, 2, 8).double()
-    for parameter in relate.parameters():
-        torch.nn.init.normal_(parameter)
-    q, keys = torch.randn(1, queries, 2, 8).double(), Mask.causal(torch.ones(1, 70, dtype=torch.bool))
-    route = Route.find(replace(keys[:, -queries:], order=keys.order[:, -queries:] + 100), keys)
-    with torch.no_grad():
-        _, bias = relate(q, route, Distances(16)(route))
-    i, j = queries // 2, 33
-    away = float(route.queries.place[0, i] - j)
-    angle = away * 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
-    wave = torch.cat([angle.sin(), angle.cos()])
-    for head in range(2):
-        expected = (q[0, i, head] + relate.position_bias[head]) @ relate.position[head] @ wave * 8**-0.5
-        assert float(bias[0, head, i, j]) == pytest.approx(float(expected.detach()), abs=1e-5)
-
-
 # ---- sizes and beginnings ----------------------------------------------------------------------------------
 
 
@@ -442,3 +296,44 @@ def test_fresh_weights_have_the_sizes_of_transformers():
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert float(found[name].std()) == pytest.approx(float(tensor.std()), rel=0.25, abs=1e-6), name
+
+
+# ---- long texts --------------------------------------------------------------------------------------------
+
+
+def test_long_texts_in_segments_surprise_as_transformers_says(folders):
+    """With a memory of 5 tokens, in segments of 4; theirs keeps hidden states, from which it makes the same keys."""
+    theirs, ours = folders
+    ids, mems, expected = draw_ids(1, 15)[0], None, []
+    for row in ids[None].split(4, dim=1):
+        tokens = row.shape[1]
+        told = {"perm_mask": torch.ones(tokens, tokens).triu()[None], "target_mapping": torch.eye(tokens)[None]}
+        with torch.no_grad():
+            out = theirs(row, mems=mems, use_mems=True, **told)
+        mems = [mem[-5:] for mem in out.mems]
+        expected.append(-out.logits.log_softmax(-1).gather(-1, row[..., None])[0, :, 0])
+    found = surprisals(ours, ids, length=4, memory=5)
+    torch.testing.assert_close(found, torch.cat(expected)[1:], atol=1e-5, rtol=0)
+    assert perplexity(ours, ids, 4, 5) == pytest.approx(float(found.double().mean().exp()), rel=1e-5)
+
+
+# ---- writing -----------------------------------------------------------------------------------------------
+
+
+def test_blanks_are_filled_in_any_order_as_the_two_streams_say(folders):
+    """Greedily, each the likeliest by transformers' `perm_mask` and `target_mapping` of what is known by then."""
+    theirs, ours = folders
+    row, order = [7, None, 9, None, None, 4, 3], [4, 1, 3]
+    [(filled, hypothesis)] = fill(ours, row, order)
+    known, total = list(row), 0.0
+    for number, place in enumerate(order):
+        ids = torch.tensor([[0 if token is None else token for token in known]])
+        when = torch.tensor([[order.index(p) + 1 if p in order else 0 for p in range(7)]])
+        seen = Mask.permutation(when).visible() & ~(torch.eye(7, dtype=torch.bool) & (when > 0)[..., None])
+        target = torch.nn.functional.one_hot(torch.tensor([[place]]), 7).float()
+        with torch.no_grad():
+            scores = theirs(ids, perm_mask=(~seen).float(), target_mapping=target).logits[0, 0].log_softmax(-1)
+        known[place] = int(scores.argmax())
+        total += float(scores.max())
+        assert hypothesis.tokens[number] == known[place]
+    assert filled == known and hypothesis.log_probability == pytest.approx(total, abs=1e-4)

@@ -54,7 +54,8 @@ def writer_for(
         precision = "int8" if _has_compiled(model) else "bf16" if computes_bf16(device) else "fp32"
     reading = ("bf16" if computes_bf16(device) else "fp32") if precision == "int8" else precision
     slow = MaskWriter(freeze(model, reading), mask, segments)
-    if device.type != "cpu" or not model.body.tokenwise:
+    compares = model.config.position_kind in ("relative", "shifted")  # how far tokens stand from each other
+    if device.type != "cpu" or compares or not model.body.tokenwise:
         return slow
     engine = _engine(model, precision)
     if precision == "int8" and isinstance(engine, compiled.CompiledEngine):

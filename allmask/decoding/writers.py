@@ -35,7 +35,7 @@ class MaskWriter:
         self.segments = ((0, 1) if model.config.segments > 1 else (0, 0)) if segments is None else segments
 
     def room(self, prompt: Sequence[int]) -> int:
-        return self.model.config.max_positions - len(prompt) + 1  # the last token is written, never read
+        return self.model.config.reach - len(prompt) + 1  # the last token is written, never read
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, BranchedCache]:
         for number, prompt in enumerate(prompts):
@@ -152,7 +152,7 @@ class FillWriter:
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Filling]:
         for number, prompt in enumerate(prompts):
-            _check_row(prompt, number, self.model.config.max_positions)
+            _check_row(prompt, number, self.model.config.reach)
         places = _fit([_places_to_fill(prompt) for prompt in prompts])
         known = [[token for token in prompt if token >= 0] for prompt in prompts]
         ids, valid = padded_prompts(known, self.model)
@@ -223,6 +223,8 @@ def _fit(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _mask_token(model: Model) -> int:
+    if model.body.embedding.question is not None:
+        return 0  # the model has a vector for what is unknown, and does not look at the token
     token = None if model.tokenizer is None else model.tokenizer.mask_id
     if token is None:
         raise UsageError("this model's tokenizer has no [MASK] to ask with", "pass query=, a token id")

@@ -14,6 +14,8 @@ from allmask.objectives.objective import Samples, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
+CLOSING = 2  # the segment of XLNet's <cls>
+
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
@@ -55,7 +57,8 @@ class Permutation:
             labels, query = np.where(guessed, text.values, NO_LABEL), self.vocabulary.id_of("mask")
         else:
             labels, query = _of_the_next(text, order, guessed), None
-        return pack_flat(text.lengths, text.values, order, np.zeros_like(order), labels, self.name, query)
+        segments = np.where(text.values == self.vocabulary.closing, CLOSING, 0)
+        return pack_flat(text.lengths, text.values, order, segments, labels, self.name, query)
 
     def order(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         """When each token becomes known, 0 for special ones, and which are guessed: some, but none before all else."""

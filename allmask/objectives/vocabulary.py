@@ -26,6 +26,7 @@ class Vocabulary:
     continues: np.ndarray  # (rows,) goes on with the word before it
     sentinels: np.ndarray
     pad: int | None = None
+    closing: int | None = None  # behind the end: XLNet's <cls>
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
@@ -44,7 +45,7 @@ class Vocabulary:
             continues[id] = not special[id] and goes_on(piece)
         hides = ids.get("<extra_id_0>") if tokenizer.mask_id is None else tokenizer.mask_id
         marks = tokenizer.begin_id, tokenizer.end_id, hides
-        return cls(size, *marks, special, continues, np.array(sentinels), tokenizer.pad_id)
+        return cls(size, *marks, special, continues, np.array(sentinels), tokenizer.pad_id, tokenizer.closing_id)
 
     @property
     def start(self) -> int | None:
@@ -62,11 +63,12 @@ class Vocabulary:
         return np.flatnonzero(~self.special)
 
     def framed(self, *parts: Ragged) -> Ragged:
-        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the special tokens that there are."""
+        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the special tokens that there are; a <sep> <cls> for XLNet."""
         rows = len(parts[0].lengths)
+        closing = [] if self.closing is None else [Ragged.constant(self.closing, rows)]
         begin = [] if self.begin is None else [Ragged.constant(self.begin, rows)]
         ends = [] if self.end is None else [Ragged.constant(self.end, rows)]
-        return Ragged.join(*begin, *(piece for part in parts for piece in (part, *ends)))
+        return Ragged.join(*begin, *(piece for part in parts for piece in (part, *ends)), *closing)
 
     def id_of(self, role: str) -> int:
         """The id of a role that was needed, and so is there."""

@@ -1,4 +1,4 @@
-"""The tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2's, plain BPE, T5's unigram.
+"""The tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2's, plain BPE, unigrams.
 
 Each function takes a vocabulary and gives the whole pipeline of the `tokenizers` library: how text is cleaned, cut into
 words, cut into pieces, framed by special tokens and put together again.
@@ -16,6 +16,8 @@ BERT_SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]",
 GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one token for all, as the reference has it
 PLAIN_SPECIALS = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 T5_SPECIALS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+XLNET_SPECIALS = PLAIN_SPECIALS | {"cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+XLNET_OTHERS = ("<eop>", "<eod>")  # the end of a paragraph, of a document
 SENTINEL, SENTINELS = "<extra_id_{}>", 100  # T5's, which stand for hidden runs of tokens
 
 Merges = list[tuple[str, str]]
@@ -86,6 +88,34 @@ def unigram(
     together = [decoders.ByteFallback(), decoders.Fuse(), plain]
     backend.decoder = decoders.Sequence(together) if byte_fallback else plain
     _frame(backend, after=specials["eos"])
+    return backend
+
+
+def xlnet_unigram(
+    pieces: Sequence[tuple[str, float]],
+    specials: dict[str, str],
+    *,
+    charsmap: bytes | None = None,
+    lowercase: bool = False,
+    keep_accents: bool = False,
+) -> Backend:
+    """XLNet: a unigram that forgets accents and doubled quotes, and frames a text by <sep> and <cls> behind it."""
+    unknown = [piece for piece, _ in pieces].index(specials["unk"])
+    backend = Backend(models.Unigram(list(pieces), unknown, False))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
+    steps += [normalizers.Lowercase()] if lowercase else []
+    steps += [normalizers.Precompiled(charsmap)] if charsmap else []
+    backend.normalizer = normalizers.Sequence(steps)
+    words = pre_tokenizers.WhitespaceSplit()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(prepend_scheme="always")])
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    sep, cls = specials["sep"], specials["cls"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0 {cls}:2",
+        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
+        special_tokens=[(piece, backend.token_to_id(piece)) for piece in (sep, cls)],
+    )
     return backend
 
 

@@ -1,7 +1,7 @@
 """From a folder or a file to a running tokenizer, with the settings that lie beside it honoured.
 
-What is read: tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2), or spiece.model (T5); and beside
-them, when present, tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+What is read: tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2), or spiece.model (T5, XLNet); and
+beside them, when present, tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from allmask.errors import CheckpointError
 from allmask.text import pipelines
 from allmask.text.files import check_ids, read_json, read_merges, read_vocab_json, read_vocab_txt
-from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES, T5_SPECIALS
-from allmask.text.sentencepiece import USER_DEFINED, read_pieces
+from allmask.text.pipelines import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES, T5_SPECIALS, XLNET_SPECIALS
+from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
 
 Specials = dict[str, str]  # role -> piece, for the roles that exist
 Settings = dict[str, Any]
@@ -31,6 +31,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")  # 
 _BERT_LIKE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "PreTrainedTokenizer")
 _GPT2_LIKE = ("GPT2Tokenizer", "PreTrainedTokenizer")
 _T5_LIKE = ("T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer")
+_XLNET_LIKE = ("XLNetTokenizer",)
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _DAMAGED = "the file may be damaged: copy it again"
 _PROBE = "A probe, 试一试: é ñ 1 \U0001f600"
@@ -160,20 +161,46 @@ def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
 
 
 def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    _expect_class(path, settings, _T5_LIKE)
+    _expect_class(path, settings, (*_T5_LIKE, *_XLNET_LIKE))
     found = read_pieces(path)
+    if _is_xlnet(settings, found):
+        return _read_xlnet(path, settings, found)
     specials = dict(T5_SPECIALS) | _declared(settings)
     pieces = found.pieces + _sentinels(settings, {piece for piece, _ in found.pieces})
-    for role in ("pad", "eos", "unk"):
+    _expect_pieces(path, pieces, specials, ("pad", "eos", "unk"))
+    options = {"prefix_space": found.prefix_space, "trims": found.trims, "byte_fallback": found.bytes}
+    backend = guard(path, lambda: pipelines.unigram(pieces, specials, charsmap=found.charsmap, **options))
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in found.of_kind(USER_DEFINED)])
+    backend.add_special_tokens([piece for piece, _ in pieces if _SENTINEL.fullmatch(piece)])
+    return backend, specials
+
+
+def _expect_pieces(path: Path, pieces: list[tuple[str, float]], specials: Specials, roles: tuple[str, ...]) -> None:
+    for role in roles:
         if specials[role] not in {piece for piece, _ in pieces}:
             raise CheckpointError(
                 f"{path}: no piece is {specials[role]} (the {role} token)",
                 "other names for special tokens go into tokenizer_config.json",
             )
-    options = {"prefix_space": found.prefix_space, "trims": found.trims, "byte_fallback": found.bytes}
-    backend = guard(path, lambda: pipelines.unigram(pieces, specials, charsmap=found.charsmap, **options))
-    backend.add_tokens([AddedToken(piece, normalized=False) for piece in found.of_kind(USER_DEFINED)])
-    backend.add_special_tokens([piece for piece, _ in pieces if _SENTINEL.fullmatch(piece)])
+
+
+def _is_xlnet(settings: Settings, found: Pieces) -> bool:
+    """By its class, or, where nothing tells of one, by the pieces that frame its texts."""
+    named = settings.get("tokenizer_class")
+    marks = {XLNET_SPECIALS["sep"], XLNET_SPECIALS["cls"]}
+    return (named is None and marks <= {piece for piece, _ in found.pieces}) or str(named).startswith(_XLNET_LIKE)
+
+
+def _read_xlnet(path: Path, settings: Settings, found: Pieces) -> tuple[Backend, Specials]:
+    specials = dict(XLNET_SPECIALS) | _declared(settings)
+    _expect_pieces(path, found.pieces, specials, ("pad", "unk", "cls", "sep"))
+    options = {
+        "lowercase": bool(_flag(settings, "do_lower_case", False)),
+        "keep_accents": bool(_flag(settings, "keep_accents", False)),
+    }
+    backend = guard(path, lambda: pipelines.xlnet_unigram(found.pieces, specials, charsmap=found.charsmap, **options))
+    known = [piece for piece in pipelines.XLNET_OTHERS if backend.token_to_id(piece) is not None]
+    backend.add_special_tokens([AddedToken(specials["mask"], lstrip=True, normalized=False), *known])
     return backend, specials
 
 
@@ -243,7 +270,7 @@ def _follow_bert_settings(backend: Backend, settings: Settings) -> None:
 def _usual_names(backend: Backend) -> Specials:
     """The names special tokens usually have, for a tokenizer.json that comes alone."""
     vocabulary = backend.get_vocab(with_added_tokens=True).keys()
-    families = (BERT_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS)
+    families = (BERT_SPECIALS, XLNET_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS)
     return next((dict(family) for family in families if vocabulary >= set(family.values())), {})
 
 

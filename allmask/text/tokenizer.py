@@ -38,7 +38,7 @@ class Encoded:
 
     @property
     def segments(self) -> list[int]:
-        """0 for the first text and its special tokens, 1 for the second."""
+        """0 for the first text and its special tokens, 1 for the second; 2 for the <cls> that closes XLNet's."""
         return self.raw.type_ids
 
     @property
@@ -139,13 +139,21 @@ class Tokenizer:
 
     @property
     def begin_id(self) -> int | None:
-        """What a text begins with: [CLS], or what stands for it."""
+        """What a text begins with: [CLS], or what stands for it. Nothing, where [CLS] closes a text instead."""
+        if self.closing_id is not None:
+            return None
         return self.bos_id if self.cls_id is None else self.cls_id
 
     @property
     def end_id(self) -> int | None:
         """What a text ends with: [SEP], or what stands for it."""
         return self.eos_id if self.sep_id is None else self.sep_id
+
+    @property
+    def closing_id(self) -> int | None:
+        """What stands behind the end of a text: XLNet's <cls>, nothing elsewhere."""
+        frame = self.backend.encode("").ids
+        return self.cls_id if len(frame) > 1 and frame[-1] == self.cls_id != frame[0] else None
 
     @property
     def start_id(self) -> int | None:

@@ -32,6 +32,8 @@ def write(backend: Backend, specials: dict[str, str], folder: Path) -> None:
         _write(folder / "merges.txt", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in parts["model"]["merges"]))
     else:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if "cls" in specials and _framing(parts)[-1:] == [specials["cls"]]:
+        settings["padding_side"] = "left"  # as XLNet pads, whose last token stands for a text
     _write(folder / "tokenizer_config.json", json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
     _write(folder / "tokenizer.json", backend.to_str(pretty=True) + "\n")
 

@@ -93,7 +93,8 @@ class Copied:
         whole = Whole(model, crew)
         self.save, self.load, self.weights = whole.save, whole.load, whole.weights
         # A head that a batch does not ask for has no gradient, and must have none: AdamW then leaves it alone
-        idle = bool(model.heads - {"lm"})
+        # the same of an XLNet's segments, where there is one only, and of its vector for what is unknown
+        idle = bool(model.heads - {"lm"}) or model.config.family == "xlnet"
         self.inner = DistributedDataParallel(
             _Inside(model), forward_sync_buffers=False, find_unused_parameters=idle, gradient_as_bucket_view=True
         )
