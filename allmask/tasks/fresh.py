@@ -25,7 +25,7 @@ from allmask.training.schedule import noam
 from allmask.training.settings import Settings
 
 WARMUP, SHARE = 4000, 0.1  # steps of the warm-up; in a short run, this share of it
-KNOWN = tuple(name for name, make in PRESETS.items() if make().decoder_layers or make().segments > 1)
+KNOWN = tuple(name for name, make in PRESETS.items() if make().decoder_layers or make().family == "bert")
 USUAL = {  # settings, where none are given
     "epochs": 20.0,
     "schedule": "inverse-root",

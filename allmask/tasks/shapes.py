@@ -13,13 +13,14 @@ HEAD_WIDTH = 64
 
 
 def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: int | None = None) -> Config:
-    """Heads and inner follow from another width unless given, too; both stacks have as many layers.
+    """Heads and inner follow from another width, as they do in the preset; both stacks have as many layers.
 
     `rows` is how many tokens are embedded, where that is more than the tokenizer has.
     """
     config, follows = PRESETS[preset](), {}
     if "width" in given:
-        follows |= {"heads": max(1, given["width"] // HEAD_WIDTH), "inner": 4 * given["width"]}
+        heads = max(1, given["width"] // HEAD_WIDTH) if config.heads > 1 else 1
+        follows |= {"heads": heads, "inner": max(1, given["width"] * config.inner // config.width)}
     if config.decoder_layers:
         follows |= {"decoder_layers": given.get("layers", config.decoder_layers)}
         follows |= {"start_token": tokenizer.start_id, "end_token": tokenizer.end_id}

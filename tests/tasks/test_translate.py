@@ -15,6 +15,7 @@ from allmask.decoding import Decoding
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
 from allmask.objectives import losses_of
+from allmask.pipelines import pipeline
 from allmask.tasks.averaging import mean_model, mean_weights, take_mean
 from allmask.tasks.folders import save_model
 from allmask.tasks.fresh import Fresh
@@ -23,7 +24,7 @@ from allmask.tasks.scores import score_translations, signatures
 from allmask.tasks.title import Title
 from allmask.tasks.translate import Translate
 from allmask.text import Tokenizer, train_on
-from allmask.training import Result, Score, runs
+from allmask.training import Result, Score, Settings, mean_loss, runs, train
 from tests import tiny
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "inner": 32, "vocabulary": 60}
@@ -247,6 +248,26 @@ def test_a_plan_comes_back(model: Model):
 def test_what_a_plan_cannot_be(values, says: str):
     with pytest.raises(UsageError, match=says):
         Plan.from_dict({"task": "translate", "data": "d.jsonl", **values})
+
+
+@pytest.mark.parametrize(
+    "preset", ["transformer-small", "t5-small", "t5-v1.1-small", "lstm-small", "lstm-small-plain", "bert-tiny"]
+)
+def test_every_body_learns_and_comes_back(preset: str, tmp_path: Path):
+    """Some steps, the loss falls; saved, loaded, it writes the same, one by one or together."""
+    made = Fresh(preset, layers=1, width=32, heads=2 if preset[0] != "l" else None, vocabulary=60).model(ROWS, seed=1)
+    task = Translate(max_target=10).fitted(made)
+    work = task.work(made, ROWS)
+    settings = Settings(steps=12, lr=1e-2, warmup=0.0, batch_tokens=600, precision="fp32", dropout=0.0)
+    before = mean_loss(made, [work.batch(range(30), 0)])
+    train(made, work, settings, tmp_path / "run", quiet=True)
+    assert mean_loss(made, [work.batch(range(30), 0)]) < 0.8 * before
+    save_model(made, task, tmp_path / "model")
+    write = pipeline("translate", tmp_path / "model", "fp32")
+    sources = [row.fields["source"] for row in ROWS[:4]]
+    written = write(sources, beams=2)
+    assert written == [write(source, beams=2) for source in sources]
+    assert written == [best[0][0] for best in task.write(made.eval(), sources, task.decoding(made, beams=2))]
 
 
 # ---- means -----------------------------------------------------------------------------------------------------
