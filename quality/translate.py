@@ -1,0 +1,361 @@
+"""How good are translators that are trained from nothing? A Transformer, LSTMs, and transformers' Marian of that size.
+
+    python quality/translate.py DATA --minutes 40 --out quality-runs/translate     # DATA: train, dev and test.jsonl
+    python quality/translate.py DATA --systems transformer-small,marian --minutes 5
+
+All systems see the same batches of the same pieces in the same order, with the same rate, smoothing and dropout's
+own default, for as many minutes of training (evaluations and checkpoints not counted), and keep the weights with the
+best BLEU on the first records of dev. The table is scored on test.jsonl with 5 beams. What is finished stands in
+results.jsonl and is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allmask.data import Batch, Example, Record, plan_epoch
+from allmask.model import Model
+from allmask.tasks.averaging import take_mean
+from allmask.tasks.folders import save_model
+from allmask.tasks.fresh import USUAL, Fresh
+from allmask.tasks.scores import score_translations, signatures
+from allmask.tasks.title import TitleWork
+from allmask.tasks.translate import JUDGED, Translate
+from allmask.tasks.writing import tokenizer_of
+from allmask.text import Tokenizer
+from allmask.training import Paused, Score, Settings, resolve_precision, runs, train
+from allmask.training.schedule import SCHEDULES, noam
+
+MARIAN = "marian"
+SYSTEMS = ("transformer-small", "lstm-small", "lstm-small-plain", MARIAN)
+ENDLESS = 1_000_000  # steps: minutes end a run
+AVERAGED = 5
+Curve = list[tuple[int, float, Any]]  # steps, minutes of training, BLEU on dev
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a system reached, and how."""
+
+    system: str
+    parameters: int
+    steps: int
+    minutes: float
+    scores: dict[str, float]
+    curve: Curve = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Data:
+    train: list[Record]
+    dev: list[Record]
+    test: list[Record]
+
+    @classmethod
+    def read(cls, folder: Path, limit: int | None) -> Data:
+        rows = Translate().rows
+        parts = [rows.read(folder / f"{name}.jsonl")[:limit] for name in ("train", "dev", "test")]
+        return cls(*parts)
+
+    def scores(self, written: Sequence[str]) -> dict[str, float]:
+        return score_translations(written, [record.fields["target"] for record in self.test])
+
+
+# ---- ours ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Timed:
+    """Work that ends when its minutes are over; only those of training count."""
+
+    work: TitleWork
+    run: Path
+    minutes: float
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return self.work.lengths
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return self.work.batch(numbers, epoch)
+
+    def evaluate(self, model: Model) -> Score | None:
+        score = self.work.evaluate(model)
+        assert score is not None
+        return replace(score, pause=curve_of(self.run)[-1][1] >= self.minutes)
+
+
+def curve_of(run: Path) -> Curve:
+    """Steps, minutes, and BLEU where it was judged; the last entry is the last step, judged or not."""
+    seconds, curve, step = 0.0, [], 0
+    for line in runs.read_metrics(run):
+        if "eval_bleu" in line:
+            curve.append((line["step"], seconds / 60, line["eval_bleu"]))
+        else:
+            step, seconds = line["step"], seconds + line["tokens"] / max(line["speed"], 1e-9)
+    return [*curve, (step, seconds / 60, None)]
+
+
+def ours(name: str, data: Data, args: argparse.Namespace) -> list[Row]:
+    """Train for the minutes; then the best weights, and the mean of the last checkpoints if it is better."""
+    run = Path(args.out) / name
+    model = Fresh(name, vocabulary=args.vocabulary).model(data.train, args.seed)
+    task = Translate().fitted(model)
+    timed = Timed(task.work(model, data.train, data.dev), run, args.minutes)
+    how = settings(model, args)
+    with suppress(Paused):
+        train(model, timed, how, run, resume=bool(runs.checkpoints(run)))
+    *curve, (done, spent, _) = curve_of(run)
+    result = train(model, timed.work, replace(how, steps=done), run, resume=True, quiet=True)  # takes the best weights
+    size = sum(p.numel() for p in model.parameters())
+    found = [Row(name, size, done, spent, data.scores(_translations(task, model, data.test, args)), curve)]
+    if take_mean(model, timed.work, result, run, AVERAGED):
+        written = _translations(task, model, data.test, args)
+        found.append(Row(f"{name}, mean of {AVERAGED} checkpoints", size, done, spent, data.scores(written)))
+    save_model(model, task, run / "final")
+    return found
+
+
+def _translations(task: Translate, model: Model, records: Sequence[Record], args: argparse.Namespace) -> list[str]:
+    how = task.decoding(model, beams=args.beams, length_penalty=args.length_penalty, max_new=args.max_new)
+    return [best[0][0] for best in task.write(model.eval(), [record.fields["source"] for record in records], how)]
+
+
+def settings(model: Model, args: argparse.Namespace) -> Settings:
+    """Those of `allmask train`, with a warm-up in steps, as nobody knows how many there will be."""
+    rate = args.lr or noam(3999, model.config.width)
+    return Settings(
+        **USUAL, steps=ENDLESS, lr=rate, warmup=args.warmup, batch_tokens=args.batch_tokens,
+        eval_every=args.eval_every, seed=args.seed, keep=AVERAGED, precision=args.precision,
+    )  # fmt: skip
+
+
+# ---- Marian --------------------------------------------------------------------------------------------------
+
+
+def marian(data: Data, args: argparse.Namespace) -> list[Row]:
+    """transformers' encoder–decoder of the same shape, over the same pieces."""
+    from transformers import GenerationConfig, MarianMTModel
+
+    like = Fresh("transformer-small", vocabulary=args.vocabulary).model(data.train, args.seed)
+    task, tokenizer = Translate().fitted(like), tokenizer_of(like)
+    torch.manual_seed(args.seed)
+    model = MarianMTModel(marian_config(like))
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    examples = task.examples(tokenizer, data.train)
+    peer = Peer(model, task, tokenizer, settings(like, args), args)
+    steps, spent, curve = peer.learn(examples, data.dev[:JUDGED])
+    written = peer.write([record.fields["source"] for record in data.test], args.beams, args.max_new)
+    size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return [Row("Marian (transformers)", size, steps, spent, data.scores(written), curve)]
+
+
+def marian_config(like: Model) -> Any:
+    from transformers import MarianConfig
+
+    shape, tokenizer = like.config, tokenizer_of(like)
+    stacks = {
+        f"{stack}_{name}": value
+        for stack, layers in (("encoder", shape.layers), ("decoder", shape.decoder_layers))
+        for name, value in (("layers", layers), ("attention_heads", shape.heads), ("ffn_dim", shape.inner))
+    }
+    tokens = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.begin_id}
+    return MarianConfig(
+        vocab_size=shape.vocabulary, d_model=shape.width, dropout=shape.dropout, attention_dropout=0.0,
+        activation_dropout=0.0, activation_function="relu", scale_embedding=True, max_position_embeddings=512,
+        decoder_start_token_id=tokenizer.start_id, forced_eos_token_id=None, **stacks, **tokens,
+    )  # fmt: skip
+
+
+@dataclass
+class Peer:
+    """The usual loop around a model of transformers."""
+
+    model: Any
+    task: Translate
+    tokenizer: Tokenizer
+    how: Settings
+    args: argparse.Namespace
+
+    def learn(self, examples: Sequence[Example], dev: Sequence[Record]) -> tuple[int, float, Curve]:
+        """Steps, minutes and the curve; the best weights are left in the model."""
+        optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=self.how.lr, betas=self.how.betas, eps=self.how.epsilon, weight_decay=0.0,
+            fused=True,
+        )  # fmt: skip
+        seconds, step, best, kept = 0.0, 0, -1.0, {}
+        curve: Curve = []
+        for numbers in batches_of([len(example) for example in examples], self.how):
+            began = time.monotonic()
+            loss = self.step([examples[number] for number in numbers], optimiser, step)
+            seconds, step = seconds + time.monotonic() - began, step + 1
+            if step % self.how.eval_every == 0:
+                bleu = self.judge(dev)
+                curve.append((step, seconds / 60, bleu))
+                print(f"marian: step {step} loss {loss:.3f} bleu {bleu:.2f} {seconds / 60:.1f} min", flush=True)
+                if bleu > best:
+                    best, kept = bleu, {name: value.clone() for name, value in self.model.state_dict().items()}
+                if seconds >= 60 * self.args.minutes:
+                    break
+        self.model.load_state_dict(kept)
+        return step, seconds / 60, curve
+
+    def step(self, examples: Sequence[Example], optimiser: torch.optim.Optimizer, step: int) -> float:
+        for group in optimiser.param_groups:
+            group["lr"] = self.how.lr * SCHEDULES[self.how.schedule](step, ENDLESS, int(self.how.warmup))
+        self.model.train()
+        torch.manual_seed(step)
+        inputs, labels = padded(examples, self.model.config.pad_token_id)
+        with autocast(self.how.precision):
+            logits = self.model(**inputs).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), label_smoothing=self.how.label_smoothing
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.how.clip)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def judge(self, dev: Sequence[Record]) -> float:
+        written = self.write([record.fields["source"] for record in dev], 1, self.args.max_new)
+        return score_translations(written, [record.fields["target"] for record in dev])["bleu"]
+
+    @torch.no_grad()
+    def write(self, sources: Sequence[str], beams: int, max_new: int) -> list[str]:
+        self.model.eval()
+        written = []
+        prompts = self.task.prompts(self.tokenizer, sources)
+        for start in range(0, len(prompts), 32):
+            ids, seen = rows(prompts[start : start + 32], self.model.config.pad_token_id)
+            found = self.model.generate(
+                input_ids=ids, attention_mask=seen, num_beams=beams, do_sample=False, max_new_tokens=max_new,
+                length_penalty=self.args.length_penalty,
+            )  # fmt: skip
+            written += [self.tokenizer.decode(row) for row in found.tolist()]
+        return written
+
+
+def batches_of(lengths: Sequence[int], how: Settings) -> Iterator[list[int]]:
+    """The batches that our own runs see, for ever."""
+    epoch = 0
+    while True:
+        yield from plan_epoch(lengths, how.batch_tokens, how.seed, epoch)
+        epoch += 1
+
+
+def padded(examples: Sequence[Example], pad: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What encoder and decoder read, and what is to be predicted, -100 where nothing is."""
+    parts = [(example.ids[example.order == 0], example.order > 0, example) for example in examples]
+    ids, seen = rows([source.tolist() for source, _, _ in parts], pad)
+    targets, read = rows([example.ids[there].tolist() for _, there, example in parts], pad)
+    labels, _ = rows([example.labels[there].tolist() for _, there, example in parts], -100)
+    inputs = {"input_ids": ids, "attention_mask": seen, "decoder_input_ids": targets, "decoder_attention_mask": read}
+    return inputs, labels
+
+
+def rows(lists: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S, K) numbers, and 1 where they are real."""
+    longest = max(map(len, lists))
+    ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in lists])
+    return ids, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in lists])
+
+
+@contextmanager
+def autocast(precision: str) -> Iterator[None]:
+    dtype = resolve_precision(precision)
+    with torch.autocast("cpu", dtype, dtype != torch.float32):
+        yield
+
+
+# ---- what is told --------------------------------------------------------------------------------------------
+
+
+def table(found: Sequence[Row]) -> str:
+    names = ("system", "parameters", "steps", "minutes", "BLEU", "chrF", "length")
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for row in found:
+        scores = (f"{row.scores[name]:.1f}" for name in ("bleu", "chrf", "length"))
+        told = (row.system, f"{row.parameters / 1e6:.1f}M", f"{row.steps:,}", f"{row.minutes:.1f}", *scores)
+        lines.append("| " + " | ".join(told) + " |")
+    return "\n".join(lines)
+
+
+def plot(found: Sequence[Row], path: Path) -> None:
+    """BLEU on dev by step, and by minute of training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for row in (row for row in found if row.curve):
+        steps, minutes, bleu = zip(*row.curve, strict=True)
+        axes[0].plot(steps, bleu, label=row.system)
+        axes[1].plot(minutes, bleu, label=row.system)
+    axes[0].set(xlabel="step", ylabel=f"BLEU, greedy, {JUDGED} held-out records")
+    axes[1].set(xlabel="minutes of training")
+    axes[1].legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def load_rows(file: Path) -> list[Row]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Row(**{**json.loads(line), "curve": [tuple(p) for p in json.loads(line)["curve"]]}) for line in lines]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = _arguments(words)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    data, results = Data.read(args.data, args.limit), out / "results.jsonl"
+    print(f"{len(data.train):,} to learn from, {len(data.dev):,} held out, {len(data.test):,} to judge by")
+    done = Counter(row.system.split(",")[0].split(" ")[0].lower() for row in load_rows(results))
+    for name in args.systems.split(","):
+        if done[name]:
+            continue
+        made = marian(data, args) if name == MARIAN else ours(name, data, args)
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
+    found = load_rows(results)
+    text = table(found) + "\n" + "\n".join(signatures([record.fields["target"] for record in data.test]).values())
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    plot(found, out / "learning.png")
+    print(text)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a folder with train.jsonl, dev.jsonl and test.jsonl")
+    parser.add_argument("--out", default="quality-runs/translate")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--minutes", type=float, default=40.0, help="of training, for each system")
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--lr", type=float, help="[default: by the width, as allmask train has it]")
+    parser.add_argument("--warmup", type=int, default=1000, help="steps")
+    parser.add_argument("--eval-every", type=int, default=100)
+    parser.add_argument("--beams", type=int, default=5)
+    parser.add_argument("--length-penalty", type=float, default=1.0)
+    parser.add_argument("--max-new", type=int, default=100)
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
+    parser.add_argument("--limit", type=int, help="records of each file")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    main()
