@@ -16,11 +16,11 @@ from allmask import checkpoints
 from allmask.config import Config
 from allmask.elmo import Elmo, Mix
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, whole_text_tokens
+from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, pool_answers, whole_text_tokens
 from allmask.initialise import initialise, initialise_recurrent, initialise_t5, initialise_xavier
 from allmask.layers import ACTIVATIONS
 from allmask.masks import Mask
-from allmask.recurrent import RecurrentCache, Seq2Seq
+from allmask.recurrent import RecurrentCache, Seq2Seq, texts_in
 from allmask.text import Tokenizer
 from allmask.transformer import Cache, EncoderDecoder, PairCache, Transformer
 
@@ -57,7 +57,11 @@ class Output:
     @cached_property
     def answers(self) -> Tensor:
         """(texts, labels), from the task head, text by text as they stand in the rows."""
-        return self.model.answers(self.hidden[self.model.asked(self.mask)])
+        where = self.model.asked(self.mask)
+        answers = self.model.answers(self.hidden[where])
+        if not self.model.reads_all:
+            return answers
+        return pool_answers(answers, texts_in(self.mask)[0][where], "mean")
 
 
 class Model(nn.Module):
@@ -131,11 +135,16 @@ class Model(nn.Module):
     def asked(self, mask: Mask) -> Tensor:
         """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right.
 
-        A head that is asked of tokens reads all of them.
+        A head that is asked of tokens reads all of them, and so does one over an elmo, where none stands for the rest.
         """
-        if self.labels is not None and self.labels.of_tokens:
+        if self.reads_all or (self.labels is not None and self.labels.of_tokens):
             return mask.valid
         return whole_text_tokens(mask)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether what is said of a text is the mean of what is said of its tokens."""
+        return self.config.family == "elmo" and self.labels is not None and not self.labels.of_tokens
 
     def answers(self, hidden: Tensor) -> Tensor:
         """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads those of texts off its pooler."""

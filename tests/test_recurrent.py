@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import allmask
 from allmask import config as configs
@@ -25,6 +26,7 @@ from allmask.model import Model
 from allmask.objectives import losses_of
 from allmask.recurrent import AdditiveAttention, NoAttention, flipped
 from allmask.training import Score, Settings, train
+from allmask.training.peak import operations
 from allmask.transformer import Cache
 
 SMALL = {"vocabulary": 50, "width": 12, "inner": 10, "layers": 2, "decoder_layers": 3}
@@ -477,3 +479,13 @@ def test_twins_have_about_the_same_size():
 
     assert size("lstm") == pytest.approx(size("transformer-base"), rel=0.1)
     assert size("lstm-small") == pytest.approx(size("transformer-small"), rel=0.1)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_products_of_a_step_are_those_that_torch_counts(name):
+    """In double precision, where it counts them; nothing flows back to the zeros that recurrences begin with."""
+    model = model_of(replace(PAIRS[name], width=64, inner=48))
+    batch = pack([Example.pair(range(10, 30), range(20), range(1, 21)) for _ in range(4)])
+    with FlopCounterMode(display=False) as counter:
+        losses_of(model, batch)["lm"][0].backward()
+    assert operations(model.config, batch) == pytest.approx(counter.get_total_flops(), rel=0.02)

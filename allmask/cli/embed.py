@@ -177,12 +177,12 @@ def _windows(embedder: Embedder, source: _Source, quiet: bool) -> Iterator[tuple
 
 def _write(embedder: Embedder, source: _Source, out: str, quiet: bool) -> None:
     count = 0
-    with _output(out, embedder.model.config.width) as put:
+    with _output(out, embedder.model.config.features) as put:
         for records, vectors in _windows(embedder, source, quiet):
             put(records, vectors)
             count += len(records)
     if out != "-" and not quiet:
-        note(f"{out}: {count:,} × {embedder.model.config.width}")
+        note(f"{out}: {count:,} × {embedder.model.config.features}")
 
 
 @contextmanager

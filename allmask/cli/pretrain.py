@@ -42,6 +42,7 @@ EXAMPLES = """
     allmask tokenizer train corpus/*.txt --size 8000 --out tok/
     allmask pretrain --objective mlm --data corpus/ --tokenizer tok/ --preset bert-small --out runs/a
     allmask pretrain --objective mlm:0.5,causal:0.5 --data a.txt b.jsonl.gz --tokenizer tok/ --out runs/both
+    allmask pretrain --objective causal,reverse --data corpus/ --tokenizer tok/ --preset elmo-tiny --out runs/elmo
     allmask pretrain --objective causal --data 文集/ --tokenizer tok/ --preset gpt2 --layers 6 --out runs/zh
     allmask pretrain --objective mlm,nsp --data corpus/ --from minilm --steps 2000 --out runs/more
     allmask pretrain --resume --out runs/a

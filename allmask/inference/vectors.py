@@ -44,7 +44,7 @@ def embed_ids(
     if pool not in POOLS:
         raise UsageError(f"pool is {pool!r}; expected one of {', '.join(POOLS)}")
     device = model.body.embedding.tokens.weight.device
-    vectors = torch.zeros(len(ids), model.config.width, device=device)
+    vectors = torch.zeros(len(ids), model.config.features, device=device)
     done = sum(len(text) == 0 for text in ids)
     with torch.inference_mode():
         for numbers in _rows(ids, batch_tokens):

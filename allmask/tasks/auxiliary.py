@@ -40,6 +40,8 @@ class Auxiliary:
         """None without a weight: then nothing is computed, and nothing drawn."""
         if not weight:
             return None
+        if model.config.family == "elmo":
+            raise UsageError("an elmo that learns a task learns no language beside it", "leave --lm-weight out")
         if model.config.own_mask == "causal":
             return cls(weight, seed, None)
         return cls(weight, seed, Mlm(Vocabulary.of(tokenizer_of(model))))

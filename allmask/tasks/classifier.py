@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allmask.data import Example, pack
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import Labels
+from allmask.heads import Labels, pool_answers
 from allmask.inference import freeze
 from allmask.model import Model
 from allmask.tasks.reading import Reading, Text
@@ -122,13 +122,16 @@ def _answered(model: Model, hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-    """Hidden states (n, W) of the token of each example that stands for it; those of about one length share a row."""
-    hidden = torch.empty(len(examples), model.config.width)
+    """Hidden states (n, W) of the token of each example that stands for it, or the mean of all that do.
+
+    Examples of about one length share a row.
+    """
+    hidden = torch.empty(len(examples), model.config.features)
     for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
         asked = model.asked(batch.mask)
         found = model.body.at(asked, batch.ids, batch.mask, batch.segments)
-        hidden[torch.tensor(numbers)[batch.mask.group[asked]]] = found.float()
+        hidden[torch.tensor(numbers)] = pool_answers(found.float(), batch.mask.group[asked], "mean")
     return hidden
 
 

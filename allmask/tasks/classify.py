@@ -162,7 +162,7 @@ class ClassifyWork:
         rows, of = self.reading.rows(numbers)
 
         def ask(where: Tensor, row: Tensor) -> Asked:
-            parts = len(rows) > len(texts)
+            parts = len(row) > len(texts)
             gold = self.gold[texts if parts else texts[of[row]]]
             weights = None if self.weights is None else self.weights[gold]
             return Asked(where, gold, weights, "classify", of[row] if parts else None, self.pool)

@@ -56,7 +56,7 @@ class Embedder:
         if isinstance(texts, str):
             return self._window([texts])[0]
         rows = list(self.stream(texts))
-        return np.concatenate(rows) if rows else np.zeros((0, self.model.config.width), dtype=np.float32)
+        return np.concatenate(rows) if rows else np.zeros((0, self.model.config.features), dtype=np.float32)
 
     def stream(self, texts: Iterable[str], window: int = WINDOW) -> Iterator[np.ndarray]:
         """(up to `window`, W) at a time, in the order of the texts, with no more than these in memory."""

@@ -50,6 +50,7 @@ class Reading:
     starts: np.ndarray  # where the rows of each text begin, and the end
     cut: int = 0  # texts that are not read as a whole
     features: Tensor | None = None  # (rows, W): what a body that does not learn makes of each
+    all_tokens: bool = False  # what is said of a row is the mean of what is said of its tokens
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -94,7 +95,7 @@ def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length
         cut += not whole
         examples += [_example(config, [*begin, *kept[0]], between, end, kept[1:]) for kept in made]
         starts.append(len(examples))
-    return Reading(examples, np.array(starts), cut)
+    return Reading(examples, np.array(starts), cut, all_tokens=config.family == "elmo")
 
 
 def asking(
@@ -104,7 +105,7 @@ def asking(
     examples = [reading.examples[row] for row in rows]
     same = auxiliary is not None and auxiliary.hide is None  # one reading serves both: no token sees its successor
     batch = pack([_predicting(example) for example in examples]) if same else reading.batch(examples)
-    where = whole_text_tokens(batch.mask)
+    where = batch.mask.valid if reading.all_tokens else whole_text_tokens(batch.mask)
     row = batch.mask.group[where]
     batch = replace(batch, asked=ask(where, row), hidden=reading.hidden(rows[row]))
     if auxiliary is None:

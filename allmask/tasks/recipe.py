@@ -141,6 +141,8 @@ class Recipe:
         if self.mixture.pairs != bool(config.decoder_layers):
             told = "an encoder–decoder" if self.mixture.pairs else "a single stack"
             raise UsageError(f"{self.mixture} is for {told}", "take another model, or another --objective")
+        if config.family == "elmo" and self.mixture.shares.keys() != {"causal", "reverse"}:
+            raise UsageError(f"an elmo does not learn {self.mixture}", "its objective is causal,reverse: one each way")
         if "nsp" in self.mixture.heads and config.family != "bert":
             raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
         if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:

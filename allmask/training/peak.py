@@ -46,6 +46,8 @@ def operations(config: Config, batch: Batch) -> int:
     tokens, asked = batch.tokens, batch.targets
     if batch.query is not None:  # the query stream is a second row, of the places asked for
         tokens += asked
+    if config.family in ("lstm", "elmo"):
+        return TRAINING * (_recurrences(config, batch) + asked * 2 * config.width * config.vocabulary)
     if config.decoder_layers:
         return TRAINING * (_two_stacks(config, batch) + asked * 2 * config.width * config.vocabulary)
     attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
@@ -66,6 +68,25 @@ def _two_stacks(config: Config, batch: Batch) -> int:
     fed = config.layers * sources + (config.decoder_layers - 1) * targets + batch.targets
     matrices = 3 if config.gated else 2
     return config.layers * encoder + config.decoder_layers * decoder + fed * matrices * 2 * config.width * config.inner
+
+
+def _recurrences(config: Config, batch: Batch) -> int:
+    """The same of LSTMs, each of which has four gates that see its input and its state."""
+    width, gates = config.width, 8 * config.width
+    if config.family == "elmo":
+        return batch.tokens * config.layers * gates * 2 * width * (1 if batch.asked is None else 2)
+    is_source = sources_in(batch.mask)[0]
+    sources, targets = int(is_source.sum()), int((~is_source).sum())
+    encoder = sources * config.layers * gates * (width * 3 // 2 if config.both_ways else 2 * width)
+    begun = len(batch.mask.group.unique()) * config.decoder_layers * 4 * width**2
+    heard = width * (2 if config.source_attention else 1)
+    decoder = targets * gates * (2 * width + (config.decoder_layers - 1) * (heard + width))
+    if not config.source_attention:
+        return encoder + begun + decoder
+    within = visible_pairs(batch.mask[:, is_source]) + visible_pairs(batch.mask[:, ~is_source])
+    seen = visible_pairs(batch.mask) - within
+    scores = 2 * width * config.inner * (sources + targets) + 2 * (config.inner + width) * seen
+    return encoder + begun + decoder + scores + targets * 2 * heard * width
 
 
 def visible_pairs(mask: Mask) -> int:
