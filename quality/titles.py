@@ -50,8 +50,8 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     work = task.work(model, data.train, data.dev)
     run = Path(args.out) / name
     began = time.monotonic()
-    for mask, how in lessons(args, name):
-        examples = replace(task, mask=mask).examples(tokenizer_of(model), data.quotes)
+    for mask, quotes, how in lessons(args, name, data):
+        examples = replace(task, mask=mask).examples(tokenizer_of(model), quotes)
         train(model, TitleWork(examples), how, run / f"quoting-{how.seed}")
     result = train(model, work, settings(args), run / "titles")
     minutes = (time.monotonic() - began) / 60
@@ -77,8 +77,8 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     model.config.eos_token_id = tokenizer.sep_token_id
     began = time.monotonic()
     steps = 0
-    for _, how in lessons(args, "two-berts"):
-        steps += _learn(model, tokenizer, task, data.quotes, replace(how, lr=args.peer_lr or how.lr))
+    for _, quotes, how in lessons(args, "two-berts", data):
+        steps += _learn(model, tokenizer, task, quotes, replace(how, lr=args.peer_lr or how.lr))
     note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
     how = replace(settings(args), lr=args.peer_lr or args.lr)
     steps += _learn(model, tokenizer, task, data.train, how, note if data.dev else None)
@@ -153,7 +153,8 @@ def _write(model, tokenizer, task: Title, sources: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Data:
-    quotes: list[Record]
+    quotes: list[Record]  # any sentence of a text
+    telling: list[Record]  # one that tells much of it
     train: list[Record]
     dev: list[Record]
     test: list[Record]
@@ -178,16 +179,17 @@ def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> li
     return [batch for epoch in range(MOST_EPOCHS) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)]
 
 
-def lessons(args: argparse.Namespace, mask: str) -> list[tuple[str, Settings]]:
-    """Quoting (allmask/tasks/quoting.py) before titles, if asked for: from left to right, then under the mask."""
+def lessons(args: argparse.Namespace, mask: str, data: Data) -> list[tuple[str, list[Record], Settings]]:
+    """Quoting (allmask/tasks/quoting.py) before titles, if asked for: any sentence, from left to right, as that is
+    learnt fastest; then those that tell most, under the mask itself."""
 
     def lesson(steps: int, schedule: str, seed: int) -> Settings:
         how = {"eval_every": steps, "save_every": steps, "schedule": schedule, "seed": seed, "keep": 1}
         return Settings(steps=steps, lr=args.quote_lr, warmup=0.05, batch_tokens=args.batch_tokens, dropout=0.0, **how)
 
     first, second = args.naive_quotes, args.quote_steps
-    made = [("naive", lesson(first, "constant", args.seed))] if first else []
-    return [*made, (mask, lesson(second, "linear", args.seed + 1))] if second else made
+    made = [("naive", data.quotes, lesson(first, "constant", args.seed))] if first else []
+    return [*made, (mask, data.telling, lesson(second, "linear", args.seed + 1))] if second else made
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -202,10 +204,9 @@ def read(folder: Path, task: Title, limit: int, more: list[Record]) -> Data:
     train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
     held = task.read(dev)[:200] if dev.exists() else train[: len(train) // 20]
     train = train if dev.exists() else train[len(train) // 20 :]
-    rng = random.Random(1)
     texts = [*train * QUOTED, *more]
-    quotes = quotations(texts, task.max_source, rng)
-    return Data(quotes, train, held, task.read(folder / "test.jsonl")[:limit])
+    quotes, told = (quotations(texts, task.max_source, random.Random(1), telling) for telling in (False, True))
+    return Data(quotes, told, train, held, task.read(folder / "test.jsonl")[:limit])
 
 
 def read_texts(file: Path) -> list[Record]:
@@ -251,10 +252,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument(
-        "--naive-quotes", type=int, default=0, help="steps of quoting from left to right, before all else, for all"
+        "--naive-quotes", type=int, default=0, help="steps of quoting, from left to right, before all else, for all"
     )
     parser.add_argument(
-        "--quote-steps", type=int, default=0, help="steps of quoting before the titles, for all systems"
+        "--quote-steps", type=int, default=0, help="steps of quoting what tells most, before the titles, for all"
     )
     parser.add_argument(
         "--quote-from", type=Path, nargs="*", default=[], help="jsonl files of more texts to quote from, untitled"

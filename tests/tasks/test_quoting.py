@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record
-from allmask.tasks.quoting import quotations, sentences
+from allmask.tasks.quoting import most_telling, quotations, sentences
 
 
 def test_sentences_of_a_text():
@@ -34,6 +34,21 @@ def test_what_is_cut_off_is_not_quoted():
     text = "One two three four. " * 30
     assert sum(len(part.split()) for part in sentences(text, 12)) == 8  # twelve tokens are about eight words
     assert "".join(sentences("白切鸡。" * 30, 10)) == "白切鸡。白切鸡。"  # a stop counts as a word
+
+
+def test_the_most_telling_sentences_share_most_with_the_rest():
+    text = "We like tea. The mask decides who reads whom. A mask is an order. It is late."
+    tea, decides, order, late = sentences(text, 100)
+    # shared with the rest: nothing; "mask"; "mask" and "is"; "is". Of four sentences two are a third, rounded up.
+    assert most_telling([tea, decides, order, late], text) == [order, decides]
+    assert most_telling(["早安啊。", "蒸白切鸡，", "白切鸡，"], "早安啊。蒸白切鸡，白切鸡，") == ["蒸白切鸡，"]
+    assert most_telling([], "") == []
+
+
+def test_telling_quotations_are_quotations():
+    records = [Record({"source": "We like tea. The mask is an order. A mask is a value.", "target": "t"}, "a:1")] * 20
+    made = quotations(records, 64, random.Random(0), telling=True)
+    assert {record.fields["target"] for record in made} == {"The mask is an order."}
 
 
 def test_each_record_once_with_its_own_words():
