@@ -26,7 +26,7 @@ def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: in
         follows |= {"start_token": tokenizer.start_id, "end_token": tokenizer.end_id}
     pad = None if config.pad_token is None else tokenizer.pad_id
     try:
-        return replace(config, vocabulary=rows or tokenizer.size, pad_token=pad, **(follows | given))
+        return replace(config, vocabulary=rows or tokenizer.size, pad_token=pad, **{**follows, **given})
     except CheckpointError as error:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(error.message, f"check {flags}") from None

@@ -68,7 +68,8 @@ class Title:
                 f"a target of {self.max_target} tokens leaves no room in {model.config.max_positions} positions",
                 "choose a smaller --max-target",
             )
-        return self if self.max_source <= room else replace(self, max_source=room)
+        mask = "prefix" if self.mask == PAIR else self.mask  # told by the settings of another body
+        return replace(self, max_source=min(self.max_source, room), mask=mask)
 
     # ---- reading -------------------------------------------------------------------------------------------
 

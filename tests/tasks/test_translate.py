@@ -71,6 +71,8 @@ def test_it_fits_any_body(model: Model, tmp_path: Path):
     assert Translate().fitted(model).mask == "encoder-decoder"
     bert = load(tiny.bert(tmp_path / "bert", ["lm"]))
     assert Translate(max_target=8).fitted(bert) == Translate(max_source=48 - 8 - 3, max_target=8, mask="prefix")
+    again = Translate().fitted(model)  # what one body was told may be told to another
+    assert replace(again, max_source=254, max_target=8).fitted(bert).mask == "prefix"
     assert bert.tokenizer is not None
     rows = records(tiny.english(2))
     pairs = zip(Translate().examples(bert.tokenizer, rows), Title().examples(bert.tokenizer, rows), strict=True)
