@@ -35,6 +35,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "inference",
     "data",
     "objectives",
+    "vision",
     "decoding",
     "training",
     "tasks",
