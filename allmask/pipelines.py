@@ -234,7 +234,9 @@ def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -
             f"teach it: allmask finetune {source} --task title --data train.jsonl --out runs/title",
         )
     if isinstance(task, Continuation):
-        return Continuation.within(min(task.positions, model.config.max_positions), max_new, task.framed)
+        return task.refitted(model.config.max_positions, max_new)
+    if task is None and model.config.family == "xlnet" and model.config.own_mask == "bidirectional":
+        return Continuation.within(model.config.max_positions, max_new, framed=True, blanks=True)
     if task is None and model.config.own_mask == "causal":
         return Continuation.within(model.config.max_positions, max_new)
     if task is None:

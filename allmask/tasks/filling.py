@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -14,6 +14,7 @@ from allmask.masks import Mask
 from allmask.model import Model
 from allmask.tasks.writing import begin_of, end_of, tokenizer_of
 from allmask.text import Tokenizer
+from allmask.transformer import Cache
 
 GAP = "[MASK]"  # how a gap is written, whatever the tokenizer calls it
 
@@ -70,17 +71,27 @@ class Filler:
         ids = torch.zeros(valid.shape, dtype=torch.long)
         ids[valid] = torch.tensor([id for row in rows for id in row])
         asked = (ids == tokenizer.mask_id) & valid
-        hidden = self.model(ids, Mask.bidirectional(valid)).hidden[asked]
+        hidden = self._guesses(ids, valid, asked)
         answers = iter(_answers(self.model.logits(hidden), tokenizer, top))
         found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
         return [Filled(text, _filled(text, gaps), gaps) for text, gaps in zip(texts, found, strict=True)]
+
+    def _guesses(self, ids: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        """Hidden states (M, W) of the gaps: as tokens among others, or, of an XLNet, of its second stream."""
+        whole = Mask.bidirectional(valid)
+        if self.model.config.family != "xlnet":
+            return self.model(ids, whole).hidden[asked]
+        known = replace(Mask.bidirectional(valid & ~asked), place=whole.place)
+        _, cache = self.model.body.step(ids, known, Cache())
+        return self.model.body.peek(ids, replace(whole, order=whole.order + 1), cache)[asked]
 
     def _encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """As it is framed in pretraining."""
         if GAP not in text:
             raise UsageError(f"there is no {GAP} in {_short(text)!r}", f"write {GAP} where a token is to be guessed")
         ids = tokenizer.encode(text.replace(GAP, tokenizer.specials["mask"]), special=False).ids
-        framed = [id for id in (begin_of(tokenizer), *ids, end_of(tokenizer)) if id is not None]
+        around = begin_of(tokenizer), *ids, end_of(tokenizer), tokenizer.closing_id
+        framed = [id for id in around if id is not None]
         if len(framed) > self.model.config.max_positions:
             raise UsageError(
                 f"a text of {len(framed)} tokens; this model reads {self.model.config.max_positions}", "shorten it"

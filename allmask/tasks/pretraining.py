@@ -31,7 +31,7 @@ from allmask.data.windows import Windows
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
 from allmask.model import Model, load
 from allmask.objectives import Draw, Mixed, Vocabulary
-from allmask.tasks.continuation import Continuation
+from allmask.tasks.continuation import FRAME, Continuation
 from allmask.tasks.folders import (
     CHECKSUMS,
     CONFIG,
@@ -336,11 +336,17 @@ def finish(recipe: Recipe, texts: Texts, work: RowWork, model: Model, result: Re
 
 
 def task_of(recipe: Recipe) -> Task | None:
-    """How the model writes: it goes on with a text, or with a prefix that it reads both ways. None: it does not."""
+    """How the model writes: it goes on with a text, with a prefix that it reads both ways, or fills in what is missing.
+
+    None: it does not.
+    """
     learnt = recipe.mixture.shares
     if "causal" in learnt:
         return Continuation.within(recipe.length, framed=not recipe.across)
     if "prefix" in learnt:
         target = max(1, min(Title.max_target, recipe.length // 2))
         return Title(max(1, recipe.length - target - recipe.frame), target, truncate="tail")
+    if "permutation" in learnt and recipe.length > FRAME + 1:
+        target = min(Continuation.max_target, (recipe.length - FRAME) // 2)
+        return Continuation.within(recipe.length, target, framed=True, blanks=True)
     return None

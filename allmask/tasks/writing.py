@@ -51,8 +51,12 @@ def end_of(tokenizer: Tokenizer) -> int | None:
 def pair_writer(model: Model, precision: str | None) -> Writer:
     """The same of an encoder–decoder."""
     start = tokenizer_of(model).start_id
-    frozen = model if precision is None else freeze(model, precision if precision in PRECISIONS else "auto")
-    return PairWriter(frozen, None if start is None else [start])
+    return PairWriter(frozen_for(model, precision), None if start is None else [start])
+
+
+def frozen_for(model: Model, precision: str | None) -> Model:
+    """The model itself, or, with a precision, a copy laid out for speed; bytes are for steps of their own."""
+    return model if precision is None else freeze(model, precision if precision in PRECISIONS else "auto")
 
 
 def writer_for(

@@ -91,7 +91,8 @@ def test_each_objective_learns_and_leaves_a_run(recipe: Recipe, tmp_path: Path, 
     assert model.heads == ({"lm", "nsp", "pooler"} if objective == "nsp" else {"lm"})
     assert model.config.own_mask == ("causal" if objective == "causal" else "bidirectional")
     assert model.tokenizer == Tokenizer.load(recipe.tokenizer or "")
-    kind = Continuation if "causal" in objective else Title if objective == "prefix" else type(None)
+    writes = "causal" in objective or objective == "permutation"
+    kind = Continuation if writes else Title if objective == "prefix" else type(None)
     assert isinstance(load_task(run / "final"), kind)
 
 
