@@ -14,6 +14,8 @@ from allmask.audit import audit, our_subject
 from allmask.elmo import Mix
 from allmask.errors import UsageError
 from allmask.masks import Mask
+from allmask.training.distributed import Alone
+from allmask.training.stages import stage_of
 from allmask.transformer import Cache
 from tests.test_recurrent import ELMO, cell_of, draw_ids, model_of, walk
 
@@ -128,3 +130,8 @@ def test_a_mix_is_a_weighted_mean_times_a_gain():
     weights = [1.0, 2.718281828459045, 0.1353352832366127]
     expected = sum(w * part for w, part in zip(weights, features.view(5, 3, 4).unbind(1), strict=True))
     torch.testing.assert_close(mix(features), 1.5 * expected / sum(weights), atol=1e-12, rtol=0)
+
+
+def test_a_recurrent_model_is_not_sharded():
+    with pytest.raises(UsageError, match="cannot be sharded"):
+        stage_of(model_of(ELMO), replace(Alone(), sharded=True))

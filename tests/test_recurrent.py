@@ -438,6 +438,15 @@ def test_saved_equals_loaded(tmp_path, config):
         allmask.load(tmp_path / "a")
 
 
+def test_a_pruned_vocabulary_keeps_its_logits():
+    model, mask, kept = model_of(replace(PAIRS["attention"], start_token=2)), pairs([4], [3]), [0, 2, *range(20, 50)]
+    ids = torch.tensor([[20, 31, 40, 25, 2, 28, 49]])
+    small = model.keep_tokens(kept)
+    assert small.config.start_token == 1
+    found = small(torch.tensor([[kept.index(id) for id in ids[0].tolist()]]), mask).logits
+    torch.testing.assert_close(found, model(ids, mask).logits[..., kept], atol=1e-12, rtol=0)
+
+
 def test_shapes_that_cannot_be():
     for changes, told in (
         ({"decoder_layers": 0}, "an lstm has some"),

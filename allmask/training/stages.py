@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from allmask.errors import UsageError
 from allmask.model import Model
 from allmask.training import runs
 from allmask.training.distributed import Alone, Crew
@@ -46,6 +47,8 @@ class Stage(Protocol):
 
 
 def stage_of(model: Model, crew: Alone | Crew) -> Stage:
+    if crew.sharded and model.config.family in ("lstm", "elmo"):  # an LSTM holds on to the weights it was made with
+        raise UsageError("a recurrent model cannot be sharded", "leave --shard out: each process then has all of it")
     if crew.sharded:
         return Sharded(model, crew)
     return Whole(model, crew) if crew.size == 1 else Copied(model, crew)
@@ -94,7 +97,8 @@ class Copied:
         self.save, self.load, self.weights = whole.save, whole.load, whole.weights
         # A head that a batch does not ask for has no gradient, and must have none: AdamW then leaves it alone
         # the same of an XLNet's segments, where there is one only, and of its vector for what is unknown
-        idle = bool(model.heads - {"lm"}) or model.config.family == "xlnet"
+        # and of an elmo's other direction
+        idle = bool(model.heads - {"lm"}) or model.config.family in ("xlnet", "elmo")
         self.inner = DistributedDataParallel(
             _Inside(model), forward_sync_buffers=False, find_unused_parameters=idle, gradient_as_bucket_view=True
         )
