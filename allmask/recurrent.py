@@ -260,7 +260,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Recurrence(heard if number else width, width) for number in range(layers))
         self.bridges = nn.ModuleList(Bridge(width) for _ in range(layers))
         self.attention = attention
-        self.output = nn.Sequential(nn.Linear(heard, width), nn.Tanh()) if attention.width else nn.Identity()
+        joined = nn.Sequential(nn.Linear(heard, width), nn.Tanh(), Dropout(dropout))
+        self.output = joined if attention.width else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def begin(self, ends: list[Tensor]) -> list[State]:
@@ -277,7 +278,7 @@ class Decoder(nn.Module):
         for layer, state in zip(list(self.layers)[1:], states[1:], strict=True):
             x, ended = layer(torch.cat([self.dropout(x), context], -1), lengths, state, keep)
             after.append(ended)
-        return self.dropout(self.output(torch.cat([self.dropout(x), context], -1))), after
+        return self.output(torch.cat([self.dropout(x), context], -1)), after
 
 
 @dataclass(frozen=True)
