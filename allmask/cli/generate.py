@@ -11,6 +11,7 @@ from allmask.cli import listen, note, ready_lines
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
+    from allmask.masks import Mask
     from allmask.pipelines import Pipeline
     from allmask.tasks.writing import Written
 
@@ -135,16 +136,28 @@ def _stream(pipeline: Pipeline, texts: list[str], options: dict[str, Any]) -> No
 
 def _picture(pipeline: Pipeline, text: str, written: tuple[int, ...], limit: int = 24) -> str:
     """The mask under which this text was read and written; the middle of a long source is left out."""
-    import torch
-
     from allmask.drawing import draw
 
     assert pipeline.model.tokenizer is not None
     prompt = pipeline.task.prompts(pipeline.model.tokenizer, [text])[0]
-    names = pipeline.model.tokenizer.tokens([*prompt, *written])
-    is_target = torch.arange(len(names)) >= len(prompt)
-    visible = pipeline.task.mask_of(is_target[None]).visible()[0]
-    left_out = range(limit // 2, len(prompt) - limit // 2)
+    ids, mask, source = _read_and_written(pipeline, prompt, written)
+    names, visible = pipeline.model.tokenizer.tokens(ids), mask.visible()[0]
+    left_out = range(limit // 2, source - limit // 2)
     kept = [place for place in range(len(names)) if place not in left_out]
     shown = draw(visible[kept][:, kept], [names[place] for place in kept], limit=limit + 40)
     return f"{shown}\n({len(left_out)} tokens in the middle of the source are left out)" if left_out else shown
+
+
+def _read_and_written(pipeline: Pipeline, prompt: list[int], written: tuple[int, ...]) -> tuple[list[int], Mask, int]:
+    """The whole row, its mask, and where the source ends: what is written stands behind it, or where blanks were."""
+    import torch
+
+    from allmask.masks import Mask
+
+    row = [token for token in prompt if token >= -len(written)]
+    if min(row) < 0:
+        order = torch.tensor([[max(0, -token) for token in row]])
+        return [written[-1 - token] if token < 0 else token for token in row], Mask.permutation(order), row.index(-1)
+    ids = [*prompt, *written]
+    is_target = torch.arange(len(ids)) >= len(prompt)
+    return ids, pipeline.task.mask_of(is_target[None]), len(prompt)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import XLNetLMHeadModel
 
+from allmask.cli.generate import _picture
 from allmask.config import PRESETS
 from allmask.decoding import fill
 from allmask.masks import Mask
@@ -67,6 +68,16 @@ def test_it_goes_on_with_a_text_from_left_to_right(run: Path):
     assert write("red blue green") == "cat dog bird"
     pieces = list(write.stream("北京欢"))
     assert "".join(pieces) == write("北京欢")
+
+
+def test_the_mask_it_wrote_under_is_that_of_its_blanks(run: Path):
+    write = open_pipeline(run, "fp32", max_new=2)
+    ((_, best),) = next(iter(write.write(["red blue"])))
+    drawn = _picture(write, "red blue", best.tokens).splitlines()
+    cells = [[cell for cell in line if cell in "■·"] for line in drawn]
+    order = torch.tensor([[0, 0, 0, 1, 2, 0]])  # [CLS] red blue · · [SEP]
+    expected = Mask.permutation(order).visible()[0]
+    assert [[cell == "■" for cell in row] for row in cells if row] == expected.tolist()
 
 
 def test_it_fills_a_gap_by_its_second_stream(run: Path):
