@@ -1,5 +1,6 @@
-"""Images: residual networks and their files.
+"""Images: residual networks, their files, and data sets of small pictures.
 
-model = fresh(PRESETS["resnet20"](), rng)       # or load("resnet50.pth").model
-scores = model(images)                          # (B, classes)
+data = read("cifar-10-batches-bin")             # images.py: pixels, labels, names
+model = fresh(PRESETS["resnet20"](), rng)       # resnet.py; or files.load("resnet50.pth").model
+scores = model(normalised(data.pixels[:128], *statistics(data.pixels)))
 """

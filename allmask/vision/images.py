@@ -1,0 +1,216 @@
+"""Data sets of images, by where they are:
+
+folder of folders      one for each class, named by it; also below train/ and test/ (or val/)
+MNIST                  train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz
+CIFAR-10               data_batch_1.bin, …, test_batch.bin
+something.npz          x_train, y_train, x_test, y_test, and other usual names: arrays.py
+digits                 the word: what comes with scikit-learn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmask.errors import DataError, ResourceError, UsageError
+from allmask.vision.arrays import CIFAR10, read_cifar10, read_digits, read_idx, read_npz
+from allmask.vision.labelled import LIMIT, Images, checked, reading, within
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PARTS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}  # names of folders
+_IDX = {"train": ("train",), "test": ("t10k", "test")}  # how names of files begin
+_CIFAR = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
+ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
+_CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "CMYK": 3, "YCbCr": 3, "RGBA": 4, "PA": 4}  # of PIL's modes
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_MOST_PIXELS = 64_000_000  # of one image, before it is made smaller: 200 MB
+_ORIENTATION = 0x0112  # a photograph's note on how the camera was held
+
+
+def read(
+    path: str | Path,
+    part: str = "train",
+    size: int | None = None,
+    channels: int | None = None,
+    limit: int = LIMIT,
+) -> Images:
+    """The data set at a path, or one part of it. `size` and `channels` convert the images of a folder."""
+    if part not in PARTS:
+        raise UsageError(f"part is {part!r}; expected {' or '.join(PARTS)}")
+    if (size is not None and size < 1) or channels not in (None, 1, 3):
+        raise UsageError(f"size {size}, channels {channels}: expected a size from 1 and 1 or 3 channels")
+    path = Path(path)
+    packed = _packed(path, part, limit)
+    if packed is None:
+        return read_folder(_part_of(path, part), size, channels, limit)
+    if size is not None or channels is not None:
+        raise UsageError(f"{path}: size and channels convert the images of a folder; this is none")
+    return packed
+
+
+def _packed(path: Path, part: str, limit: int) -> Images | None:
+    """From few files; None for a folder of images."""
+    if str(path) == "digits" and not path.exists():
+        return read_digits(part)
+    if path.suffix == ".npz" and path.is_file():
+        return read_npz(path, part, limit)
+    if not path.is_dir():
+        what = "not a data set of images" if path.exists() else "not there"
+        raise DataError(f"{path}: {what}", "give a folder with a subfolder for each class, or of MNIST or CIFAR-10")
+    if any(path.glob("*-images*idx3-ubyte*")):
+        return read_idx(_idx_file(path, part, "images*idx3"), _idx_file(path, part, "labels*idx1"), limit)
+    if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)):
+        return read_cifar10(_cifar_files(path, part), _cifar_names(path), limit)
+    if (path / "batches.meta").is_file():
+        raise DataError(
+            f"{path}: CIFAR-10 as Python pickles, which are never loaded",
+            "fetch its binary version (data_batch_1.bin, …)",
+        )
+    return None
+
+
+def _idx_file(folder: Path, part: str, kind: str) -> Path:
+    found = [file for start in _IDX[part] for file in sorted(folder.glob(f"{start}-{kind}-ubyte*"))]
+    if not found:
+        raise DataError(f"{folder}: no {_IDX[part][0]}-{kind.replace('*', '-')}-ubyte(.gz)", "fetch it, too")
+    return found[0]
+
+
+def _cifar_files(folder: Path, part: str) -> list[Path]:
+    files = sorted(folder.glob(_CIFAR[part]))
+    if not files:
+        raise DataError(f"{folder}: no {_CIFAR[part]}", "fetch it, too")
+    return files
+
+
+def _cifar_names(folder: Path) -> tuple[str, ...]:
+    file = folder / "batches.meta.txt"
+    if not file.is_file():
+        return CIFAR10
+    with reading(file):
+        return tuple(file.read_text(encoding="utf-8").split())
+
+
+def _part_of(folder: Path, part: str) -> Path:
+    """The folder of this part; the folder itself is for training, if it is not divided."""
+    inside = {name: folder / name for names in PARTS.values() for name in names if (folder / name).is_dir()}
+    if not any(name in inside for name in PARTS["train"]):
+        if part == "train":
+            return folder
+        inside = {}
+    found = [inside[name] for name in PARTS[part] if name in inside]
+    if not found:
+        raise DataError(f"{folder}: no {part} part", f"expected a subfolder {' or '.join(PARTS[part])} beside train")
+    return found[0]
+
+
+# ---- a folder of folders -----------------------------------------------------------------------------------------
+
+
+class Header(NamedTuple):
+    """What an image is before it is decoded."""
+
+    width: int
+    height: int
+    channels: int
+
+
+def read_folder(folder: Path, size: int | None = None, channels: int | None = None, limit: int = LIMIT) -> Images:
+    """Every image below a subfolder is of the class the subfolder is named by. One is decoded at a time.
+
+    Images must be of one size and kind, or be made so: `size` scales the shorter side to it and cuts out the middle.
+    """
+    names = _classes(folder)
+    files = [(file, label) for label, name in enumerate(names) for file in _images_in(folder / name)]
+    first = _common([file for file, _ in files], size, channels)
+    side = (first.height, first.width) if size is None else (size, size)
+    shape = (len(files), channels or first.channels, *side)
+    within(folder, shape[0] * shape[1] * shape[2] * shape[3], limit)
+    pixels = torch.empty(shape, dtype=torch.uint8)
+    for number, (file, _) in enumerate(files):
+        pixels[number] = _decoded(file, shape[1], size)
+    return checked(folder, pixels, torch.tensor([label for _, label in files]), names)
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    with reading(folder):
+        names = sorted(item.name for item in folder.iterdir() if item.is_dir() and not item.name.startswith("."))
+    if len(names) < 2:
+        found = f"one class, {names[0]}" if names else "no subfolders"
+        raise DataError(f"{folder}: {found}; expected a subfolder for each class, at least two")
+    return tuple(names)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """By their endings: other files may lie beside them."""
+    with reading(folder):
+        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.name[0] != ".")
+    if not found:
+        raise DataError(f"{folder}: no images in it", f"expected {', '.join(sorted(ENDINGS))}; or remove the folder")
+    return found
+
+
+def _common(files: list[Path], size: int | None, channels: int | None) -> Header:
+    """What all of them are, as far as nothing is converted."""
+    first = _header(files[0])
+    for file in files[1:]:
+        header = _header(file)
+        if channels is None and header.channels != first.channels:
+            raise DataError(
+                f"{file}: {header.channels} channels; {files[0]} has {first.channels}", "pass channels=3 or channels=1"
+            )
+        if size is None and header[:2] != first[:2]:
+            raise DataError(
+                f"{file}: {header.width} × {header.height} pixels; {files[0]} has {first.width} × {first.height}",
+                "pass size=32, or another, to make them alike",
+            )
+    return first
+
+
+def _header(file: Path) -> Header:
+    with _opened(file) as image:
+        width, height = image.size
+        if not width or not height:
+            raise DataError(f"{file}: an image of {width} × {height} pixels", "remove it or write it again")
+        if width * height > _MOST_PIXELS:
+            raise DataError(f"{file}: {width:,} × {height:,} pixels; more than {_MOST_PIXELS:,}", "make it smaller")
+        if image.mode not in _CHANNELS:
+            raise DataError(f"{file}: pixels of kind {image.mode}; expected 8 bits a channel", "save it as 8-bit")
+        turned = _orientation(image) in (5, 6, 7, 8)
+        return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
+
+
+def _decoded(file: Path, channels: int, size: int | None) -> Tensor:
+    from PIL import Image, ImageOps
+
+    with _opened(file) as image:
+        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        made = upright.convert(_MODES[channels])
+        if size is not None:
+            made = ImageOps.fit(made, (size, size), Image.Resampling.BILINEAR)
+        values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
+        return values.view(made.height, made.width, channels).permute(2, 0, 1)
+
+
+def _orientation(image: Image) -> int:
+    return image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO") else 1
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ResourceError("images need Pillow, which is not installed", "pip install pillow") from error
+    with reading(file):
+        if not file.stat().st_size:
+            raise DataError(f"{file}: an empty file, not an image", "remove it or fetch it again")
+        with Image.open(file) as image:
+            yield image

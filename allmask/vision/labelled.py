@@ -1,0 +1,101 @@
+"""Images with their classes, in memory; what every reader checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from allmask.data.lines import unreadable
+from allmask.errors import AllmaskError, DataError, ResourceError
+
+LIMIT = 4 << 30  # bytes of pixels that a reader takes unless told otherwise
+_MOST_CLASSES = 65_536  # a label beyond is a mistake, not a class
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set: pixels as they are stored, and which of the names each image has."""
+
+    pixels: Tensor  # (N, C, H, W) uint8
+    labels: Tensor  # (N,) int64
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def checked(where: str | Path, pixels: Tensor, labels: Tensor, names: tuple[str, ...] | None = None) -> Images:
+    """The data set, if it is one: something to see, a label for each image, at least two classes."""
+    if not pixels.numel():
+        raise DataError(f"{where}: no pixels: {_times(pixels.shape)} numbers", "each image needs at least one pixel")
+    if len(pixels) != len(labels):
+        raise DataError(f"{where}: {len(pixels):,} images, but {len(labels):,} labels", "fetch both again")
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or highest >= (len(names) if names else _MOST_CLASSES):
+        wrong = lowest if lowest < 0 else highest
+        number = int((labels == wrong).nonzero()[0])
+        classes = f"there are {len(names)} classes" if names else f"expected 0 to {_MOST_CLASSES - 1:,}"
+        raise DataError(f"{where}: the label of image {number + 1:,} is {wrong}; {classes}")
+    names = names or tuple(map(str, range(highest + 1)))
+    if lowest == highest:
+        raise DataError(
+            f"{where}: all {len(labels):,} images are of one class, {names[lowest]}",
+            "there is nothing to tell apart; give images of at least two classes",
+        )
+    return Images(pixels, labels, names)
+
+
+def within(where: str | Path, size: int, limit: int) -> None:
+    """Said before anything is allocated."""
+    if size > limit:
+        raise ResourceError(
+            f"{where}: {size:,} bytes of pixels; the limit is {limit:,}",
+            "take fewer or smaller images, or raise limit=",
+        )
+
+
+def _times(numbers: tuple[int, ...]) -> str:
+    return " × ".join(f"{number:,}" for number in numbers)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever a library says about a broken file becomes an error that names the file."""
+    try:
+        yield
+    except AllmaskError:
+        raise
+    except MemoryError as error:
+        raise ResourceError(f"{path}: not enough memory to read it") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from error
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{path}: cannot be read: {words}", "it is damaged or not what its name says: fetch or write it again"
+        ) from error
+
+
+# ---- from bytes to what a network reads --------------------------------------------------------------------------
+
+
+def statistics(pixels: Tensor, at_once: int = 1024) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, (C,) each, of pixels from 0 to 1."""
+    total = torch.zeros(2, pixels.shape[1], dtype=torch.float64)
+    for part in pixels.split(at_once):
+        values = part.double().div_(255.0)
+        total += torch.stack([values.sum((0, 2, 3)), values.square_().sum((0, 2, 3))])
+    mean, second = total / (pixels.numel() // pixels.shape[1])
+    deviation = (second - mean.square()).clamp(min=0.0).sqrt()
+    return mean.float(), deviation.clamp(min=1.0 / 255.0).float()  # a channel of one value is left at 0
+
+
+def normalised(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Pixels of mean 0 and size 1, as floats (B, C, H, W)."""
+    scale, shift = 1.0 / (255.0 * deviation), mean / deviation
+    return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
