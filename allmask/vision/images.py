@@ -149,9 +149,10 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """By their endings: other files may lie beside them."""
+    """By their endings: other files may lie beside them. What is hidden (.ipynb_checkpoints/) is none of the data."""
     with reading(folder):
-        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.name[0] != ".")
+        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS)
+        found = [file for file in found if not any(word[0] == "." for word in file.relative_to(folder).parts)]
     if not found:
         raise DataError(f"{folder}: no images in it", f"expected {', '.join(sorted(ENDINGS))}; or remove the folder")
     return found

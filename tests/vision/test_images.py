@@ -45,6 +45,8 @@ def folder(tmp_path):
         Image.fromarray(noise(4, 5, 3, seed=seed + 10)).save(tmp_path / name / "more" / "b.bmp")
         (tmp_path / name / "notes.txt").write_text("not an image")
         (tmp_path / name / ".hidden.png").write_text("nor this")
+        (tmp_path / name / ".checkpoints").mkdir()
+        (tmp_path / name / ".checkpoints" / "a.png").write_text("nor this")
     (tmp_path / ".git").mkdir()
     return tmp_path
 
