@@ -2,6 +2,8 @@
 
 error[data]: dev.jsonl:214: "label" is "neutrl"; expected one of neg, neutral, pos
   did you mean "neutral"? fix the line, or pass --on-bad-record skip
+
+Exit code 7 is no error: `allmask audit` found a broken promise, `allmask drift` a shift.
 """
 
 from __future__ import annotations

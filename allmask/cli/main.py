@@ -29,6 +29,7 @@ COMMANDS = {  # name -> module, one line of help
     "predict": ("allmask.cli.predict", "Let a fine-tuned model answer each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score what a fine-tuned model says of held-out records."),
     "embed": ("allmask.cli.embed", "A vector of each text of a file, or those nearest to a query."),
+    "drift": ("allmask.cli.drift", "Do two files come from one distribution? By what can one tell?"),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
