@@ -247,7 +247,8 @@ def initialise_t5(module: M, factor: float = 1.0, rng: Generator | None = None) 
     Numbers added to scores by distance are of size 1/√width.
     """
     width = next(part.embedding_dim for part in module.modules() if isinstance(part, nn.Embedding))
-    heads = {f"{name}.query": part.heads for name, part in module.named_modules() if hasattr(part, "stretch")}
+    attentions: list[tuple[str, Any]] = [item for item in module.named_modules() if hasattr(item[1], "stretch")]
+    heads = {f"{name}.query": part.heads for name, part in attentions}
 
     def draw(matrix: Tensor, owner: nn.Module, name: str) -> None:
         if isinstance(owner, nn.Embedding) or name.endswith("lm_head.output"):
@@ -278,7 +279,8 @@ def initialise_recurrent(module: M, rng: Generator | None = None) -> M:
     _start_all(module, draw)
     for part in module.modules():
         if isinstance(part, nn.LSTM):
-            nn.init.ones_(part.bias_ih_l0[part.hidden_size : 2 * part.hidden_size])
+            bias: Any = part.bias_ih_l0
+            nn.init.ones_(bias[part.hidden_size : 2 * part.hidden_size])
     return module
 
 

@@ -146,6 +146,11 @@ class Stack(nn.Module):
 class Transformer(Stack):
     """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
 
+    @property
+    def whole_layers(self) -> Sequence[nn.Module]:
+        """Those that are always called as one; of the last, `at` feeds forward only some positions."""
+        return self.layers[:-1]
+
     def __init__(self, config: Config):
         super().__init__(config, embedding=_embedding(config))
 
@@ -288,6 +293,11 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config)
         self.decoder = Stack(config, cross=True)
         self.dropout = Dropout(config.inner_dropout)  # on what leaves a stack
+
+    @property
+    def whole_layers(self) -> Sequence[nn.Module]:
+        """Those that are always called as one: the decoder's are asked first how they remember the source."""
+        return self.encoder.layers
 
     @property
     def recompute(self) -> bool:

@@ -144,8 +144,10 @@ def pack(examples: Sequence[Example]) -> Batch:
         raise UsageError("pack: there are no examples to make a batch of")
     lengths = np.array([len(example) for example in examples])
     names = ("ids", "order", "segments", "labels", "place")
-    joined = {name: np.concatenate([getattr(example, name) for example in examples]) for name in names}
-    return pack_flat(lengths, **joined)
+    ids, order, segments, labels, place = (
+        np.concatenate([getattr(example, name) for example in examples]) for name in names
+    )
+    return pack_flat(lengths, ids, order, segments, labels, place=place)
 
 
 def pack_flat(

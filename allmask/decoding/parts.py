@@ -61,7 +61,7 @@ def _layer_parts(layer: Layer, activation: str, make: MakeLinear, dtype: torch.d
         return make(linear.weight, linear.bias, kind)
 
     weight, bias = _fused(layer.attention)
-    feed = layer.feed_forward
+    feed: Any = layer.feed_forward
     norms = (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype))
     return LayerParts(
         make(weight, bias, "none"), plain(layer.attention.output), plain(feed.expand, activation), plain(feed.contract),

@@ -113,8 +113,8 @@ class Copied:
 class Sharded:
     """Each process has a part of every weight (FSDP2): those of a layer are gathered when it is their turn.
 
-    The last layer is gathered together with the embeddings and the heads, at the beginning: only some of its positions
-    are fed forward, so it is not called as one.
+    Layers that are not called as one, such as the last, of which only some positions are fed forward, are gathered
+    together with the embeddings and the heads, at the beginning.
     """
 
     def __init__(self, model: Model, crew: Alone | Crew):
@@ -125,7 +125,7 @@ class Sharded:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self.model, self.crew = model, crew
         mesh = init_device_mesh(crew.device.type, (crew.size,))
-        for layer in model.body.layers[:-1]:
+        for layer in model.body.whole_layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
             register_fsdp_forward_method(layer, "peek")
         # Not kept after the forward pass: weights that an evaluation gathered would be old after the next step

@@ -218,6 +218,7 @@ def runs_of_all(place: Path) -> Path:
     """The same recipes run by two processes in two ways and by one, whole and in pieces: 2 → 1 → 2, and 2 → 2."""
     recipes = {"mlm": recipe_of(place, ema=0.9), MIXTURE: recipe_of(place, MIXTURE, accumulate=2, recompute=True)}
     named = {"mlm": recipes["mlm"], "mixture": recipes[MIXTURE]}
+    named["pairs"] = recipe_of(place, "mass", preset="transformer-small", layers=2, inner=32)
     shaken = recipe_of(place, dropout=0.1)  # bit for bit also with it, if the number of processes stays the same
 
     def jobs(*rows: tuple[str, Any, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -263,14 +264,16 @@ def final(run_folder: Path) -> dict[str, torch.Tensor]:
     return load(run_folder / "final").state_dict()
 
 
-@pytest.mark.parametrize("objective", ["mlm", "mixture"])
+@pytest.mark.parametrize("objective", ["mlm", "mixture", "pairs"])
 @pytest.mark.parametrize("kind", ["copied", "sharded"])
 def test_two_processes_compute_what_one_computes(runs_of_all: Path, objective: str, kind: str):
     one, two = runs_of_all / f"{objective}-1", runs_of_all / f"{objective}-{kind}"
     assert_close(one, two, 1e-4)
     weights, theirs = final(one), final(two)
     assert weights.keys() == theirs.keys()
-    assert all(torch.allclose(weights[name], theirs[name], atol=1e-4) for name in weights)
+    # A bias of keys adds the same to all scores of a query, so nothing depends on it: its gradient is rounding alone
+    compared = [name for name in weights if objective != "pairs" or not name.endswith("key.bias")]
+    assert all(torch.allclose(weights[name], theirs[name], atol=1e-4) for name in compared)
     if objective == "mixture":
         assert {"loss_mlm", "loss_causal", "loss_nsp", "loss_permutation"} <= curve(one).keys()
 
