@@ -17,8 +17,6 @@ from allmask.data.lines import unreadable
 from allmask.drift.sampling import Reservoir
 from allmask.errors import DataError
 
-TABLES = (".npy", ".csv", ".parquet")
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -34,7 +32,7 @@ def columns_of(path: Path) -> list[str] | None:
     """The names of a table's columns; None of a file without a header, or whose header only its reader can judge."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
-    if path.suffix.lower() == ".csv":
+    if path.name.lower().removesuffix(".gz").endswith(".csv"):
         first = next(csv_rows(path, {}, MAX_LINE), None)
         return None if first is None or isinstance(first.fields, Bad) else list(first.fields)
     if path.suffix.lower() == ".parquet":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -79,7 +80,8 @@ def test_fields_and_columns(cli, files: Path, tmp_path: Path):
 
 def test_columns_in_another_order(cli, files: Path, tmp_path: Path):
     swapped = [line.split(",")[::-1] for line in (files / "a.csv").read_text().splitlines()]
-    other = lines(tmp_path / "swapped.csv", [",".join(row) for row in swapped])
+    other = tmp_path / "swapped.csv.gz"
+    other.write_bytes(gzip.compress("\n".join(",".join(row) for row in swapped).encode()))
     ran = cli("drift", files / "a.csv", other, "--json", "--repeats", "drop")
     assert ran.code == 0 and json.loads(ran.out)["shared"] == 200
 
