@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -254,13 +255,17 @@ class Lengths:
         self.lengths = [100] * count
 
 
-def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL) -> tuple[int | None, int | None]:
-    """Steps of both lessons when a step takes 1 s, an evaluation 5 s, and 200 s are left."""
+def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL, real: float = 1.0):
+    """Steps of both lessons when a step seems to take 1 s, takes `real`, an evaluation 5 s, and 200 s are left."""
+    now = [1000.0]
     monkeypatch.setattr(run, "seconds_per_step", lambda *_: 1.0)
-    monkeypatch.setattr(run.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
     demo = run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
-    quoting, titling = demo._fitted(Lengths(examples), 5.0)  # type: ignore[arg-type]
-    return quoting.steps, titling.steps
+    work: Any = Lengths(examples)
+    first = demo._first_lesson(work, 5.0).steps
+    assert first is not None
+    now[0] += real * first
+    return first, demo._second_lesson(work, 5.0, real, first).steps
 
 
 def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
@@ -268,7 +273,13 @@ def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
     steps = 200 - 5 * 4 - 2 * 5 * 4 - 10
     assert fitted(monkeypatch, 100_000, size) == (0.4 * steps, 0.6 * steps)
     assert fitted(monkeypatch, 100, replace(size, most_epochs=3))[1] == 10 * 3  # ten batches an epoch
-    assert sum(filter(None, fitted(monkeypatch, 100_000, run.FAST))) == run.FAST.steps
+    assert sum(fitted(monkeypatch, 100_000, run.FAST)) == run.FAST.steps
+
+
+def test_titles_take_the_time_that_quoting_left(monkeypatch: pytest.MonkeyPatch):
+    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, beams=2, quoting=0.4)
+    assert fitted(monkeypatch, 100_000, size, real=0.5) == (52, (130 - 26) * 2)
+    assert fitted(monkeypatch, 100_000, size, real=2.0) == (52, (130 - 104) / 2)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

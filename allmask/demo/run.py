@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from allmask import native
 from allmask.data import Record, plan_epoch
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.picture import LABELS, draw_demo
@@ -170,8 +171,11 @@ class Demo:
         judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
         titles = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
         before, seconds = self._before(judge)
-        quoting, titling = self._fitted(titles, seconds)
+        quoting = self._first_lesson(titles, seconds)
+        began = time.monotonic()
         quoted = self._quote(records["train"], quoting)
+        step = (time.monotonic() - began) / len(quoted)
+        titling = self._second_lesson(titles, self._seconds_of(judge), step, len(quoted))
         self.say(
             f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
             "writes is shown as it learns.\n"
@@ -204,20 +208,42 @@ class Demo:
             self.say(line)
         return score, time.monotonic() - began
 
-    def _fitted(self, work: TitleWork, evaluation: float) -> tuple[Settings, Settings]:
-        """Settings of both lessons, with as many steps as fit into the time by the speed of the first few."""
-        settings = replace(SETTINGS, batch_tokens=self.size.batch_tokens)
-        plan = plan_epoch(work.lengths, settings.batch_tokens, settings.seed, 0)
+    def _seconds_of(self, judge: Judge) -> float:
+        """An evaluation takes so long, once all that is done for the first time has been done."""
+        began = time.monotonic()
+        judge(self.model.eval())
+        return time.monotonic() - began
+
+    def _first_lesson(self, work: TitleWork, evaluation: float) -> Settings:
+        """With a share of the steps that fit into the time by the speed of the first few."""
         steps = self.size.steps
         if steps is None:
-            judging = evaluation * (self.size.evaluations + self.size.beams * self.size.test / self.size.written)
-            left = self.deadline - time.monotonic() - judging - ENDING
-            fitting = int(left / seconds_per_step(self.model, work, settings, plan))
-            steps = max(10, min(fitting, round(self.size.most_epochs * len(plan) / (1 - self.size.quoting))))
+            fitting = self._fitting(evaluation, seconds_per_step(self.model, work, self._settings, self._plan(work)))
+            steps = min(fitting, round(self._most(work) / (1 - self.size.quoting)))
         first = max(1, round(self.size.quoting * steps))
-        every = -(-(steps - first) // self.size.evaluations)
-        quoting = replace(settings, steps=first, eval_every=first, save_every=first, schedule="constant")
-        return quoting, replace(settings, **TITLES, steps=steps - first, eval_every=every, save_every=steps)
+        return replace(self._settings, steps=first, eval_every=first, save_every=first, schedule="constant")
+
+    def _second_lesson(self, work: TitleWork, evaluation: float, second: float, done: int) -> Settings:
+        """With as many steps as fit into what is left, by the speed of the first lesson."""
+        given = self.size.steps
+        steps = min(self._fitting(evaluation, second), self._most(work)) if given is None else max(1, given - done)
+        every = -(-steps // self.size.evaluations)
+        return replace(self._settings, **TITLES, steps=steps, eval_every=every, save_every=steps)
+
+    def _fitting(self, evaluation: float, step: float) -> int:
+        """Steps until the deadline, if each takes so many seconds, and an evaluation so many."""
+        judging = evaluation * (self.size.evaluations + self.size.beams * self.size.test / self.size.written)
+        return max(10, int((self.deadline - time.monotonic() - judging - ENDING) / step))
+
+    def _most(self, work: TitleWork) -> int:
+        return round(self.size.most_epochs * len(self._plan(work)))
+
+    def _plan(self, work: TitleWork) -> Sequence[list[int]]:
+        return plan_epoch(work.lengths, self._settings.batch_tokens, self._settings.seed, 0)
+
+    @property
+    def _settings(self) -> Settings:
+        return replace(SETTINGS, batch_tokens=self.size.batch_tokens)
 
     def _keep_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
         """The metrics of both lessons as one run, begun with the evaluation before the first step."""
@@ -287,6 +313,7 @@ def seconds_per_step(
     model: Model, work: TitleWork, settings: Settings, plan: Sequence[list[int]], tries: int = 4
 ) -> float:
     """How long a training step takes here: a copy of the model takes a few. The first warms up and does not count."""
+    native.keep_freed_memory()  # as training does
     model = copy.deepcopy(model).train()
     optimiser, dtype = adamw(model, settings), resolve_precision(settings.precision)
     spent: list[float] = []
