@@ -265,7 +265,9 @@ def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.
     first = demo._first_lesson(work, 5.0).steps
     assert first is not None
     now[0] += real * first
-    return first, demo._second_lesson(work, 5.0, real, first).steps
+    second = demo._second_lesson(work, 5.0, real, first).steps
+    assert second is not None
+    return first, second
 
 
 def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
