@@ -169,7 +169,7 @@ class Demo:
         tokenizer = tokenizer_of(self.model)
         dev = shortest_first(records["dev"])
         judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
-        titles = TitleWork(TASK.examples(tokenizer, records["train"]), judge)
+        titles = TitleWork(TASK.examples(tokenizer, records["train"]), by_loss(judge))
         before, seconds = self._before(judge)
         quoting = self._first_lesson(titles, seconds)
         began = time.monotonic()
@@ -301,6 +301,16 @@ def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, tar
     read, written = min(whole, key=lambda row: sum(map(len, row[0] + row[1])))
     is_target = torch.arange(len(read) + len(written))[None] >= len(read)
     return draw(TASK.mask_of(is_target), read + written)
+
+
+def by_loss(judge: Judge) -> Callable[[Model], Score]:
+    """The same judge, but the lowest loss is the best: ROUGE of a few dozen texts is mostly luck."""
+
+    def judged(model: Model) -> Score:
+        score = judge(model)
+        return replace(score, value=-score.metrics["loss"])
+
+    return judged
 
 
 def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
