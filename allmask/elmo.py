@@ -148,9 +148,7 @@ class Mix(nn.Module):
 
     def __init__(self, layers: int):
         super().__init__()
-        self.layers_bias = nn.Parameter(
-            torch.zeros(layers)
-        )  # added to equal scores: all layers weigh the same at first
+        self.layers_bias = nn.Parameter(torch.zeros(layers))  # equal at first: all layers weigh the same
         self.gain = nn.Parameter(torch.ones(1))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -107,20 +107,11 @@ def log_shares(scores: Tensor, questions: Tensor) -> Tensor:
 def whole_text_tokens(mask: Mask) -> Tensor:
     """(B, T), True at the token of each text that stands for all of it: the first that sees every other.
 
-    Under a bidirectional mask that is the first, [CLS]; under a causal one the last. Texts of a row stand one after
-    another.
+    Under a bidirectional mask that is the first, [CLS]; under a causal one the last.
     """
-    begins = torch.ones_like(mask.group)
-    begins[:, 1:] = mask.group[:, 1:] != mask.group[:, :-1]
-    text = begins.cumsum(-1) - 1
-    latest = mask.valid & (mask.order == _of_texts(mask.order, text, "amax"))
-    place = mask.place.masked_fill(~latest, text.shape[-1])
-    return latest & (place == _of_texts(place, text, "amin"))
-
-
-def _of_texts(values: Tensor, text: Tensor, most: str) -> Tensor:
-    """(B, T), for each token the largest or smallest value in its text."""
-    return torch.zeros_like(values).scatter_reduce(-1, text, values, most, include_self=False).gather(-1, text)
+    latest = mask.valid & (mask.order == mask.among(mask.order, "amax"))
+    place = mask.place.masked_fill(~latest, torch.iinfo(torch.long).max)
+    return latest & (place == mask.among(place, "amin"))
 
 
 # ---- language models -----------------------------------------------------------------------------------------

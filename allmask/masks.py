@@ -164,6 +164,24 @@ class Mask:
         return self.group >= 0
 
     @property
+    def document(self) -> Tensor:
+        """(B, T), a number that tokens share if they are of one document of one row; -1 at padding."""
+        rows = torch.arange(len(self), device=self.device)[:, None]
+        return torch.where(self.valid, rows * (self.group.max().clamp(min=0) + 1) + self.group, -1)
+
+    @property
+    def first_known(self) -> Tensor:
+        """(B, T), True at tokens that nothing of their document is known before: an encoder's."""
+        return self.valid & (self.order == self.among(self.order, "amin"))
+
+    def among(self, values: Tensor, most: str) -> Tensor:
+        """(B, T), for each token the smallest ("amin") or largest ("amax") of the values in its document."""
+        name = self.document.flatten() + 1  # padding is one by itself
+        found = values.new_zeros(int(name.max()) + 1)
+        found = found.scatter_reduce(0, name, values.flatten(), most, include_self=False)
+        return found[name].view(self.shape)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.order.shape[0], self.order.shape[1]
 
@@ -217,6 +235,10 @@ class Mask:
         cut = {name: tensor[rows][:, tokens] for name, tensor in self._tensors().items() if name != "matrix"}
         return replace(self, **cut, matrix=None if self.matrix is None else self.matrix[rows])
 
+    def gather(self, index: Tensor) -> Mask:
+        """Other tokens of each row: (B, n) which."""
+        return replace(self, **{name: getattr(self, name).gather(1, index) for name in ("order", "group", "place")})
+
     def to(self, device: torch.device | str) -> Mask:
         return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})
 
@@ -248,10 +270,8 @@ class Mask:
         sorted by order, which makes every order a causal one (a permuted mask is a shuffled input).
         """
         _check(self.matrix is None, "a mask made from a matrix has no order to sort by")
-        rows = torch.arange(self.shape[0], device=self.device)[:, None]
-        names = (rows * (self.group.max().clamp(min=0) + 1) + self.group).flatten()
         index = self.valid.flatten().nonzero()[:, 0]
-        _, document, size = names[index].unique(return_inverse=True, return_counts=True)
+        _, document, size = self.document.flatten()[index].unique(return_inverse=True, return_counts=True)
         by_order = self.order.flatten()[index].argsort(stable=True)
         by_length = (size[document] * (len(size) + 1) + document)[by_order].argsort(stable=True)
         chosen = by_order[by_length]

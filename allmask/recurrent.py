@@ -21,7 +21,7 @@ from allmask.dropout import Dropout
 from allmask.errors import UsageError
 from allmask.layers import Embedding, Nothing
 from allmask.masks import Mask
-from allmask.transformer import Cache, sources_in
+from allmask.transformer import Cache
 
 State = tuple[Tensor, Tensor]  # (R, W) each: what a recurrence says, and what it keeps to itself
 
@@ -74,9 +74,7 @@ def flipped(x: Tensor, lengths: Tensor) -> Tensor:
 
 def texts_in(mask: Mask) -> tuple[Tensor, int]:
     """(B, T) the number of the text that each token is of, and how many there are."""
-    rows = torch.arange(len(mask), device=mask.device)[:, None]
-    names = torch.where(mask.valid, rows * (mask.group.max().clamp(min=0) + 1) + mask.group, -1)
-    found, text = names.unique(return_inverse=True)
+    found, text = mask.document.unique(return_inverse=True)
     padded = int(found[0] < 0)
     return (text - padded).clamp(min=0), max(1, len(found) - padded)
 
@@ -194,7 +192,7 @@ class Source:
     def select(self, rows: Tensor) -> Source:
         return replace(self, text=rows if self.text is None else self.text[rows])
 
-    def ofrows_of(self) -> Source:
+    def of_each_row(self) -> Source:
         if self.text is None:
             return self
         return Source(self.states[self.text], self.keys[self.text], self.lengths[self.text])
@@ -215,7 +213,7 @@ class AdditiveAttention(nn.Module):
 
     def forward(self, queries: Tensor, source: Source) -> Tensor:
         """The mean (R, T, W) of a source's states by how much each query (R, T, W) wants of each."""
-        source = source.ofrows_of()
+        source = source.of_each_row()
         scores = self.score(torch.tanh(self.query(queries)[:, :, None] + source.keys[:, None]))[..., 0]  # (R, T, S)
         there = torch.arange(scores.shape[-1], device=scores.device) < source.lengths.clamp(min=1)[:, None]
         weights = scores.masked_fill(~there[:, None], -torch.inf).softmax(-1)
@@ -311,9 +309,7 @@ class RecurrentCache:
 def latest_of(mask: Mask) -> Mask:
     """(R, 1) of each row's token that became known last."""
     order = mask.order.masked_fill(~mask.valid, torch.iinfo(torch.long).min)
-    chosen = order.argmax(1, keepdim=True)
-    order, group, place = (part.gather(1, chosen) for part in (mask.order, mask.group, mask.place))
-    return Mask(order, group, place)
+    return mask.gather(order.argmax(1, keepdim=True))
 
 
 class Seq2Seq(nn.Module):
@@ -352,7 +348,7 @@ class Seq2Seq(nn.Module):
     ) -> tuple[Tensor, list[State], Source]:
         """Whole texts: hidden states, and what is left behind for tokens to come."""
         x = embedded(self.embedding, ids)
-        is_source = sources_in(mask)
+        is_source = mask.first_known
         read = Lines.of(mask, text, count, is_source)
         memory, ends = self.encoder(read.spread(x), read.lengths)
         hidden = read.put(memory, torch.zeros_like(x))

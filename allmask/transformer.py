@@ -313,7 +313,7 @@ class EncoderDecoder(nn.Module):
         """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
         flat, index = _standing(mask, positions).flatten()
         row = _gathered(index, ids, flat, positions, segments)
-        source = sources_in(flat)[0]
+        source = flat.first_known[0]
         x, memory = self._encode(row, source)
         written = flat[:, ~source]
         hidden = torch.empty_like(x)
@@ -325,7 +325,7 @@ class EncoderDecoder(nn.Module):
 
     def at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
-        source = sources_in(mask)
+        source = mask.first_known
         is_flat = len(mask) == 1 and Route.find(mask).is_regular
         if not is_flat or bool(where[source].any()) or bool(source.all()):
             return self(ids, mask, segments=segments)[where]
@@ -357,7 +357,7 @@ class EncoderDecoder(nn.Module):
         return self._begin(x, mask)
 
     def _begin(self, x: Tensor, mask: Mask) -> tuple[Tensor, PairCache]:
-        source = sources_in(mask)
+        source = mask.first_known
         read, written = _Side.of(mask, source), _Side.of(mask, mask.valid & ~source)
         states = self.dropout(self._without_padding(read.take(x), read.mask))
         memory = self.remember(states, read.mask)
@@ -391,8 +391,8 @@ class _Side:
         counts = chosen.sum(1)
         index = (~chosen).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
         there = torch.arange(index.shape[1], device=index.device) < counts[:, None]
-        moved = {name: getattr(mask, name).gather(1, index) for name in ("order", "group", "place")}
-        return cls(index, replace(mask, **moved | {"group": moved["group"].masked_fill(~there, -1)}))
+        moved = mask.gather(index)
+        return cls(index, replace(moved, group=moved.group.masked_fill(~there, -1)))
 
     def take(self, x: Tensor) -> Tensor:
         return x.gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
@@ -401,15 +401,6 @@ class _Side:
         """Back to where they stood, in x (B, T, W)."""
         rows, columns = self.mask.valid.nonzero(as_tuple=True)
         return x.index_put((rows, self.index[rows, columns]), part[rows, columns])
-
-
-def sources_in(mask: Mask) -> Tensor:
-    """(B, T), True at tokens that nothing of their text is known before: what an encoder reads."""
-    texts = int(mask.group.max()) + 1
-    name = (mask.group.clamp(min=0) + torch.arange(len(mask), device=mask.device)[:, None] * texts).flatten()
-    order = mask.order.masked_fill(~mask.valid, torch.iinfo(torch.long).max).flatten()
-    first = order.new_full((len(mask) * max(1, texts),), torch.iinfo(torch.long).max)
-    return mask.valid & (order == first.scatter_reduce(0, name, order, "amin")[name]).view(mask.shape)
 
 
 # ---- rows --------------------------------------------------------------------------------------------------

@@ -307,3 +307,28 @@ def test_flattening_nothing_but_padding():
 def test_a_mistake_is_said_at_once(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+# ---- documents ------------------------------------------------------------------------------------------------
+
+
+@given(masks())
+def test_what_is_said_of_documents_is_what_their_tokens_say(mask: Mask):
+    least, most, first = mask.among(mask.order, "amin"), mask.among(mask.order, "amax"), mask.first_known
+    for row in range(len(mask)):
+        for token, group in enumerate(mask.group[row].tolist()):
+            mine = mask.order[row][mask.group[row] == group]
+            same = (mask.document == mask.document[row, token]).nonzero().tolist()
+            if group == -1:
+                assert mask.document[row, token] == -1 and not first[row, token]
+                continue
+            assert (least[row, token], most[row, token]) == (mine.min(), mine.max())
+            assert bool(first[row, token]) == (mask.order[row, token] == mine.min())
+            assert same == [[row, other] for other in (mask.group[row] == group).nonzero()[:, 0].tolist()]
+
+
+def test_other_tokens_of_each_row():
+    mask = Mask.packed(Mask.causal(flags("1111 1110")), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
+    assert mask.gather(torch.tensor([[3, 0], [2, 3]])) == Mask(
+        torch.tensor([[3, 0], [2, 3]]), torch.tensor([[1, 0], [0, -1]]), torch.tensor([[1, 0], [2, 0]])
+    )

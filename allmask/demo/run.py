@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from allmask import native
 from allmask.data import Record, plan_epoch
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.picture import LABELS, draw_demo
@@ -37,8 +36,7 @@ from allmask.tasks.quoting import quotations
 from allmask.tasks.scores import lead_sentence, rouge
 from allmask.tasks.title import Judge, Title, TitleWork
 from allmask.tasks.writing import tokenizer_of
-from allmask.training import Score, Settings, loss_of, resolve_precision, runs, train
-from allmask.training.optimiser import adamw
+from allmask.training import Score, Settings, runs, train
 
 RESULT = "result.json"
 USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to judge by"}
@@ -74,6 +72,7 @@ SETTINGS = Settings(lr=8e-4, warmup=0.1, dropout=0.0, keep=1, seed=1)
 TITLES = {"lr": 5e-4, "dropout": 0.1}  # gentler: quoting is not to be forgotten, nor titles learnt by heart
 QUOTATIONS = 3  # of each text, so that few are met twice
 ENDING = 10.0  # seconds kept for saving and drawing
+TRIES = 5  # steps by whose speed the first lesson is planned
 
 
 def run_demo(
@@ -218,7 +217,8 @@ class Demo:
         """With a share of the steps that fit into the time by the speed of the first few."""
         steps = self.size.steps
         if steps is None:
-            fitting = self._fitting(evaluation, seconds_per_step(self.model, work, self._settings, self._plan(work)))
+            step = seconds_per_step(self.model, work, self._settings, self.folder / "probe")
+            fitting = self._fitting(evaluation, step)
             steps = min(fitting, round(self._most(work) / (1 - self.size.quoting)))
         first = max(1, round(self.size.quoting * steps))
         return replace(self._settings, steps=first, eval_every=first, save_every=first, schedule="constant")
@@ -236,10 +236,7 @@ class Demo:
         return max(10, int((self.deadline - time.monotonic() - judging - ENDING) / step))
 
     def _most(self, work: TitleWork) -> int:
-        return round(self.size.most_epochs * len(self._plan(work)))
-
-    def _plan(self, work: TitleWork) -> Sequence[list[int]]:
-        return plan_epoch(work.lengths, self._settings.batch_tokens, self._settings.seed, 0)
+        return round(self.size.most_epochs * len(plan_epoch(work.lengths, self.size.batch_tokens, SETTINGS.seed, 0)))
 
     @property
     def _settings(self) -> Settings:
@@ -319,23 +316,13 @@ def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
     return [*order[:count], *(record for record in records if record not in order[:count])]
 
 
-def seconds_per_step(
-    model: Model, work: TitleWork, settings: Settings, plan: Sequence[list[int]], tries: int = 4
-) -> float:
+def seconds_per_step(model: Model, work: TitleWork, settings: Settings, folder: Path) -> float:
     """How long a training step takes here: a copy of the model takes a few. The first warms up and does not count."""
-    native.keep_freed_memory()  # as training does
-    model = copy.deepcopy(model).train()
-    optimiser, dtype = adamw(model, settings), resolve_precision(settings.precision)
-    spent: list[float] = []
-    for numbers in plan[: tries + 1]:
-        began = time.monotonic()
-        with torch.autocast("cpu", dtype, dtype != torch.float32):
-            loss = loss_of(model, work.batch(numbers, 0))
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-        spent.append(time.monotonic() - began)
-    return sum(spent[1:] or spent) / len(spent[1:] or spent)
+    few = replace(settings, steps=TRIES, eval_every=TRIES, save_every=TRIES)
+    train(copy.deepcopy(model), TitleWork(work.examples), few, folder, quiet=True)
+    spent = [line["tokens"] / line["speed"] for line in runs.read_metrics(folder)[1:]]
+    shutil.rmtree(folder)
+    return sum(spent) / len(spent)
 
 
 def lead_rouge_l(records: Sequence[Record]) -> float:

@@ -140,6 +140,7 @@ class Title:
         return write(self, model, sources, settings or self.decoding(model), batch, writer)
 
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+        """Pieces that know where spaces were need no tidying."""
         text = tokenizer.decode(tokens)
         return tidy(text) if tokenizer.kind == "wordpiece" else text
 

@@ -23,7 +23,7 @@ from allmask.tasks.auxiliary import Auxiliary
 from allmask.tasks.samples import samples
 from allmask.tasks.scores import score_translations
 from allmask.tasks.title import Title, TitleWork
-from allmask.tasks.writing import Written, tidy, tokenizer_of, write
+from allmask.tasks.writing import Written, tokenizer_of, write
 from allmask.text import Tokenizer
 from allmask.training import Score, mean_loss
 
@@ -95,9 +95,7 @@ class Translate:
         return write(self, model, sources, settings or self.decoding(model), batch, writer)
 
     def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-        """Pieces that know where spaces were need no tidying."""
-        text = tokenizer.decode(tokens)
-        return tidy(text) if tokenizer.kind == "wordpiece" else text
+        return self.rows.read_back(tokenizer, tokens)
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         return {"model": score_translations(written, [record.fields["target"] for record in records])}

@@ -12,7 +12,6 @@ from torch import Tensor
 from allmask.config import Config
 from allmask.data import Batch
 from allmask.masks import Mask
-from allmask.transformer import sources_in
 
 SIDE, ROUNDS = 1024, 8
 TRAINING = 3  # one pass forward, two backward
@@ -59,7 +58,7 @@ def operations(config: Config, batch: Batch) -> int:
 
 def _two_stacks(config: Config, batch: Batch) -> int:
     """The same of the layers of an encoder and a decoder, forward."""
-    is_source = sources_in(batch.mask)[0]
+    is_source = batch.mask.first_known[0]
     read, seen = visible_pairs(batch.mask[:, is_source]), visible_pairs(batch.mask)
     sources, targets = int(is_source.sum()), int((~is_source).sum())
     projection, scores = 2 * config.width * config.attention_width, 4 * config.attention_width
@@ -75,7 +74,7 @@ def _recurrences(config: Config, batch: Batch) -> int:
     width, gates = config.width, 8 * config.width
     if config.family == "elmo":
         return batch.tokens * config.layers * gates * 2 * width * (1 if batch.asked is None else 2)
-    is_source = sources_in(batch.mask)[0]
+    is_source = batch.mask.first_known[0]
     sources, targets = int(is_source.sum()), int((~is_source).sum())
     encoder = sources * config.layers * gates * (width * 3 // 2 if config.both_ways else 2 * width)
     begun = len(batch.mask.group.unique()) * config.decoder_layers * 4 * width**2
