@@ -62,8 +62,10 @@ class WholeGradient:
         pass
 
 
-def embedding_gradient(model: Model, crew: Alone | Crew) -> RowGradient | WholeGradient:
+def embedding_gradient(model: nn.Module, crew: Alone | Crew) -> RowGradient | WholeGradient:
     """By rows where nothing else uses the table, as a language model does, and no other process waits for it."""
+    if not isinstance(model, Model):
+        return WholeGradient()
     tokens = model.body.embedding.tokens
     alone = crew.size == 1 and not crew.sharded and tokens.weight.device.type == "cpu"
     if alone and model.lm_head is None and tokens.weight.requires_grad:

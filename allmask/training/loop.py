@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allmask import native
 from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
-from allmask.data.planning import Plan
 from allmask.dropout import Dropout
 from allmask.errors import DivergedError, Interrupted, UsageError
 from allmask.model import Model
 from allmask.objectives import losses_of
+from allmask.objectives.losses import Losses
 from allmask.training import runs
 from allmask.training.average import Average
 from allmask.training.board import Board
@@ -57,15 +57,27 @@ class Paused(Exception):
     """Training ended before its last step because an evaluation asked for it; all is saved."""
 
 
+class Lot(Protocol):
+    """What a step learns from: packed texts, images, …"""
+
+    @property
+    def tokens(self) -> int: ...  # or images: how many there are
+
+    @property
+    def counts(self) -> dict[str, int]: ...  # of each loss by name, what its mean is over
+
+    def to(self, device: torch.device | str) -> Any: ...
+
+
 class Share(NamedTuple):
     """What a process computes of a batch."""
 
-    batch: Batch
+    batch: Any  # a Lot
     weight: float = 1.0  # 0: nothing, but it takes part
 
     @classmethod
-    def of(cls, made: Batch | Share) -> Share:
-        return cls(made) if isinstance(made, Batch) else made
+    def of(cls, made: Lot | Share) -> Share:
+        return made if isinstance(made, Share) else cls(made)
 
     def counted(self, value: float) -> float:
         return value if self.weight else 0
@@ -80,9 +92,19 @@ class Work(Protocol):
     @property
     def lengths(self) -> Sequence[int] | np.ndarray: ...  # tokens of each example
 
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch | Share: ...
+    def batch(self, numbers: Sequence[int], epoch: int) -> Lot | Share: ...
 
-    def evaluate(self, model: Model) -> Score | None: ...
+    def evaluate(self, model: Any) -> Score | None: ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """How batches are drawn and learnt from. This is the way of packed texts; a work on other things has a `way`."""
+
+    unit: str = "tokens"  # what a batch has so many of
+    plan: Callable[[Any, int, int, int], Sequence[list[int]]] = plan_epoch  # lengths, most of a batch, seed, epoch
+    losses: Callable[[Any, Any, float], Losses] = losses_of  # model, batch, label smoothing
+    operations: Callable[[Any, Any], int] = lambda model, batch: operations(model.config, batch)
 
 
 @dataclass
@@ -97,7 +119,7 @@ class Result:
 
 
 def train(
-    model: Model, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
+    model: nn.Module, work: Work, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
     crew: Alone | Crew = ALONE,
 ) -> Result:  # fmt: skip
     """Train in place, leaving the weights of the best evaluation (or the last step) in the model.
@@ -117,7 +139,7 @@ def train(
 
 @dataclass
 class Trainer:
-    model: Model
+    model: nn.Module
     work: Work
     settings: Settings
     run: Path
@@ -135,15 +157,17 @@ class Trainer:
     latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
 
     def __post_init__(self):
+        self.way: Way = getattr(self.work, "way", Way())
         self.stage = stage_of(self.model, self.crew)  # first of all: it may put other tensors in the weights' places
         self.optimiser = adamw(self.model, self.settings)
         self.embedding = embedding_gradient(self.model, self.crew)
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)
-        self.model.body.recompute = self.settings.recompute
+        if isinstance(self.model, Model):
+            self.model.body.recompute = self.settings.recompute
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
-        self.device = self.model.body.embedding.tokens.weight.device.type
-        self.plans: dict[int, Plan] = {}
+        self.device = next(self.model.parameters()).device.type
+        self.plans: dict[int, Sequence[list[int]]] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
         self.save_every = self.settings.save_every or self.eval_every
@@ -154,9 +178,9 @@ class Trainer:
 
     # ---- the order of the data -----------------------------------------------------------------------------
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> Sequence[list[int]]:
         if epoch not in self.plans:
-            made = plan_epoch(self.work.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
+            made = self.way.plan(self.work.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
             self.plans = {epoch: made}
         return self.plans[epoch]
 
@@ -210,23 +234,24 @@ class Trainer:
         loss = sum(losses.values())
         self.step += 1
         seconds = max(1e-9, time.monotonic() - started)
-        made = [(share.counted(share.batch.tokens), operations(self.model.config, share.batch)) for share in micro]
-        tokens, work = (round(total) for total in self.crew.total([sum(column) for column in zip(*made, strict=True)]))
+        made = [(share.counted(share.batch.tokens), self.way.operations(self.model, share.batch)) for share in micro]
+        units, work = (round(total) for total in self.crew.total([sum(column) for column in zip(*made, strict=True)]))
         share = work / seconds / self.peak / self.crew.size
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
-            step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, tokens=tokens,
-            speed=round(tokens / seconds, 1), peak=float(f"{share:.3g}"),
+            step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, **{self.way.unit: units},
+            speed=round(units / seconds, 1), peak=float(f"{share:.3g}"),
         )  # fmt: skip
         self.latest |= losses
-        bar.update(self.step, f"{_in_words(self.latest)}  {tokens / seconds:,.0f} tokens/s  {share:.0%} of peak")
+        speed = f"{units / seconds:,.0f} {self.way.unit}/s"
+        bar.update(self.step, f"{_in_words(self.latest)}  {speed}  {share:.0%} of peak")
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
         if self.step % self.save_every == 0 or last or self.best_step == self.step or self.asked_to_pause:
             self.save()
 
-    def _learn(self, batches: Sequence[Batch | Share]) -> tuple[dict[str, float], float, float]:
+    def _learn(self, batches: Sequence[Lot | Share]) -> tuple[dict[str, float], float, float]:
         """One optimiser step; a loss or gradient that is not finite leaves the weights as they were."""
         micro = [Share.of(batch) for batch in batches]
         rate = self.settings.lr * self.factor()
@@ -270,7 +295,7 @@ class Trainer:
         """Gradients of this process's share of the step's mean losses; what they are is added to `told`."""
         batch = share.batch.to(self.device)
         with torch.autocast(self.device, self.dtype, self.dtype != torch.float32):
-            found = self.stage(lambda model: losses_of(model, batch, self.settings.label_smoothing))
+            found = self.stage(lambda model: self.way.losses(model, batch, self.settings.label_smoothing))
         means = {name: share.weight * loss / max(1, counts[name]) for name, (loss, _) in found.items()}
         total = torch.stack(list(means.values())).sum()
         (total * self.crew.size).backward()  # the mean over processes of which is the sum that is wanted
@@ -363,7 +388,7 @@ class Trainer:
         raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", 128 + signal_number)
 
 
-def set_dropout(model: Model, p: float) -> None:
+def set_dropout(model: nn.Module, p: float) -> None:
     """Another dropout for this training; what is saved keeps the model's own."""
     for module in model.modules():
         if isinstance(module, Dropout):

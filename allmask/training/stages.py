@@ -21,7 +21,7 @@ from allmask.training import runs
 from allmask.training.distributed import Alone, Crew
 
 T = TypeVar("T")
-Call = Callable[[Model], T]
+Call = Callable[[Any], T]
 
 
 class Stage(Protocol):
@@ -46,7 +46,11 @@ class Stage(Protocol):
         ...
 
 
-def stage_of(model: Model, crew: Alone | Crew) -> Stage:
+def stage_of(model: nn.Module, crew: Alone | Crew) -> Stage:
+    if not isinstance(model, Model):
+        if crew.size > 1 or crew.sharded:
+            raise UsageError("only a Transformer or an LSTM is trained by several processes", "take one process")
+        return Whole(model, crew)
     if crew.sharded and model.config.family in ("lstm", "elmo"):  # an LSTM holds on to the weights it was made with
         raise UsageError("a recurrent model cannot be sharded", "leave --shard out: each process then has all of it")
     if crew.sharded:
@@ -68,7 +72,7 @@ class _Inside(nn.Module):
 class Whole:
     """One process has the model."""
 
-    def __init__(self, model: Model, crew: Alone | Crew):
+    def __init__(self, model: nn.Module, crew: Alone | Crew):
         self.model, self.crew = model, crew
 
     def __call__(self, call: Call[T]) -> T:
