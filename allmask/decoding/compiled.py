@@ -39,7 +39,7 @@ SOURCE = Path(__file__).with_name("step.c")
 def fits(model: Model) -> bool:
     """Whether the compiled step can take this model here."""
     config = model.config
-    sizes = (config.width // config.heads, config.inner)
+    sizes = (config.width, config.attention_width // config.heads, config.inner)
     on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
     return on_cpu and config.norm in ("layer", "rms") and not any(size % 16 for size in sizes) and library() is not None
 
@@ -52,10 +52,12 @@ def library() -> Any:
 # ---- the structures of step.c ----------------------------------------------------------------------------------
 
 
-_Layer = structure(qkv=Linear, output=Linear, expand=Linear, contract=Linear, attention=Norm, feed=Norm)
+_LINEARS = ("qkv", "output", "ask", "answer", "expand", "gated", "contract")
+_NORMS = ("attention", "cross", "feed")
+_Layer = structure(**dict.fromkeys(_LINEARS, Linear), **dict.fromkeys(_NORMS, Norm))
 _Network = structure(
-    **numbers("depth width heads inner pre activation"),
-    epsilon=ctypes.c_double, head_epsilon=ctypes.c_double,
+    **numbers("depth width heads d inner pre activation reach"),
+    epsilon=ctypes.c_double, head_epsilon=ctypes.c_double, near=ctypes.c_void_p,
     layers=ctypes.c_void_p, last=Norm, transform=Linear, head_norm=Norm, head=Linear,
 )  # fmt: skip
 _Memory = structure(
@@ -105,20 +107,26 @@ class CompiledEngine:
         return ByteFeedForward(part.expand, part.contract, self.activation)
 
     def _network(self, config: Config) -> ctypes.Structure:
-        parts = self.parts
+        parts, near = self.parts, self.parts.near
         self.layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers))
         return _Network(
-            len(parts.layers), config.width, config.heads, config.inner, config.norm_place == "pre",
-            ACTIVATION[config.activation], config.epsilon, getattr(parts.head_norm, "eps", 0.0),
-            ctypes.cast(self.layers, ctypes.c_void_p), norm_structure(parts.last),
-            parts.transform.structure if parts.transform else Linear(), norm_structure(parts.head_norm),
-            parts.head.structure,
+            len(parts.layers), config.width, config.heads, config.attention_width // config.heads, config.inner,
+            config.norm_place == "pre", ACTIVATION[config.activation], 0 if near is None else near.shape[1],
+            config.epsilon, getattr(parts.head_norm, "eps", 0.0), None if near is None else near.data_ptr(),
+            ctypes.cast(self.layers, ctypes.c_void_p), norm_structure(parts.last), _linear(parts.transform),
+            norm_structure(parts.head_norm), _linear(parts.head),
         )  # fmt: skip
 
 
 def _layer(part: Any) -> ctypes.Structure:
-    linears = (part.qkv, part.output, part.expand, part.contract)
-    return _Layer(*(linear.structure for linear in linears), *map(norm_structure, part.norms))
+    cross = part.cross
+    ask, answer, norm = (None, None, None) if cross is None else (cross.query, cross.output, cross.norm)
+    linears = (part.qkv, part.output, ask, answer, part.expand, part.gated, part.contract)
+    return _Layer(*map(_linear, linears), *map(norm_structure, (part.norms[0], norm, part.norms[1])))
+
+
+def _linear(part: PackedLinear | None) -> ctypes.Structure:
+    return Linear() if part is None else part.structure
 
 
 def _memory(rows: Rows) -> tuple[ctypes.Structure, list[Tensor]]:

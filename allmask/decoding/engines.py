@@ -1,7 +1,8 @@
-"""Fast writers: the same texts as `MaskWriter` writes, from packed weights and without work a step could do once.
+"""Fast writers: what `MaskWriter` and `PairWriter` write, from packed weights and without work a step could do once.
 
 writer = writer_for(model)                      # the fastest this processor has: int8, bf16 or fp32
 best = generate(writer, prompts, Decoding(end=(sep,), beams=4))
+writer = pair_writer_for(model)                 # of an encoder–decoder
 
 That a new token reads everything before it is found out once, from the mask of the prompt; where a window or a matrix
 says otherwise, `MaskWriter` writes. Shapes are those of rows.py.
@@ -20,18 +21,19 @@ from torch import Tensor
 
 from allmask.attention import Route
 from allmask.branches import Branches
-from allmask.config import bert_tiny
+from allmask.config import bert_tiny, t5_v1_1_small
 from allmask.decoding import compiled
-from allmask.decoding.parts import Parts, packed_linear
+from allmask.decoding.parts import CrossParts, LayerParts, Parts, packed_linear
 from allmask.decoding.rows import Rows, Texts
 from allmask.decoding.search import Writer
-from allmask.decoding.writers import MaskWriter, padded_prompts
+from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
 from allmask.inference.bytes import SLOW, Int8Linear
 from allmask.inference.frozen import CHOICES, PRECISIONS, computes_bf16, freeze
+from allmask.layers import NORM_PLACES
 from allmask.masks import Mask
 from allmask.model import Model
-from allmask.transformer import BranchedCache
+from allmask.transformer import BranchedCache, EncoderDecoder
 
 log = logging.getLogger("allmask")
 
@@ -46,12 +48,7 @@ def writer_for(
     where the compiled step runs, then bf16 where the processor computes in it, then fp32. With int8, attention over a
     prompt and its projections stay in bf16 or fp32, which costs little and keeps most of what bytes would lose.
     """
-    if precision not in CHOICES:
-        raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
-    model.head("lm_head")  # or say that there is none
-    device = model.body.embedding.tokens.weight.device
-    if precision == "auto":
-        precision = "int8" if _has_compiled(model) else "bf16" if computes_bf16(device) else "fp32"
+    precision, device = _chosen(model, precision), model.body.embedding.tokens.weight.device
     reading = ("bf16" if computes_bf16(device) else "fp32") if precision == "int8" else precision
     slow = MaskWriter(freeze(model, reading), mask, segments)
     compares = model.config.position_kind in ("relative", "shifted")  # how far tokens stand from each other
@@ -64,6 +61,29 @@ def writer_for(
     elif precision == "int8":
         log.warning(SLOW)
     return FastWriter(slow, engine)
+
+
+def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] | None = None) -> Writer:
+    """The same for an encoder–decoder, whose texts begin with `start`: the model's own token unless given.
+
+    fp32 writes what `PairWriter` writes. With int8 the encoder computes with bytes, too; attention does not.
+    """
+    precision = _chosen(model, precision)
+    slow = PairWriter(freeze(model, precision), start)
+    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
+    if not on_cpu or not isinstance(model.body, EncoderDecoder) or not model.body.tokenwise:
+        return slow
+    return FastPairWriter(slow, _engine(model, precision))
+
+
+def _chosen(model: Model, precision: str) -> str:
+    if precision not in CHOICES:
+        raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
+    model.head("lm_head")  # or say that there is none
+    if precision != "auto":
+        return precision
+    bf16 = computes_bf16(model.body.embedding.tokens.weight.device)
+    return "int8" if _has_compiled(model) else "bf16" if bf16 else "fp32"
 
 
 class Engine(Protocol):
@@ -95,19 +115,30 @@ def _has_compiled(model: Model) -> bool:
 
 @cache
 def _compiled_is_right() -> bool:
-    """Whether the compiled step, on this machine, says of a small model what torch says."""
-    sizes = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "max_positions": 8}
-    model = Model.fresh(replace(bert_tiny(), **sizes, init_std=0.2), ["lm"], torch.Generator().manual_seed(0))
-    slow = MaskWriter(freeze(model, "fp32"))
-    for precision in CHOICES[1:]:
-        ours, torchs = (_answers(FastWriter(slow, make(model, precision))) for make in (_compiled, TorchEngine))
-        if not torch.allclose(ours, torchs, atol=0.03 * float(torchs.abs().max())):
-            log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
-            return False
+    """Whether the compiled step, on this machine, says of small models what torch says."""
+    for writer in _small_writers():
+        for precision in CHOICES[1:]:
+            ours, torchs = (_answers(writer(make, precision)) for make in (_compiled, TorchEngine))
+            if not torch.allclose(ours, torchs, atol=0.03 * float(torchs.abs().max())):
+                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+                return False
     return True
 
 
-def _answers(writer: FastWriter) -> Tensor:
+def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], FastWriter | FastPairWriter]]:
+    """Of one stack and of two: how each is made with an engine."""
+    sizes = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "max_positions": 8, "init_std": 0.2}
+    rng = torch.Generator().manual_seed(0)
+    one = Model.fresh(replace(bert_tiny(), **sizes), ["lm"], rng)
+    two = Model.fresh(replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16), ["lm"], rng)
+    slow, slow_pair = MaskWriter(freeze(one, "fp32")), PairWriter(freeze(two, "fp32"))
+    return [
+        lambda make, precision: FastWriter(slow, make(one, precision)),
+        lambda make, precision: FastPairWriter(slow_pair, make(two, precision)),
+    ]
+
+
+def _answers(writer: FastWriter | FastPairWriter) -> Tensor:
     """Some logits: of two texts, and of three rows that go on from them."""
     first, state = writer.begin([[1, 2, 3], [4]])
     second, state = writer.step(torch.tensor([5, 6, 7]), state.select(torch.tensor([1, 0, 0])))
@@ -162,6 +193,40 @@ class FastWriter:
         return self.body.norm(top.peek(x, Route.find(query, mask), layers[-1]))[:, 0], layers
 
 
+class FastPairWriter:
+    """Reads sources with a frozen encoder; steps with an engine, which reads them as the decoder's layers see them."""
+
+    def __init__(self, slow: PairWriter, engine: Engine):
+        self.slow = slow
+        self.body: EncoderDecoder = slow.model.body
+        self.engine = engine
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.slow.room(prompt)
+
+    @torch.inference_mode()
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        ids, valid = self.slow.sources(prompts)
+        mask = Mask.bidirectional(valid)
+        flat, index = mask.flatten()
+        memory = self.body.remember(self.body(ids.flatten()[index][None], flat), flat)
+        layers = [Branches.begin(layer, mask.shape, index) for layer in memory.layers]
+        texts = Texts.of(layers, valid.sum(1), self.engine.text_dtype)
+        logits, rows = (
+            torch.empty(0),
+            Rows.begin(texts, valid.new_full((len(ids),), -1, dtype=torch.long), self.engine.dtype),
+        )
+        for token in self.slow.start:
+            logits, rows = self.step(torch.full_like(rows.place, token), rows)
+        return logits, rows
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, state: Rows) -> tuple[Tensor, Rows]:
+        rows = state.longer()
+        x = self.body.embedding(tokens, rows.place, torch.zeros_like(tokens))
+        return self.engine.step(x.to(self.engine.dtype), rows), rows
+
+
 def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:
     """Whether a token younger than all others reads all of its prompt, and each prompt has a token."""
     plain = mask.window is None and mask.matrix is None
@@ -177,15 +242,15 @@ class TorchEngine:
         self.heads = model.config.heads
         make = Int8Linear if precision == "int8" else packed_linear(self.dtype)
         self.parts = Parts.of(model, make, self.dtype)
-        self.enter, self.leave = model.body.layers[0].enter, model.body.layers[0].leave
+        self.enter, self.leave = NORM_PLACES[model.config.norm_place]
 
     def step(self, x: Tensor, rows: Rows) -> Tensor:
         for number, part in enumerate(self.parts.layers):
-            h = part.qkv(self.enter(part.norms[0], x))
-            q = self._remember(h, number, rows)
-            x = self.leave(part.norms[0], x + part.output(self._attend(q, number, rows)))
-            h = part.contract(part.expand(self.enter(part.norms[1], x)))
-            x = self.leave(part.norms[1], x + h)
+            q = self._remember(part.qkv(self.enter(part.norms[0], x)), number, rows)
+            read = self._attend(q, number, rows, over_text=part.cross is None)
+            x = self.leave(part.norms[0], x + part.output(read))
+            x = x if part.cross is None else self._read_source(part.cross, x, number, rows)
+            x = self.leave(part.norms[1], x + self._feed(part, self.enter(part.norms[1], x)))
         return self.logits(self.parts.last(x))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -193,20 +258,41 @@ class TorchEngine:
         x = hidden if transform is None else self.parts.head_norm(transform(hidden))
         return self.parts.head(x)
 
+    def _feed(self, part: LayerParts, h: Tensor) -> Tensor:
+        wide = part.expand(h)
+        return part.contract(wide if part.gated is None else wide * part.gated(h))
+
+    def _read_source(self, cross: CrossParts, x: Tensor, layer: int, rows: Rows) -> Tensor:
+        q = cross.query(self.enter(cross.norm, x)).unflatten(1, (1, self.heads, -1))
+        return self.leave(cross.norm, x + cross.output(self._attend(q, layer, rows, over_own=False)))
+
     def _remember(self, h: Tensor, layer: int, rows: Rows) -> Tensor:
         """Keys and values go into the rows' slots; the queries (R, 1, H, D) are returned."""
         q, new = h.tensor_split([h.shape[1] // 3], dim=1)
         rows.own.buffer[layer, :, rows.time, : len(h)] = new.unflatten(1, (2, -1)).transpose(0, 1)
         return q.unflatten(1, (1, self.heads, -1))
 
-    def _attend(self, q: Tensor, layer: int, rows: Rows) -> Tensor:
-        """Attention of q over a row's text and its own tokens, (R, W)."""
-        texts, fan = rows.texts, rows.fan
-        grid = fan.spread(q[:, 0]).transpose(1, 2) @ texts.keys[layer]  # (S, H, width, K)
-        grid = grid if texts.padding is None else grid.masked_fill_(texts.padding, -torch.inf)
-        over_text = fan.gather(grid.transpose(1, 2))[:, :, None]  # (R, H, 1, K)
-        keys, values = (x.unflatten(2, (self.heads, -1)).transpose(1, 2) for x in rows.written(layer))  # (R, H, T, D)
-        scores = torch.cat([over_text, q.transpose(1, 2) @ keys.transpose(2, 3)], dim=-1)
-        on_text, on_own = scores.softmax(-1).split([over_text.shape[-1], keys.shape[2]], dim=-1)
-        read = fan.gather((fan.spread(on_text[:, :, 0]).transpose(1, 2) @ texts.values[layer]).transpose(1, 2))
-        return (read + (on_own @ values)[:, :, 0]).flatten(1)
+    def _attend(self, q: Tensor, layer: int, rows: Rows, over_text: bool = True, over_own: bool = True) -> Tensor:
+        """Attention of q over a row's text, over its own tokens, or over both: (R, W)."""
+        texts, fan, scores, own = rows.texts, rows.fan, [], []
+        if over_text:
+            grid = fan.spread(q[:, 0]).transpose(1, 2) @ texts.keys[layer]  # (S, H, width, K)
+            grid = grid if texts.padding is None else grid.masked_fill_(texts.padding, -torch.inf)
+            scores.append(fan.gather(grid.transpose(1, 2))[:, :, None])  # (R, H, 1, K)
+        if over_own:
+            own = [x.unflatten(2, (self.heads, -1)).transpose(1, 2) for x in rows.written(layer)]  # (R, H, T, D) each
+            scores.append(self._with_distances(q.transpose(1, 2) @ own[0].transpose(2, 3), rows.time))
+        weights = torch.cat(scores, dim=-1).softmax(-1)
+        read = weights[..., -own[1].shape[2] :] @ own[1] if own else 0.0
+        if over_text:
+            on_text = fan.spread(weights[:, :, 0, : texts.keys.shape[-1]]).transpose(1, 2) @ texts.values[layer]
+            read = read + fan.gather(on_text.transpose(1, 2))[:, :, None]
+        assert isinstance(read, Tensor)
+        return read[:, :, 0].flatten(1)
+
+    def _with_distances(self, scores: Tensor, time: int) -> Tensor:
+        near = self.parts.near
+        if near is None:
+            return scores
+        ago = torch.arange(time, -1, -1).clamp(max=near.shape[1] - 1)
+        return scores + near[:, None, ago]

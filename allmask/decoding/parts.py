@@ -1,18 +1,21 @@
-"""What a decoding step multiplies by, taken out of a model once: fused projections, norms, the output layer."""
+"""What a decoding step multiplies by, taken out of a model once: fused projections, norms, the output layer.
+
+Of an encoder–decoder it is the decoder; its encoder reads the source beforehand.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allmask.attention import Attention
+from allmask.attention import Attention, Scaled
 from allmask.inference.frozen import FUSED, Packed, can_pack
-from allmask.layers import ACTIVATIONS, Layer
+from allmask.layers import ACTIVATIONS, CrossLayer, GatedFeedForward, RelativePositions
 from allmask.model import Model
 
 Map = Callable[[Tensor], Tensor]
@@ -20,12 +23,23 @@ MakeLinear = Callable[[Tensor, Tensor | None, str], Map]  # weight (out, in), bi
 
 
 @dataclass(frozen=True)
-class LayerParts:
-    """A layer's four products and two norms."""
+class CrossParts:
+    """How a decoder's layer reads the source, whose keys and values are there already."""
 
-    qkv: Map  # queries, already divided by sqrt(D), then keys and values: (…, W) -> (…, 3·W)
+    query: Map  # already divided by sqrt(D)
     output: Map
+    norm: nn.Module
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A layer's products and norms."""
+
+    qkv: Map  # queries, already divided by sqrt(D), then keys and values: (…, W) -> (…, 3·H·D)
+    output: Map
+    cross: CrossParts | None
     expand: Map
+    gated: Map | None  # what is expanded is multiplied by
     contract: Map
     norms: tuple[nn.Module, nn.Module]
 
@@ -35,6 +49,9 @@ class Parts:
     """A whole model but for its embeddings."""
 
     layers: tuple[LayerParts, ...]
+    near: (
+        Tensor | None
+    )  # (H, distances), added to scores by how long ago a token was written; the last is for all beyond
     last: nn.Module  # the norm after the last layer, or nothing
     transform: Map | None  # BERT's extra layer before the output
     head_norm: nn.Module
@@ -43,43 +60,70 @@ class Parts:
     @classmethod
     def of(cls, model: Model, make: MakeLinear, dtype: torch.dtype) -> Parts:
         """Copies, so that the model may go on learning."""
-        kind, layers = model.config.activation, cast(list[Layer], list(model.body.layers))
+        kind, stack = model.config.activation, writing_stack(model)
         head: Any = model.head("lm_head")
         weight = model.body.embedding.tokens.weight if head.output is None else head.output.weight
+        if isinstance(head.transform, Scaled):  # hidden states may as well be scaled by the matrix
+            weight = weight.detach() * head.transform.factor
         has_transform = isinstance(head.transform, nn.Linear)
         return cls(
-            tuple(_layer_parts(layer, kind, make, dtype) for layer in layers),
-            _copied(model.body.norm, dtype),
+            tuple(_layer_parts(layer, kind, make, dtype) for layer in stack.layers),
+            _near(stack.relative, dtype),
+            _copied(stack.norm, dtype),
             make(head.transform.weight, head.transform.bias, kind) if has_transform else None,
             _copied(head.norm, dtype),
             make(weight, head.bias, "none"),
         )
 
 
-def _layer_parts(layer: Layer, activation: str, make: MakeLinear, dtype: torch.dtype) -> LayerParts:
+def writing_stack(model: Model) -> Any:
+    """The stack that new tokens go through."""
+    return model.body.decoder if model.config.decoder_layers else model.body
+
+
+def _layer_parts(layer: Any, activation: str, make: MakeLinear, dtype: torch.dtype) -> LayerParts:
     def plain(linear: nn.Linear, kind: str = "none") -> Map:
         return make(linear.weight, linear.bias, kind)
 
-    weight, bias = _fused(layer.attention)
+    cross = None
+    if isinstance(layer, CrossLayer):
+        asked, output = make(*_queries(layer.cross), "none"), plain(layer.cross.output)
+        cross, layer = CrossParts(asked, output, _copied(layer.cross_norm, dtype)), layer.layer
     feed: Any = layer.feed_forward
+    gated = isinstance(feed, GatedFeedForward)
     norms = (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype))
     return LayerParts(
-        make(weight, bias, "none"), plain(layer.attention.output), plain(feed.expand, activation), plain(feed.contract),
-        norms,
+        make(*_fused(layer.attention), "none"), plain(layer.attention.output), cross,
+        plain(feed.gate if gated else feed.expand, activation), plain(feed.gated) if gated else None,
+        plain(feed.contract), norms,
     )  # fmt: skip
+
+
+def _near(relative: nn.Module, dtype: torch.dtype) -> Tensor | None:
+    if not isinstance(relative, RelativePositions):
+        return None
+    return relative.table.weight.detach()[relative.bucket].T.to(dtype).contiguous()
 
 
 def _copied(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(norm).to(dtype).requires_grad_(False)
 
 
-def _fused(attention: Attention) -> tuple[Tensor, Tensor]:
-    """One matrix for queries, keys and values; the scale of the scores is in the queries already."""
-    linears = (attention.query, attention.key, attention.value)
-    weights, biases = [x.weight.float() for x in linears], [x.bias.float() for x in linears]
-    scale = (weights[0].shape[0] // attention.heads) ** -0.5
-    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
-    return torch.cat(weights), torch.cat(biases)
+def _queries(attention: Attention) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of queries, with the scale of the scores."""
+    linear = attention.query
+    scale = (linear.weight.shape[0] // attention.heads) ** -0.5
+    if isinstance(attention.stretch, Scaled):
+        scale *= attention.stretch.factor
+    return linear.weight.detach().float() * scale, None if linear.bias is None else linear.bias.detach().float() * scale
+
+
+def _fused(attention: Attention) -> tuple[Tensor, Tensor | None]:
+    """One matrix for queries, keys and values."""
+    others = (attention.key, attention.value)
+    weight, bias = _queries(attention)
+    weight = torch.cat([weight, *(x.weight.detach().float() for x in others)])
+    return weight, None if bias is None else torch.cat([bias, *(x.bias.detach().float() for x in others)])
 
 
 # ---- linear layers in torch ----------------------------------------------------------------------------------
@@ -90,9 +134,9 @@ def packed_linear(dtype: torch.dtype) -> MakeLinear:
 
     def make(weight: Tensor, bias: Tensor | None, activation: str) -> Map:
         linear = nn.Linear(1, 1, bias=bias is not None)
-        linear.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        linear.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
         if bias is not None:
-            linear.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+            linear.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
         if can_pack(dtype) and activation in FUSED:
             return Packed(linear, activation)
         return linear if activation == "none" else nn.Sequential(linear, ACTIVATIONS[activation]())

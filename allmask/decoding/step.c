@@ -3,16 +3,22 @@
    Weights are bytes with one scale an output, bf16 or fp32. For bytes the activations of each token are bytes, too, with
    a scale of their own. No row's rounding depends on the other rows. Keys and values of the text are bf16 or fp32,
    everything else is fp32. A text is read in place by all rows that continue it; what rows wrote themselves is found by
-   `path` and never moved. */
+   `path` and never moved. With one stack a row reads its text and what it wrote at once; a decoder reads what it wrote,
+   then the source. */
 
 #include "../inference/products.h"
 
 #define KEYS 64    /* of a text are scored at a time; its length is padded to a multiple */
 
-typedef struct { Linear qkv, output, expand, contract; Norm attention, feed; } Layer;
 typedef struct {
-    int64_t depth, width, heads, inner, pre, activation; /* 0 none, 1 relu, 2 gelu, 3 gelu by tanh */
+    Linear qkv, output, ask, answer, expand, gated, contract; /* ask and answer: of a source, if there are two stacks */
+    Norm attention, cross, feed;
+} Layer;
+typedef struct {
+    int64_t depth, width, heads, d, inner, pre, activation; /* 0 none, 1 relu, 2 gelu, 3 gelu by tanh */
+    int64_t reach;                                          /* distances that differ; beyond they are alike */
     double epsilon, head_epsilon;
+    const float *near; /* (heads, reach), added to scores by how long ago a token was written; may be missing */
     const Layer *layers;
     Norm last;
     Linear transform; /* without a weight there is none */
@@ -60,16 +66,24 @@ static float exponentiate(float *score, int64_t n) { /* in place; returns the su
     return _mm512_reduce_add_ps(sum);
 }
 
-INLINE void attend(const Kind kind, const Memory *m, int64_t layer, int64_t row, int64_t heads, int64_t d,
+typedef enum { TEXT = 1, OWN = 2 } Reads;
+
+/* What one row reads with the queries q (heads, d) */
+INLINE void attend(const Kind kind, const int reads, const Network *n, const Memory *m, int64_t layer, int64_t row,
                    const float *q, float *y, float *score) {
-    int64_t text = m->owner[row], length = m->lengths[text], seen = (length + KEYS - 1) / KEYS * KEYS;
-    int64_t mine = m->time + 1, width = heads * d, end = (seen + mine + 15) / 16 * 16;
-    const int32_t *path = m->path + row * mine;
+    int64_t text = m->owner[row], length = reads & TEXT ? m->lengths[text] : 0, seen = (length + KEYS - 1) / KEYS * KEYS;
+    int64_t d = n->d, width = n->heads * d, mine = reads & OWN ? m->time + 1 : 0, end = (seen + mine + 15) / 16 * 16;
+    const int32_t *path = m->path + row * (m->time + 1);
     const float *keys = m->own + 2 * layer * m->room * m->slots * width, *values = keys + m->room * m->slots * width;
-    for (int64_t h = 0; h < heads; h++, q += d, y += d, keys += d, values += d) {
-        int64_t at = ((layer * m->texts + text) * heads + h) * d * m->padded;
-        score_text(kind, q, m->keys, at, d, m->padded, length, score);
+    const float *near = n->near;
+    for (int64_t h = 0; h < n->heads; h++, q += d, y += d, keys += d, values += d, near += n->reach) {
+        int64_t at = ((layer * m->texts + text) * n->heads + h) * d * m->padded;
+        if (reads & TEXT) score_text(kind, q, m->keys, at, d, m->padded, length, score);
         for (int64_t j = 0; j < mine; j++) score[seen + j] = dot(q, keys + (j * m->slots + path[j]) * width, d);
+        for (int64_t j = 0; n->near && j < mine; j++) {
+            int64_t ago = m->time - j;
+            score[seen + j] += near[ago < n->reach ? ago : n->reach - 1];
+        }
         for (int64_t j = seen + mine; j < end; j++) score[j] = -INFINITY;
         __m512 share = _mm512_set1_ps(1.f / exponentiate(score, end));
         for (int64_t i = 0; i < d; i += 16) {
@@ -85,6 +99,18 @@ INLINE void attend(const Kind kind, const Memory *m, int64_t layer, int64_t row,
             __m512 all = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
             _mm512_storeu_ps(y + i, _mm512_mul_ps(all, share));
         }
+    }
+}
+
+/* What all rows read; their queries stand `stride` apart */
+static void attend_all(const int reads, const Network *n, const Memory *m, int64_t layer, const float *q, int64_t stride,
+                       float *y, float *score) {
+    for (int64_t r = 0; r < m->rows; r++, q += stride, y += n->heads * n->d) {
+        if (reads == OWN) attend(FP32, OWN, n, m, layer, r, q, y, score);
+        else if (reads == TEXT && m->kind == FP32) attend(FP32, TEXT, n, m, layer, r, q, y, score);
+        else if (reads == TEXT) attend(BF16, TEXT, n, m, layer, r, q, y, score);
+        else if (m->kind == FP32) attend(FP32, TEXT | OWN, n, m, layer, r, q, y, score);
+        else attend(BF16, TEXT | OWN, n, m, layer, r, q, y, score);
     }
 }
 
@@ -123,34 +149,60 @@ static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t w
         }
 }
 
+typedef struct { float *x, *h, *y, *z, *score; int8_t *q; } Space; /* x is the hidden states, all others are between */
+
+/* What a step of a layer reads: hidden states, normalised if that comes first */
+static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
+    if (n->pre) each(s.x, s.h, norm, rows, n->width, n->epsilon);
+    return n->pre ? s.h : s.x;
+}
+
+/* What it says, in s.h, joins them */
+static void leave(const Network *n, Norm norm, int64_t rows, Space s) {
+    add(s.x, s.h, rows * n->width);
+    if (!n->pre) each(s.x, s.x, norm, rows, n->width, n->epsilon);
+}
+
+static void run_layer(const Network *n, const Memory *m, int64_t number, Space s) {
+    const Layer *layer = n->layers + number;
+    int64_t rows = m->rows, width = n->heads * n->d;
+    linear(&layer->qkv, enter(n, layer->attention, rows, s), rows, s.y, s.q);
+    remember(m, number, s.y, width);
+    attend_all(layer->ask.weight ? OWN : TEXT | OWN, n, m, number, s.y, 3 * width, s.z, s.score);
+    linear(&layer->output, s.z, rows, s.h, s.q);
+    leave(n, layer->attention, rows, s);
+    if (layer->ask.weight) {
+        linear(&layer->ask, enter(n, layer->cross, rows, s), rows, s.y, s.q);
+        attend_all(TEXT, n, m, number, s.y, width, s.z, s.score);
+        linear(&layer->answer, s.z, rows, s.h, s.q);
+        leave(n, layer->cross, rows, s);
+    }
+    const float *from = enter(n, layer->feed, rows, s);
+    linear(&layer->expand, from, rows, s.y, s.q);
+    activate(s.y, rows * n->inner, n->activation);
+    if (layer->gated.weight) {
+        linear(&layer->gated, from, rows, s.z, s.q);
+        for (int64_t i = 0; i < rows * n->inner; i++) s.y[i] *= s.z[i];
+    }
+    linear(&layer->contract, s.y, rows, s.h, s.q);
+    leave(n, layer->feed, rows, s);
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 /* The embedded tokens x (rows, width), one more for each row, become hidden states; their logits are written. */
 int step(const Network *n, const Memory *m, float *x, float *logits) {
-    int64_t rows = m->rows, width = n->width, wide = n->inner > 3 * width ? n->inner : 3 * width, d = width / n->heads;
-    float *h = malloc(rows * width * sizeof(float)), *y = malloc(rows * wide * sizeof(float));
+    int64_t rows = m->rows, width = n->width, wide = larger(larger(n->inner, 3 * n->heads * n->d), width);
+    float *between = malloc(rows * (width + 2 * wide) * sizeof(float));
     float *score = malloc((m->padded + KEYS + m->time + 32) * sizeof(float));
     int8_t *q = malloc(rows * (wide + 8));
-    int good = h && y && score && q;
-    for (int64_t i = 0; good && i < n->depth; i++) {
-        const Layer *layer = n->layers + i;
-        if (n->pre) each(x, h, layer->attention, rows, width, n->epsilon);
-        linear(&layer->qkv, n->pre ? h : x, rows, y, q);
-        remember(m, i, y, width);
-        for (int64_t r = 0; r < rows; r++) {
-            if (m->kind == FP32) attend(FP32, m, i, r, n->heads, d, y + 3 * r * width, h + r * width, score);
-            else attend(BF16, m, i, r, n->heads, d, y + 3 * r * width, h + r * width, score);
-        }
-        linear(&layer->output, h, rows, y, q);
-        add(x, y, rows * width);
-        each(x, n->pre ? h : x, n->pre ? layer->feed : layer->attention, rows, width, n->epsilon);
-        linear(&layer->expand, n->pre ? h : x, rows, y, q);
-        activate(y, rows * n->inner, n->activation);
-        linear(&layer->contract, y, rows, h, q);
-        add(x, h, rows * width);
-        if (!n->pre) each(x, x, layer->feed, rows, width, n->epsilon);
+    int good = between && score && q;
+    if (good) {
+        Space s = {x, between, between + rows * width, between + rows * (width + wide), score, q};
+        for (int64_t i = 0; i < n->depth; i++) run_layer(n, m, i, s);
+        if (n->last.weight) each(x, x, n->last, rows, width, n->epsilon);
     }
-    if (good && n->last.weight) each(x, x, n->last, rows, width, n->epsilon);
-    free(h);
-    free(y);
+    free(between);
     free(score);
     free(q);
     return good && head(n, rows, x, logits);

@@ -95,12 +95,16 @@ class PairWriter:
         reach = self.model.config.reach
         return 0 if len(prompt) > reach else reach - len(self.start) + 1  # the last token is written, never read
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, PairCache]:
+    def sources(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Ids (S, K) and which of them are real (S, K)."""
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty", "give at least one token to read")
+        return padded_prompts(prompts, self.model)
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, PairCache]:
+        lengths = self.sources(prompts)[1].sum(1, keepdim=True)
         ids, valid = padded_prompts([[*prompt, *self.start] for prompt in prompts], self.model)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)[:, None]
         is_target = (torch.arange(ids.shape[1], device=ids.device) >= lengths) & valid
         hidden, cache = self.model.body.read(ids, Mask.encoder_decoder(is_target, valid))
         return self.model.logits(_last(hidden, valid)), cache

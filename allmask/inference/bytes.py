@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from allmask import native
 from allmask.attention import Attention
-from allmask.layers import ACTIVATIONS, FeedForward, Layer
+from allmask.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer, RelativePositions
 
 log = logging.getLogger("allmask")
 
@@ -76,7 +76,7 @@ class Int8Linear(nn.Module):
         weight, self.balance = _stretched(weight, stretch)
         self.weight, scale = quantise(weight.detach().float())
         self.scale = scale[:, 0]
-        self.bias = torch.zeros_like(self.scale) if bias is None else bias.detach().float()
+        self.bias = torch.zeros_like(self.scale) if bias is None else bias.detach().float().clone()
         self.activation = nn.Identity() if activation == "none" else ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class PackedLinear(NamedTuple):
         cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.uint8, stretch: Tensor | None = None
     ) -> PackedLinear:
         outputs, inputs = weight.shape
-        bias = None if bias is None else bias.detach().float().contiguous()
+        bias = None if bias is None else bias.detach().float().clone()
         weight, balance = _stretched(weight, stretch)
         return cls(*pack(weight, dtype), bias, balance, inputs, outputs)
 
@@ -148,7 +148,7 @@ class PackedLinear(NamedTuple):
         return Linear(*tensors, self.inputs, self.outputs, KIND[self.weight.dtype])
 
 
-def norm_structure(norm: nn.Module) -> ctypes.Structure:
+def norm_structure(norm: nn.Module | None) -> ctypes.Structure:
     """Of a norm in fp32, good as long as it lives; empty of what is none."""
     return Norm(_address(getattr(norm, "weight", None)), _address(getattr(norm, "bias", None)))
 
@@ -282,22 +282,37 @@ def install(body: nn.Module, activation: str, norm_place: str, between: torch.dt
             if type(child) is nn.Linear:
                 is_read = isinstance(parent, Attention) and name != "output"
                 setattr(parent, name, _linear(child, between if is_read else torch.float32, stretches.get(child)))
+    for module in body.modules():
+        if isinstance(module, RelativePositions):
+            module.table.to(between)  # added to scores of that dtype
 
 
 def _stretches(body: Any, norm_place: str) -> dict[nn.Module, Tensor | None]:
     """For each linear layer that reads what a norm gives."""
-    found, before = {}, body.embedding.norm
-    for layer in (layer for layer in body.layers if isinstance(layer, Layer)):
-        both = (
-            (layer.attention_norm, layer.feed_forward_norm) if norm_place == "pre" else (before, layer.attention_norm)
-        )
-        readers: Any = (layer.attention.query, layer.attention.key, layer.attention.value)
-        found |= {linear: stretch_of(both[0], linear.weight) for linear in readers}
-        for linear in (child for name, child in layer.feed_forward.named_children() if name != "contract"):
-            if isinstance(linear, nn.Linear):
-                found[linear] = stretch_of(both[1], linear.weight)
-        before = layer.feed_forward_norm
+    stacks, given = ([body.encoder, body.decoder] if hasattr(body, "decoder") else [body]), nn.Identity()
+    found = {}
+    for stack in stacks:
+        before = body.embedding.norm
+        for layer in stack.layers:
+            steps = _steps(layer, before, given, norm_place == "pre")
+            found |= {linear: stretch_of(norm, linear.weight) for norm, linears in steps for linear in linears}
+            before = getattr(layer, "layer", layer).feed_forward_norm
+        given = stack.norm if norm_place == "pre" else before  # what a decoder reads of its source
     return found
+
+
+def _steps(layer: Any, before: nn.Module, given: nn.Module, pre: bool) -> list[tuple[nn.Module, list[nn.Linear]]]:
+    """A layer's norms, each with the linear layers that read what it gives."""
+    cross, layer = (layer, layer.layer) if isinstance(layer, CrossLayer) else (None, layer)
+    steps = [(layer.attention_norm, [layer.attention.query, layer.attention.key, layer.attention.value])]
+    if cross is not None:
+        steps.append((cross.cross_norm, [cross.cross.query]))
+    inward = [child for name, child in layer.feed_forward.named_children() if name != "contract"]
+    steps.append((layer.feed_forward_norm, [linear for linear in inward if isinstance(linear, nn.Linear)]))
+    if not pre:  # a step reads what the norm of the one before it left
+        norms = [before, *(norm for norm, _ in steps[:-1])]
+        steps = [(norm, linears) for norm, (_, linears) in zip(norms, steps, strict=True)]
+    return steps if cross is None else [*steps, (given, [cross.cross.key, cross.cross.value])]
 
 
 def available() -> bool:
