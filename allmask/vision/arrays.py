@@ -146,6 +146,12 @@ def read_npz(path: Path, part: str = "train", limit: int = LIMIT) -> Images:
     return checked(path, pixels, labels, None if titles is None else tuple(map(str, titles.ravel().tolist())))
 
 
+def has_arrays(path: Path, part: str) -> bool:
+    with reading(path), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    return any(names.issuperset(pair) for pair in NPZ[part])
+
+
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> np.ndarray:
     """One array, once its header has been compared with its length."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

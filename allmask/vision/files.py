@@ -26,6 +26,7 @@ from allmask.checkpoints.settings import placed, read_json
 from allmask.checkpoints.weights import Store, open_weights
 from allmask.errors import CheckpointError, ResourceError
 from allmask.heads import Labels
+from allmask.vision.labelled import Preparation
 from allmask.vision.resnet import ResNet, ResNetConfig, shape_of
 
 MODEL_TYPE = "allmask-resnet"
@@ -52,10 +53,11 @@ _COUNTER = "num_batches_tracked"  # of a norm; files older than it lack it, and 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A network from a file, and the names of its classes where the file has them."""
+    """A network from a file, and the names of its classes and what it expects of images, where the file has them."""
 
     model: ResNet
     labels: Labels | None = None
+    preparation: Preparation | None = None
 
 
 def load(path: str | Path, config: ResNetConfig | None = None) -> Loaded:
@@ -171,14 +173,16 @@ def _shortcut_of(store: Store, blocks: int) -> str:
 # ---- our own folder ----------------------------------------------------------------------------------------------
 
 
-def save(folder: str | Path, model: ResNet, labels: Labels | None = None) -> None:
+def save(
+    folder: str | Path, model: ResNet, labels: Labels | None = None, preparation: Preparation | None = None
+) -> None:
     """Write a new folder, whole or not at all: config.json and model.safetensors under our names."""
     from safetensors.torch import save_file
 
     folder = Path(folder).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder}: already there", "name a new folder, or empty this one")
-    settings = json.dumps(_settings(folder, model.config, labels), indent=2, ensure_ascii=False) + "\n"
+    settings = json.dumps(_settings(folder, model.config, labels, preparation), indent=2, ensure_ascii=False) + "\n"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
     try:
@@ -200,15 +204,21 @@ def _sync(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _settings(where: Path, config: ResNetConfig, labels: Labels | None) -> dict[str, Any]:
-    _check_labels(where, config, labels)
+def _settings(
+    where: Path, config: ResNetConfig, labels: Labels | None, preparation: Preparation | None
+) -> dict[str, Any]:
+    _check_beside(where, config, labels, preparation)
     asked = {} if labels is None else {"labels": own_labels_to(labels)}
-    return {"model_type": MODEL_TYPE, **asked, **asdict(config)}
+    read = {} if preparation is None else {"images": asdict(preparation)}
+    return {"model_type": MODEL_TYPE, **asked, **read, **asdict(config)}
 
 
-def _check_labels(where: Path, config: ResNetConfig, labels: Labels | None) -> None:
+def _check_beside(where: Path, config: ResNetConfig, labels: Labels | None, preparation: Preparation | None) -> None:
+    """What stands beside a network must fit it."""
     if labels is not None and len(labels) != config.classes:
         raise CheckpointError(f"{where}: {len(labels)} labels for {config.classes} classes")
+    if preparation is not None and preparation.channels != config.channels:
+        raise CheckpointError(f"{where}: images of {preparation.channels} channels for {config.channels}")
 
 
 def _load_folder(folder: Path) -> Loaded:
@@ -217,21 +227,42 @@ def _load_folder(folder: Path) -> Loaded:
             raise CheckpointError(f"{folder}: no {name}", "give the folder that holds the weights and config.json")
     settings = read_json(folder / SETTINGS)
     try:
-        config, labels = _config_from(settings)
+        config, labels, preparation = _config_from(settings)
     except CheckpointError as error:
         raise placed(error, folder / SETTINGS, {}) from error
-    _check_labels(folder / SETTINGS, config, labels)
-    return Loaded(_filled(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels)
+    _check_beside(folder / SETTINGS, config, labels, preparation)
+    return Loaded(_filled(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels, preparation)
 
 
-def _config_from(settings: Mapping[str, Any]) -> tuple[ResNetConfig, Labels | None]:
+def is_network(folder: Path) -> bool:
+    """Whether a folder holds a network of images, by what its settings say."""
+    file = folder / SETTINGS
+    return file.is_file() and read_json(file).get("model_type") == MODEL_TYPE
+
+
+def _config_from(settings: Mapping[str, Any]) -> tuple[ResNetConfig, Labels | None, Preparation | None]:
     if settings.get("model_type") != MODEL_TYPE:
         raise CheckpointError(f"model_type is {settings.get('model_type')!r}; expected {MODEL_TYPE}")
-    given = {name: value for name, value in settings.items() if name not in ("model_type", "labels")}
+    given = {name: value for name, value in settings.items() if name not in ("model_type", "labels", "images")}
     known = {field.name for field in fields(ResNetConfig)}
     unknown, missing = sorted(given.keys() - known), sorted(known - given.keys())
     if unknown or missing:
         trouble = f"unknown settings: {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
         raise CheckpointError(trouble, "written by another version of allmask? fetch the file again")
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return ResNetConfig(**values), own_labels_from(settings["labels"]) if "labels" in settings else None
+    labels = own_labels_from(settings["labels"]) if "labels" in settings else None
+    preparation = _preparation(settings["images"]) if "images" in settings else None
+    return ResNetConfig(**_tuples(given)), labels, preparation
+
+
+def _preparation(given: Any) -> Preparation:
+    known = {field.name for field in fields(Preparation)}
+    if not isinstance(given, Mapping) or given.keys() != known:
+        raise CheckpointError(f"images is {given!r}; expected {', '.join(sorted(known))}")
+    found = _tuples(given)
+    if not all(isinstance(found[name], tuple) for name in ("mean", "deviation")):
+        raise CheckpointError(f"images is {given!r}; expected lists of a mean and a deviation")
+    return Preparation(**found)
+
+
+def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

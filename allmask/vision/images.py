@@ -9,7 +9,7 @@ digits                 the word: what comes with scikit-learn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from allmask.errors import DataError, ResourceError, UsageError
-from allmask.vision.arrays import CIFAR10, read_cifar10, read_digits, read_idx, read_npz
+from allmask.vision.arrays import CIFAR10, has_arrays, read_cifar10, read_digits, read_idx, read_npz
 from allmask.vision.labelled import LIMIT, Images, checked, reading, within
 
 if TYPE_CHECKING:
@@ -53,6 +53,22 @@ def read(
     if size is not None or channels is not None:
         raise UsageError(f"{path}: size and channels convert the images of a folder; this is none")
     return packed
+
+
+def has_part(path: str | Path, part: str) -> bool:
+    """Whether a data set is divided, and has this part. Nothing is read but names."""
+    path = Path(path)
+    if str(path) == "digits" and not path.exists():
+        return True
+    if path.suffix == ".npz" and path.is_file():
+        return has_arrays(path, part)
+    if any(path.glob("*-images*idx3-ubyte*")):
+        return any(file for start in _IDX[part] for file in path.glob(f"{start}-images*idx3-ubyte*"))
+    if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)):
+        return any(path.glob(_CIFAR[part]))
+    return any((path / name).is_dir() for name in PARTS["train"]) and any(
+        (path / name).is_dir() for name in PARTS[part]
+    )
 
 
 def _packed(path: Path, part: str, limit: int) -> Images | None:
@@ -135,8 +151,9 @@ def read_folder(folder: Path, size: int | None = None, channels: int | None = No
     within(folder, shape[0] * shape[1] * shape[2] * shape[3], limit)
     pixels = torch.empty(shape, dtype=torch.uint8)
     for number, (file, _) in enumerate(files):
-        pixels[number] = _decoded(file, shape[1], size)
-    return checked(folder, pixels, torch.tensor([label for _, label in files]), names)
+        pixels[number] = _decoded(file, shape[1], None if size is None else (size, size))
+    labels = torch.tensor([label for _, label in files])
+    return checked(folder, pixels, labels, names, tuple(str(file) for file, _ in files))
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -158,6 +175,24 @@ def _images_in(folder: Path) -> list[Path]:
     return found
 
 
+def images_below(path: Path) -> list[Path]:
+    """An image, or all in a folder and its subfolders, whatever they show."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path}: not there", "give an image, or a folder with images in it")
+    return _images_in(path)
+
+
+def decoded(files: Sequence[Path], height: int, width: int, channels: int) -> Tensor:
+    """(N, C, H, W) bytes of images of any size and kind: scaled, and cut out of the middle."""
+    pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
+    for number, file in enumerate(files):
+        _header(file)  # what is no image, or too large, is refused before it is decoded
+        pixels[number] = _decoded(file, channels, (width, height))
+    return pixels
+
+
 def _common(files: list[Path], size: int | None, channels: int | None) -> Header:
     """What all of them are, as far as nothing is converted."""
     first = _header(files[0])
@@ -165,12 +200,13 @@ def _common(files: list[Path], size: int | None, channels: int | None) -> Header
         header = _header(file)
         if channels is None and header.channels != first.channels:
             raise DataError(
-                f"{file}: {header.channels} channels; {files[0]} has {first.channels}", "pass channels=3 or channels=1"
+                f"{file}: {header.channels} channels; {files[0]} has {first.channels}",
+                "pass channels=3 or channels=1 (--channels 3)",
             )
         if size is None and header[:2] != first[:2]:
             raise DataError(
                 f"{file}: {header.width} × {header.height} pixels; {files[0]} has {first.width} × {first.height}",
-                "pass size=32, or another, to make them alike",
+                "pass size=32 (--size 32), or another, to make them alike",
             )
     return first
 
@@ -188,14 +224,15 @@ def _header(file: Path) -> Header:
         return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
 
 
-def _decoded(file: Path, channels: int, size: int | None) -> Tensor:
+def _decoded(file: Path, channels: int, size: tuple[int, int] | None) -> Tensor:
+    """With a size (width, height), scaled to cover it and cut out of the middle."""
     from PIL import Image, ImageOps
 
     with _opened(file) as image:
         upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
         made = upright.convert(_MODES[channels])
         if size is not None:
-            made = ImageOps.fit(made, (size, size), Image.Resampling.BILINEAR)
+            made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
         values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
         return values.view(made.height, made.width, channels).permute(2, 0, 1)
 

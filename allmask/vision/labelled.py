@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from allmask.data.lines import unreadable
-from allmask.errors import AllmaskError, DataError, ResourceError
+from allmask.errors import AllmaskError, CheckpointError, DataError, ResourceError
 
 LIMIT = 4 << 30  # bytes of pixels that a reader takes unless told otherwise
 _MOST_CLASSES = 65_536  # a label beyond is a mistake, not a class
@@ -24,12 +25,41 @@ class Images:
     pixels: Tensor  # (N, C, H, W) uint8
     labels: Tensor  # (N,) int64
     names: tuple[str, ...]
+    files: tuple[str, ...] = ()  # of each image, where it has one of its own
 
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def first(self, count: int | None) -> Images:
+        """The first so many; None: all."""
+        return Images(self.pixels[:count], self.labels[:count], self.names, self.files[:count])
 
-def checked(where: str | Path, pixels: Tensor, labels: Tensor, names: tuple[str, ...] | None = None) -> Images:
+    def place(self, number: int) -> str:
+        """Where an image is to be found."""
+        return self.files[number] if self.files else f"image {number + 1:,}"
+
+    def renumbered(self, names: tuple[str, ...], where: str | Path) -> Images:
+        """The same with the numbers that other names have; a class that is none of them is an error."""
+        if self.names == names:
+            return self
+        strange = next((name for name in self.names if name not in names), None)
+        if strange is not None:
+            raise DataError(
+                f"{where}: has a class {strange}; what is learnt from has {_some(names)}",
+                "the classes must be the same",
+            )
+        numbers = torch.tensor([names.index(name) for name in self.names])
+        return Images(self.pixels, numbers[self.labels], names, self.files)
+
+
+def _some(names: tuple[str, ...], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def checked(
+    where: str | Path, pixels: Tensor, labels: Tensor, names: tuple[str, ...] | None = None,
+    files: tuple[str, ...] = (),
+) -> Images:  # fmt: skip
     """The data set, if it is one: something to see, a label for each image, at least two classes."""
     if not pixels.numel():
         raise DataError(f"{where}: no pixels: {_times(pixels.shape)} numbers", "each image needs at least one pixel")
@@ -47,7 +77,7 @@ def checked(where: str | Path, pixels: Tensor, labels: Tensor, names: tuple[str,
             f"{where}: all {len(labels):,} images are of one class, {names[lowest]}",
             "there is nothing to tell apart; give images of at least two classes",
         )
-    return Images(pixels, labels, names)
+    return Images(pixels, labels, names, files)
 
 
 def within(where: str | Path, size: int, limit: int) -> None:
@@ -99,3 +129,52 @@ def normalised(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Pixels of mean 0 and size 1, as floats (B, C, H, W)."""
     scale, shift = 1.0 / (255.0 * deviation), mean / deviation
     return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What images are to a network: their size, and the mean and deviation of each channel where it learnt."""
+
+    height: int
+    width: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def __post_init__(self):
+        if not all(isinstance(side, int) and side > 0 for side in (self.height, self.width)):
+            raise CheckpointError(f"images of {self.width!r} × {self.height!r} pixels; expected numbers from 1")
+        numbers = (*self.mean, *self.deviation)
+        if not self.mean or len(self.mean) != len(self.deviation) or not all(map(_is_size, numbers)):
+            raise CheckpointError(
+                f"a mean of {self.mean!r} and a deviation of {self.deviation!r}; expected a number for each channel"
+            )
+        if min(self.deviation) <= 0.0:
+            raise CheckpointError(f"a deviation of {self.deviation!r}; expected numbers above 0")
+
+    @classmethod
+    def of(cls, pixels: Tensor) -> Preparation:
+        mean, deviation = statistics(pixels)
+        height, width = pixels.shape[2:]
+        return cls(height, width, tuple(mean.tolist()), tuple(deviation.tolist()))
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Bytes as the network reads them, in the layout in which convolutions are fastest."""
+        ready = normalised(pixels, torch.tensor(self.mean), torch.tensor(self.deviation))
+        return ready.contiguous(memory_format=torch.channels_last)
+
+    def expect(self, where: str | Path, pixels: Tensor) -> None:
+        """Images of another size or kind are an error."""
+        found, wanted = tuple(pixels.shape[1:]), (self.channels, self.height, self.width)
+        if found != wanted:
+            raise DataError(
+                f"{where}: images of {_times(found)} (channels × height × width); the network reads {_times(wanted)}",
+                "convert them, or train another network",
+            )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor, nn
 
 
-def multiply_adds(model: nn.Module, channels: int = 3, side: int = 224) -> int:
-    """Of one square image. A model on the meta device (`shape_of`) is counted without computing anything."""
+def multiply_adds(model: nn.Module, channels: int = 3, side: int = 224, width: int | None = None) -> int:
+    """Of one image, which is square unless its width is given.
+
+    A model on the meta device (`shape_of`) is counted without computing anything.
+    """
     counted: list[int] = []
 
     def count(part: nn.Conv2d | nn.Linear, _: tuple, made: Tensor) -> None:
@@ -17,7 +20,7 @@ def multiply_adds(model: nn.Module, channels: int = 3, side: int = 224) -> int:
     training, device = model.training, next(model.parameters()).device
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, channels, side, side, device=device))
+            model.eval()(torch.zeros(1, channels, side, width or side, device=device))
     finally:
         model.train(training)
         for hook in hooks:
