@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from allmask.drift.comparing import Represent
     from allmask.drift.deciding import Told
     from allmask.drift.files import Sample
+    from allmask.drift.images import Pictures
+
+    Seen = Sample | Pictures
 
 EXAMPLES = """
     allmask drift last-month.txt today.txt
@@ -24,15 +28,18 @@ EXAMPLES = """
     tail -n 2000 requests.log | allmask drift train.txt - --features ngrams || echo "look at this"
     allmask drift reference.csv today.csv --columns age,income
     allmask drift vectors.npy other.npy --test permutation --json
+    allmask drift photos-of-may/ photos-of-june/
 """
 SHIFTED = 7  # the exit code, so that the command can guard a pipeline
-EMBEDDED, OTHERS = 2000, 5000  # records of each file, at most
+EMBEDDED, OTHERS = 2000, 5000  # records of each file, at most; images as texts that are embedded
 WINDOW = 256  # texts between two looks at the progress
 
 
 def command(
-    first: Annotated[Path, typer.Argument(metavar="A", help="txt, a line each; jsonl, csv, parquet; npy.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The same kind of file. One of them may be -, stdin.")],
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="txt, a line each; jsonl, csv, parquet; npy; a folder of images.")
+    ],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The same kind. One of them may be -, stdin.")],
     field: Annotated[
         str | None, typer.Option(help="Which field of a record is the text. [default: text, where there is one]")
     ] = None,
@@ -50,11 +57,13 @@ def command(
     alpha: Annotated[float, typer.Option(help="How often a false alarm is all right.")] = 0.05,
     most: Annotated[
         int | None,
-        typer.Option(min=1, help="Records of each file. [default: 2000 if texts are embedded, else 5000]"),
+        typer.Option(
+            min=1, help="Records of each file. [default: 2000 of images and of texts that are embedded, else 5000]"
+        ),
     ] = None,
     repeats: Annotated[
         Literal["drop", "keep"] | None,
-        typer.Option(help="Records said before in their file. [default: drop texts, keep rows of numbers]"),
+        typer.Option(help="Records said before in their file. [default: drop texts and images, keep rows of numbers]"),
     ] = None,
     top: Annotated[int, typer.Option(min=0, help="How many words and texts to show of each file.")] = 5,
     seed: Annotated[int, typer.Option(help="Draws the records, the halves and the folds.")] = 0,
@@ -80,13 +89,17 @@ def command(
     settings = Settings(alpha, test, permutations, folds, repeats, seed, top)
     chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
     source = _Source((first, second), field, chosen, on_bad_record, quiet)
-    if source.has_numbers():
+    if source.has_images():
+        if features != "embedding" or model != "minilm":
+            raise UsageError("--features and --model are for texts", "leave them out: these are images")
+        verdict, samples = _images(source, settings, most or EMBEDDED)
+    elif source.has_numbers():
         verdict, samples = _numbers(source, settings, most or OTHERS)
     else:
         represent = _embedder(model, precision, quiet) if features == "embedding" else None
         verdict, samples = _texts(source, settings, most or (EMBEDDED if represent else OTHERS), represent)
     if not quiet:
-        _remark(verdict, samples, source.called)
+        _remark(verdict, samples, source.called, "images" if source.has_images() else "texts")
     emit(as_json, _data(verdict, samples, source.called), _report(verdict, samples, source.called))
     return SHIFTED if verdict.shifted else 0
 
@@ -104,6 +117,15 @@ class _Source:
         self.paths, self.field, self.columns = paths, field, columns
         self.on_bad_record, self.quiet = on_bad_record, quiet
         self.called = (_name(paths[0]), _name(paths[1]))
+
+    def has_images(self) -> bool:
+        kinds = [path.is_dir() for path in self.paths]
+        if kinds[0] != kinds[1]:
+            folder, file = self.called if kinds[0] else self.called[::-1]
+            raise DataError(f"{folder} is a folder, {file} is not", "compare two folders of images, or two files")
+        if kinds[0] and (self.field is not None or self.columns is not None):
+            raise UsageError(f"{self.called[0]}: a folder of images has no fields", "leave out --field and --columns")
+        return kinds[0]
 
     def has_numbers(self) -> bool:
         kinds = [self._is_table(path) for path in self.paths]
@@ -145,6 +167,23 @@ class _Source:
         tell_skipped(skipped)
         return found
 
+    def images(self, side: int, most: int, seed: int) -> Pictures:
+        from allmask.drift.images import read_images
+        from allmask.training.progress import Progress
+
+        skipped: Counter[str] = Counter()
+        bar: list[Progress] = []
+
+        def told(done: int, total: int) -> None:
+            if not bar:
+                bar.append(Progress(total, "read", quiet=self.quiet))
+            bar[0].update(done)
+
+        found = read_images(self.paths[side], most, f"{seed} {side}", self.on_bad_record, skipped, told)
+        bar[0].close()
+        tell_skipped(skipped)
+        return found
+
 
 def _lines(field: str):
     from allmask.data import Record
@@ -177,6 +216,14 @@ def _numbers(source: _Source, settings: Settings, most: int) -> tuple[Verdict, l
     told = _relabelling(settings, source.quiet)
     first = np.asarray(samples[0].values)
     return compare_numbers(first, second, samples[0].names, settings, source.called, told), samples
+
+
+def _images(source: _Source, settings: Settings, most: int) -> tuple[Verdict, list[Pictures]]:
+    from allmask.drift import compare_images
+
+    first, second = (source.images(side, most, settings.seed) for side in (0, 1))
+    told = _relabelling(settings, source.quiet)
+    return compare_images(first, second, settings, source.called, told), [first, second]
 
 
 def _embedder(model: str, precision: str, quiet: bool) -> Represent:
@@ -219,7 +266,7 @@ def _relabelling(settings: Settings, quiet: bool) -> Told | None:
 # ---- what is said --------------------------------------------------------------------------------------------
 
 
-def _remark(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) -> None:
+def _remark(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str], what: str) -> None:
     totals = [sample.total for sample in samples]
     if totals != [verdict.each] * 2:
         note(f"compared {verdict.each:,} of each: {called[0]} has {totals[0]:,} records, {called[1]} {totals[1]:,}")
@@ -227,10 +274,10 @@ def _remark(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) ->
         a, b = verdict.repeats
         note(f"left out as repeated: {a:,} of {called[0]}, {b:,} of {called[1]} (--repeats keep counts them)")
     if verdict.shared:
-        note(f"{verdict.shared:,} texts stand in both files; they do not count for p")
+        note(f"{verdict.shared:,} {what} stand in both files; they do not count for p")
 
 
-def _data(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) -> dict[str, Any]:
+def _data(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str]) -> dict[str, Any]:
     settings = verdict.settings
     return {
         "shifted": verdict.shifted, "p": verdict.p, "alpha": settings.alpha, "test": settings.test,
@@ -250,7 +297,7 @@ def _data(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) -> d
     }  # fmt: skip
 
 
-def _report(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) -> str:
+def _report(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str]) -> str:
     settings = verdict.settings
     how = f"{settings.permutations} relabellings" if settings.test == "permutation" else "exact binomial"
     lines = [
@@ -264,7 +311,7 @@ def _report(verdict: Verdict, samples: list[Sample], called: tuple[str, str]) ->
     return "\n".join(lines)
 
 
-def _side(verdict: Verdict, samples: list[Sample], called: tuple[str, str], side: int) -> list[str]:
+def _side(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str], side: int) -> list[str]:
     found = [one for one in verdict.giveaways if one.more_in == side]
     sure = [one for one in verdict.examples if one.side == side]
     if not found and not sure:

@@ -20,6 +20,7 @@ from allmask.drift.features import (
     presence,
     vector_features,
 )
+from allmask.drift.images import Pictures, image_features, table_of
 from allmask.drift.sampling import Units, balance
 from allmask.errors import DataError, UsageError
 
@@ -136,10 +137,30 @@ def compare_numbers(
     decision = _decide(features, units, settings, rng, told)
     found = []
     if decision.p <= settings.alpha:
-        weighty = _weighty(features, decision, units)
-        few = [[one for one in weighty if (one[1] > 0) == bool(side)][: settings.shown] for side in (0, 1)]
-        found = [_of_column(name, weight, sides, names) for name, weight in few[0] + few[1]]
+        found = _of_columns(_weighty(features, decision, units), sides, names, settings.shown)
     return _verdict(decision, units, settings, found, None)
+
+
+def compare_images(
+    first: Pictures, second: Pictures, settings: Settings | None = None,
+    called: tuple[str, str] = ("the first sample", "the second sample"), told: Told | None = None,
+) -> Verdict:  # fmt: skip
+    """By measures such as brightness and sharpness, by a small copy of each image and by its edges."""
+    settings = settings or Settings()
+    rng = torch.Generator().manual_seed(settings.seed)
+    units = balance(first.keys(), second.keys(), settings.repeats != "keep", rng)
+    _check_enough(units, settings, called, "distinct images" if settings.repeats != "keep" else "images")
+    chosen = [units.number[units.side == side] for side in (0, 1)]
+    pixels = torch.cat([first.pixels[chosen[0]], second.pixels[chosen[1]]])
+    sizes = torch.cat([first.sizes[chosen[0]], second.sizes[chosen[1]]])
+    table, names = table_of(pixels, sizes)
+    features = image_features(pixels, table, names)
+    decision = _decide(features, units, settings, rng, told)
+    found = []
+    if decision.p <= settings.alpha:
+        sides = [table[units.side == side] for side in (0, 1)]
+        found = _of_columns(_weighty(features, decision, units), sides, names, settings.shown)
+    return _verdict(decision, units, settings, found, [f"{w} × {h} pixels" for w, h in sizes.tolist()])
 
 
 def _table(values: np.ndarray, name: str) -> np.ndarray:
@@ -238,6 +259,19 @@ def _by_weight(counts: Tensor, lengths: Tensor, features: Features, decision: De
             a, b = (share[place[name]].item() for share in shares)
         found.append(Giveaway(name, int(weight > 0), "median" if name == LENGTH else "share", a, b, weight))
     return found
+
+
+def _of_columns(
+    weighty: list[tuple[str, float]], sides: list[Tensor], names: Sequence[str], shown: int
+) -> list[Giveaway]:
+    """The first few features of each file that are made of columns."""
+    known = [one for one in weighty if any(own in names for own in (one[0], *_parts(one[0])))]
+    few = [[one for one in known if (one[1] > 0) == bool(side)][:shown] for side in (0, 1)]
+    return [_of_column(name, weight, sides, names) for name, weight in few[0] + few[1]]
+
+
+def _parts(name: str) -> list[str]:
+    return [name.removesuffix(" (spread)"), *name.split(" × ")]
 
 
 def _of_column(name: str, weight: float, sides: list[Tensor], names: Sequence[str]) -> Giveaway:
