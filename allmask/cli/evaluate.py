@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import emit, listen, tell_skipped
+from allmask.cli import emit, images, listen, tell_skipped
 from allmask.cli.generate import (
     BATCH,
     Beams,
@@ -44,6 +44,7 @@ EXAMPLES = """
     allmask evaluate runs/c3 test.jsonl --show 3
     allmask evaluate runs/names test.conll --show 3
     allmask evaluate runs/squad dev.json --json
+    allmask evaluate runs/digits digits
 """
 WIDEST = 12  # labels, up to which the table says what each was taken for
 COLUMNS = {
@@ -83,11 +84,17 @@ def command(
     Of a classifier: accuracy, F1 and Matthews, or Pearson and Spearman; what each label was taken for.
     Of a model that chooses: accuracy, beside that of guessing. Of a tagger: F1 of entities, as conlleval counts.
     Of one that answers: exact match and F1, as SQuAD's scorer, or CMRC's if it is Chinese.
+    Of one that sees images FILE is a data set of images, and the scores are those of a classifier.
     """
     listen(quiet)
     from allmask.pipelines import is_chooser, is_classifier, open_answerer, open_pipeline, open_tagger, token_task
     from allmask.tasks.continuation import Continuation
 
+    if images.reads(model):
+        expect_no_search(search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new), "sees images")
+        result = images.evaluated(model, file, precision, limit, show, on_bad_record)
+        emit(as_json, result, images.in_words(result))
+        return
     asked = token_task(model)
     if asked is not None:
         from allmask.tasks.evaluating import evaluated

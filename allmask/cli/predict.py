@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import listen, note, ready_lines, tell_skipped
+from allmask.cli import images, listen, note, ready_lines, tell_skipped
 from allmask.cli.generate import (
     Beams,
     Folder,
@@ -47,6 +47,7 @@ EXAMPLES = """
     allmask predict runs/c3 questions.jsonl -o choices.jsonl
     allmask predict runs/names texts.jsonl -o tags.jsonl
     allmask predict runs/squad questions.json -o answers.jsonl --n-best 3
+    allmask predict runs/photos new-photos/ -o classes.jsonl
 """
 WINDOW, BATCH = 256, 32  # records in memory, sorted by length; texts written at a time
 LABELLED = 1024  # records in memory where they are classified
@@ -80,7 +81,7 @@ def command(
     or of a classifier "prediction", "probability" and "probabilities"; a classifier reads a text a line from - as well.
     Of a model that chooses "prediction" is the number of a choice, and "choice" its text. Of a tagger "prediction" are
     tags, "entities" what they mark; one that answers gives "answer", "start", "end" and "score" (with --n-best,
-    "answers").
+    "answers"). Of one that sees images FILE is an image or a folder of images.
 
     The file appears when it is complete; one of that name is replaced.
     """
@@ -90,6 +91,11 @@ def command(
 
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
     keep_fields = [name for name in (word.strip() for word in keep.split(",")) if name]
+    if images.reads(model):
+        expect_no_search(options, "sees images")
+        with _output(out) as put:
+            images.predict(model, file, precision, keep_fields, on_bad_record, put, quiet)
+        return
     asked = token_task(model)
     if asked is not None:
         expect_no_search(options | {"n_best": 1 if asked == "answer" else n_best}, f"{asked}s")

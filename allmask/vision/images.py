@@ -55,35 +55,45 @@ def read(
     return packed
 
 
+def kind_of(path: Path) -> str | None:
+    """How a data set is kept, by the names of files alone; None if it is none."""
+    if str(path) == "digits" and not path.exists():
+        return "digits"
+    if not path.is_dir():
+        return "npz" if path.suffix == ".npz" and path.is_file() else None
+    if any(path.glob("*-images*idx3-ubyte*")):
+        return "idx"
+    return "cifar" if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)) else "folder"
+
+
 def has_part(path: str | Path, part: str) -> bool:
     """Whether a data set is divided, and has this part. Nothing is read but names."""
     path = Path(path)
-    if str(path) == "digits" and not path.exists():
-        return True
-    if path.suffix == ".npz" and path.is_file():
+    kind = kind_of(path)
+    if kind == "npz":
         return has_arrays(path, part)
-    if any(path.glob("*-images*idx3-ubyte*")):
+    if kind == "idx":
         return any(file for start in _IDX[part] for file in path.glob(f"{start}-images*idx3-ubyte*"))
-    if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)):
+    if kind == "cifar":
         return any(path.glob(_CIFAR[part]))
-    return any((path / name).is_dir() for name in PARTS["train"]) and any(
-        (path / name).is_dir() for name in PARTS[part]
-    )
+    divided = any((path / name).is_dir() for name in PARTS["train"])
+    return kind == "digits" or (divided and any((path / name).is_dir() for name in PARTS[part]))
 
 
 def _packed(path: Path, part: str, limit: int) -> Images | None:
     """From few files; None for a folder of images."""
-    if str(path) == "digits" and not path.exists():
+    kind = kind_of(path)
+    if kind == "digits":
         return read_digits(part)
-    if path.suffix == ".npz" and path.is_file():
+    if kind == "npz":
         return read_npz(path, part, limit)
-    if not path.is_dir():
+    if kind == "idx":
+        return read_idx(_idx_file(path, part, "images*idx3"), _idx_file(path, part, "labels*idx1"), limit)
+    if kind == "cifar":
+        return read_cifar10(_cifar_files(path, part), _cifar_names(path), limit)
+    if kind is None:
         what = "not a data set of images" if path.exists() else "not there"
         raise DataError(f"{path}: {what}", "give a folder with a subfolder for each class, or of MNIST or CIFAR-10")
-    if any(path.glob("*-images*idx3-ubyte*")):
-        return read_idx(_idx_file(path, part, "images*idx3"), _idx_file(path, part, "labels*idx1"), limit)
-    if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)):
-        return read_cifar10(_cifar_files(path, part), _cifar_names(path), limit)
     if (path / "batches.meta").is_file():
         raise DataError(
             f"{path}: CIFAR-10 as Python pickles, which are never loaded",

@@ -45,8 +45,8 @@ class Images:
         strange = next((name for name in self.names if name not in names), None)
         if strange is not None:
             raise DataError(
-                f"{where}: has a class {strange}; what is learnt from has {_some(names)}",
-                "the classes must be the same",
+                f"{where}: has a class {strange}; the others have {_some(names)}",
+                "held-out images need the same classes",
             )
         numbers = torch.tensor([names.index(name) for name in self.names])
         return Images(self.pixels, numbers[self.labels], names, self.files)

@@ -1,0 +1,150 @@
+"""What `allmask evaluate` and `allmask predict` make of a network of images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.metrics  # pyright: ignore[reportMissingImports]
+import torch
+from PIL import Image
+
+from allmask.errors import CheckpointError, UsageError
+from allmask.heads import Labels
+from allmask.tasks.recogniser import Recogniser
+from allmask.vision.files import load, save
+from allmask.vision.images import read
+from allmask.vision.labelled import Preparation
+from allmask.vision.resnet import ResNetConfig, fresh
+from tests.vision.test_training import COLOURS, draw
+
+NAMES = tuple(sorted(COLOURS))
+TINY = ResNetConfig((1,), (4,), stem="small", classes=3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("data") / "colours", 5, 1)
+
+
+@pytest.fixture(scope="module")
+def network(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It says something of each image, mostly wrong."""
+    model = fresh(TINY, torch.Generator().manual_seed(3))
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(4))
+    folder = tmp_path_factory.mktemp("models") / "network"
+    save(folder, model, Labels("single", NAMES), Preparation.of(read(data).pixels))
+    return folder
+
+
+def answers(network: Path, data: Path) -> torch.Tensor:
+    """By hand."""
+    found, images = load(network), read(data)
+    pixels = images.pixels / 255.0
+    mean = torch.tensor(found.preparation.mean if found.preparation else ())
+    deviation = torch.tensor(found.preparation.deviation if found.preparation else ())
+    with torch.no_grad():
+        return found.model((pixels - mean[:, None, None]) / deviation[:, None, None])
+
+
+def test_evaluate(cli, network: Path, data: Path):
+    found, gold = answers(network, data).argmax(1), read(data).labels
+    ran = cli("evaluate", network, data, "--precision", "fp32", "--show", 2, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["images"] == 15 and told["scores"]["accuracy"] == pytest.approx((found == gold).double().mean().item())
+    assert told["confusion"] == sklearn.metrics.confusion_matrix(gold, found, labels=[0, 1, 2]).tolist()
+    report = sklearn.metrics.classification_report(
+        gold, found, labels=[0, 1, 2], target_names=NAMES, output_dict=True, zero_division=0
+    )
+    for name in NAMES:
+        assert told["classes"][name]["recall"] == pytest.approx(report[name]["recall"])
+        assert told["classes"][name]["precision"] == pytest.approx(report[name]["precision"])
+    shares = answers(network, data).softmax(1).max(1).values[found != gold]
+    assert [row["probability"] for row in told["errors"]] == pytest.approx(
+        shares.sort(descending=True).values[:2].tolist()
+    )
+    assert all(Path(row["where"]).parent.name == row["label"] != row["prediction"] for row in told["errors"])
+    ran = cli("evaluate", network, data, "--precision", "fp32", "--show", 1, "--limit", 7)
+    assert ran.out.startswith("| 7 images | accuracy |") and "| 红 | 5 |" in ran.out and ", taken for " in ran.out
+
+
+def test_predict(cli, network: Path, data: Path, tmp_path: Path):
+    shares = answers(network, data).softmax(1)
+    ran = cli("predict", network, data, "-o", tmp_path / "out.jsonl", "--precision", "fp32")
+    assert ran.code == 0, ran.err
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["file"] for line in lines] == [str(file) for file in sorted(data.rglob("*.png"))]
+    by_file = dict(zip(read(data).files, shares.tolist(), strict=True))
+    for line in lines:
+        assert list(line["probabilities"].values()) == pytest.approx(by_file[line["file"]], abs=1e-5)
+        assert line["probabilities"][line["prediction"]] == max(line["probabilities"].values())
+    ran = cli("predict", network, data / "红" / "0.png", "-o", "-", "--precision", "fp32")
+    assert json.loads(ran.out)["file"].endswith("0.png")
+
+
+def test_packed_data(cli, network: Path, data: Path, tmp_path: Path):
+    images = read(data)
+    arrays = {"x_test": images.pixels.permute(0, 2, 3, 1).numpy(), "y_test": images.labels.numpy()}
+    np.savez(tmp_path / "some.npz", names=np.array(images.names), allow_pickle=False, **arrays)
+    ran = cli("predict", network, tmp_path / "some.npz", "-o", "-", "--precision", "fp32")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["file"] for line in lines[:2]] == ["image 1", "image 2"]
+    found = answers(network, data).argmax(1)
+    assert [line["prediction"] for line in lines] == [images.names[number] for number in found]
+
+
+def test_images_of_any_size(network: Path, data: Path, tmp_path: Path):
+    recognise = Recogniser.open(network, "fp32")
+    file = data / "红" / "0.png"
+    Image.open(file).resize((32, 32), Image.Resampling.NEAREST).save(tmp_path / "large.png")
+    Image.open(file).convert("L").save(tmp_path / "grey.png")
+    small, large, grey = recognise([file, tmp_path / "large.png", tmp_path / "grey.png"])
+    assert large.probabilities == pytest.approx(small.probabilities, abs=0.05)
+    assert grey.probabilities != small.probabilities
+    assert recognise(file) == small
+
+
+def test_what_is_refused(cli, network: Path, data: Path, tmp_path: Path):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for words, code, told in [
+        (("predict", network, tmp_path / "broken.png", "-o", tmp_path / "o"), 3, "broken.png: cannot be read"),
+        (("predict", network, tmp_path / "none", "-o", tmp_path / "o"), 3, "none: not there"),
+        (("predict", network, data, "-o", "-", "--beams", 2), 2, "--beams: this model sees images"),
+        (("predict", network, data, "-o", "-", "--keep", "id"), 2, "--keep is for records"),
+        (("predict", network, "-", "-o", "-"), 2, "a line of stdin is a text"),
+        (("evaluate", network, data, "--on-bad-record", "skip"), 2, "--on-bad-record is for records"),
+        (("evaluate", network, "digits"), 3, "images of 1 × 8 × 8"),
+    ]:
+        ran = cli(*words)
+        assert ran.code == code and told in ran.err, ran.err
+    assert not (tmp_path / "o").exists()
+    with pytest.raises(UsageError, match="int8"):
+        Recogniser.open(network, "int8")
+    save(tmp_path / "bare", fresh(TINY))
+    with pytest.raises(CheckpointError, match="does not say what its classes are called"):
+        Recogniser.open(tmp_path / "bare")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"mean": [0.5]}, "expected a number for each channel"),
+        ({"mean": 0.5}, "expected lists"),
+        ({"deviation": [0.5, 0.5, 0.0]}, "above 0"),
+        ({"deviation": [0.5, 0.5, "x"]}, "expected a number for each channel"),
+        ({"height": 0}, "expected numbers from 1"),
+        ({"depth": 3}, "expected deviation, height, mean, width"),
+        ({"mean": [0.5], "deviation": [0.5]}, "images of 1 channels for 3"),
+    ],
+)
+def test_settings_of_images_that_are_none(network: Path, tmp_path: Path, change: dict, told: str):
+    settings = json.loads((network / "config.json").read_text(encoding="utf-8"))
+    settings["images"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "model.safetensors").write_bytes((network / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
