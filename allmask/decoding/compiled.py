@@ -31,6 +31,7 @@ from allmask.inference.bytes import (
     pointers,
     structure,
 )
+from allmask.inference.pages import side_by_side
 from allmask.model import Model
 
 SOURCE = Path(__file__).with_name("step.c")
@@ -73,12 +74,17 @@ class CompiledEngine:
     def __init__(self, model: Model, weights: torch.dtype):
         """With uint8 as the dtype of the weights they are bytes."""
 
+        weights_read: list[Tensor] = []
+
         def packed(weight: Tensor, bias: Tensor | None, _: str) -> Any:
-            return PackedLinear.of(weight, bias, weights)
+            part = PackedLinear.of(weight, bias, weights)
+            weights_read.append(part.weight)
+            return part
 
         self.text_dtype = torch.float32 if weights == torch.float32 else torch.bfloat16
         self.library: Any = library()
         self.parts: Any = Parts.of(model, packed, torch.float32)  # the network points to what they hold
+        side_by_side(weights_read)
         self.network = self._network(model.config)
         self.vocabulary = model.config.vocabulary
         self.activation = model.config.activation

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from allmask.decoding import filters
+from allmask.decoding import filters, shortlist
 from allmask.decoding.settings import Decoding
 from allmask.errors import CheckpointError, UsageError
 
@@ -32,7 +32,7 @@ class Writer(Protocol):
         ...
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any]:
-        """The logits (S, V) of the first new token of each prompt, and the state with a row for each."""
+        """The logits (S, V) of the first new token of each prompt, the caller's to change, and a state with S rows."""
         ...
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -143,23 +143,24 @@ def _hypothesis(path: _Path, settings: Decoding) -> Hypothesis:
     return Hypothesis(tokens, score, path.log_probability, finished)
 
 
-def _known(logits: Tensor, paths: Sequence[_Path]) -> Tensor:
-    """The model's log-probabilities of the next token of each path, (paths, V)."""
+def _of_paths(logits: Tensor, paths: Sequence[_Path]) -> tuple[Tensor, Tensor]:
+    """The logits (paths, V) of the next token of each path, and (paths, 1) what makes them the model's own
+    log-probabilities when it is subtracted."""
     rows = [path.row for path in paths]
-    logits = logits if rows == list(range(len(logits))) else logits[rows]
-    known = logits.float().log_softmax(1)
-    if known[:, 0].isnan().any():  # one NaN or infinite logit makes its whole row NaN
+    logits = (logits if rows == list(range(len(logits))) else logits[rows]).float()
+    totals = shortlist.log_totals(logits)
+    if totals.isnan().any():
         raise CheckpointError(
             "the model's scores are not numbers (NaN)", "its weights are damaged, or overflow in bf16"
         )
-    return known
+    return logits, totals[:, None]
 
 
-def _allowed(known: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[int]], settings: Decoding) -> Tensor:
-    """The same without what the settings forbid. All paths are of one length: they began together."""
-    scores = filters.ban(known, settings.banned)
-    if len(paths[0].tokens) < settings.min_new:
-        scores = filters.ban(scores, settings.end)
+def _allowed(scores: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[int]], settings: Decoding) -> Tensor:
+    """Logits without what the settings forbid, in place. All paths are of one length: they began together."""
+    banned = settings.banned + (settings.end if len(paths[0].tokens) < settings.min_new else ())
+    if banned:
+        scores.index_fill_(1, torch.tensor(banned, device=scores.device), -torch.inf)
     if settings.no_repeat_ngram:
         before = prompts if settings.no_repeat_prompt else [()] * len(prompts)
         histories = [(*before[path.prompt], *path.tokens) for path in paths]
@@ -185,13 +186,12 @@ class _Walks:
 
     def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """The rows that go on, the token each goes on with, and what was written."""
-        known = _known(logits, self.live)
-        allowed = _allowed(known, self.live, self.prompts, self.settings)
-        tokens = self.choose(allowed, self.live, self.settings)
-        gains = known.gather(1, tokens[:, None])[:, 0].tolist()
-        possible = allowed.gather(1, tokens[:, None])[:, 0].isfinite().tolist()
+        scores, totals = _of_paths(logits, self.live)
+        tokens, chosen = self.choose(_allowed(scores, self.live, self.prompts, self.settings), self.live, self.settings)
+        gains = (chosen - totals)[:, 0].tolist()
         rows, going, written = [], [], []
-        for path, token, gain, can in zip(self.live, tokens.tolist(), gains, possible, strict=True):
+        for path, token, gain in zip(self.live, tokens[:, 0].tolist(), gains, strict=True):
+            can = gain > -torch.inf
             longer = path.grow(token, gain, len(going)) if can else path
             if can and token not in self.settings.end:
                 written.append((path.prompt, token))
@@ -208,18 +208,21 @@ class _Walks:
         return [[self.ended[prompt, sample] for sample in samples] for prompt in range(len(self.prompts))]
 
 
-def _likeliest(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> Tensor:
-    return allowed.argmax(1)
+def _likeliest(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> tuple[Tensor, Tensor]:
+    """One token a row (R, 1), and its score."""
+    scores, tokens = shortlist.best(allowed, 1)
+    return tokens, scores
 
 
-def _draw(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> Tensor:
-    """One token a row, each by its own generator, so that no row's luck depends on the others'."""
+def _draw(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> tuple[Tensor, Tensor]:
+    """The same by chance, each by its own generator, so that no row's luck depends on the others'."""
     scores = filters.temperature(allowed, settings.temperature)
     scores = filters.top_p(filters.top_k(scores, settings.top_k), settings.top_p)
     reached = scores.softmax(1).double().nan_to_num().cumsum(1)
     luck = torch.stack([torch.rand((), generator=path.rng) for path in paths])  # in 24 bits, so always below 1
-    chosen = torch.searchsorted(reached, luck.to(reached)[:, None] * reached[:, -1:], right=True)[:, 0]
-    return chosen.clamp(max=scores.shape[1] - 1)  # a row where nothing is allowed
+    chosen = torch.searchsorted(reached, luck.to(reached)[:, None] * reached[:, -1:], right=True)
+    chosen = chosen.clamp(max=scores.shape[1] - 1)  # a row where nothing is allowed
+    return chosen, allowed.gather(1, chosen)
 
 
 def _rng(seed: int, prompt: Sequence[int], sample: int) -> torch.Generator:
@@ -244,11 +247,10 @@ class _Beams:
 
     def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """The rows that go on and the token each goes on with; nothing is written for sure before the end."""
-        known = _known(logits, self.live)
-        allowed = _allowed(known, self.live, self.prompts, self.settings)
-        gains, tokens = allowed.topk(min(self.reserve, allowed.shape[1]))
+        scores, totals = _of_paths(logits, self.live)
+        best, tokens = shortlist.best(_allowed(scores, self.live, self.prompts, self.settings), self.reserve)
         rows, going = [], []
-        for prompt, candidates in self._by_prompt(gains.tolist(), tokens.tolist()).items():
+        for prompt, candidates in self._by_prompt((best - totals).tolist(), tokens.tolist()).items():
             beams = self._extend(prompt, candidates)
             if beams and not self._is_settled(prompt, beams[0]):
                 rows += [path.row for path in beams]

@@ -123,6 +123,8 @@ INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t first,
     for (int64_t k = 0; k < f->in; k += 4, w += 4 * OUTPUTS) {
         __m512i part[4];
         UNROLLED for (int c = 0; c < 4; c++) part[c] = _mm512_loadu_si512(w + 64 * c);
+        /* the next block comes while this one is multiplied: a step's weights are not in the cache */
+        UNROLLED for (int c = 0; c < 4; c++) _mm_prefetch((const char *)w + OUTPUTS * f->in + 64 * c, _MM_HINT_T1);
         UNROLLED for (int r = 0; r < rows; r++) {
             int32_t four;
             memcpy(&four, in.bytes + r * f->in + k, 4);

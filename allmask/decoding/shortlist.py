@@ -1,0 +1,53 @@
+"""What a search asks of logits (R, V) at every step: what all of a row sum to, and the best few.
+
+Both are one pass over a large vocabulary in C (shortlist.c), where that can be had, and torch's own elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allmask import native
+from allmask.inference.bytes import INSTRUCTIONS
+
+SOURCE = Path(__file__).with_name("shortlist.c")
+FEW = 64  # more are found faster by sorting
+
+
+def library() -> Any:
+    """The compiled code, built if need be; None where it cannot be had."""
+    return native.library(SOURCE, INSTRUCTIONS)
+
+
+def log_totals(logits: Tensor) -> Tensor:
+    """(R,) log Σ exp of each row: a log-probability is a logit less this. NaN if a logit is NaN or infinite upwards."""
+    if not _fits(logits):
+        return logits.logsumexp(1).masked_fill(~logits.amax(1).isfinite(), torch.nan)
+    totals = torch.empty(len(logits))
+    library().log_totals(_at(logits), *map(ctypes.c_int64, logits.shape), _at(totals))
+    return totals
+
+
+def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The highest scores of each row, best first, and their tokens, (R, count) each."""
+    count = min(count, scores.shape[1])
+    if not _fits(scores) or count > FEW:
+        return tuple(scores.topk(count))
+    values = torch.empty(len(scores), count)
+    tokens = torch.empty(values.shape, dtype=torch.long)
+    library().best(_at(scores), *map(ctypes.c_int64, (*scores.shape, count)), _at(values), _at(tokens))
+    return values, tokens
+
+
+def _fits(x: Tensor) -> bool:
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    return plain and library() is not None
+
+
+def _at(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())

@@ -1,0 +1,245 @@
+"""Translation with transformer-base: writing and a training step, against transformers and CTranslate2.
+
+    python benchmarks/translate.py [--quick] [--json]
+
+Writing: 64 tokens of source, exactly 32 new ones, one text and sixteen, greedy and five beams. Weights are random, and
+the same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 pieces), written by
+transformers' `generate` and, converted, by CTranslate2 in int8. Training: pairs as long as sentences are, 6 to 64
+tokens and 20 on average, dropout, label smoothing, forward, backward and Adam in bf16. The peer pads, either what comes
+or, "length groups", as many pairs of about the mean length. One thread, CPU time, interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import timing  # first: it sets the number of threads
+
+# isort: split
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import MarianConfig, MarianMTModel
+
+from allmask.config import transformer_base
+from allmask.data import Example, pack
+from allmask.decoding import Decoding, Writer, generate
+from allmask.decoding.engines import pair_writer_for
+from allmask.model import Model
+from allmask.training import Settings, loss_of
+from allmask.training.optimiser import adamw
+
+SOURCE, NEW = 64, 32
+PAIRS, QUICK_PAIRS, SMOOTHING = 96, 24, 0.1
+OURS = "allmask bf16 autocast"
+WORK = {"1 text, greedy": (1, 1), "1 text, beam 5": (1, 5), "16 texts, greedy": (16, 1), "16 texts, beam 5": (16, 5)}
+PEERS = ("transformers fp32", "CTranslate2 int8")
+CONFIG = transformer_base()
+PAD = CONFIG.vocabulary - 1  # of Marian, which also starts with it
+
+
+def main() -> None:
+    options = timing.arguments(__doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
+    model, marian = Model.fresh(CONFIG, ["lm"], rng), MarianMTModel(marian_config()).eval()
+    about = timing.versions("transformers", "ctranslate2")
+    rows = writing_rows(model, marian, rng, options.quick)
+    timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about, options.json)
+    rows = training_rows(model, marian, rng, options.quick)
+    timing.show("\nTraining transformer-base", rows, about, options.json)
+
+
+def marian_config() -> MarianConfig:
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIZES.items()}
+    return MarianConfig(
+        vocab_size=CONFIG.vocabulary, d_model=CONFIG.width, activation_function="relu", scale_embedding=True,
+        pad_token_id=PAD, decoder_start_token_id=PAD, eos_token_id=0, forced_eos_token_id=None, **sides,
+    )  # fmt: skip
+
+
+SIZES = {"layers": CONFIG.layers, "attention_heads": CONFIG.heads, "ffn_dim": CONFIG.inner}
+
+
+# ---- writing -----------------------------------------------------------------------------------------------
+
+
+Write = Callable[[Tensor, int], None]  # sources (n, SOURCE), beams
+
+
+def writing_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, quick: bool) -> list[dict[str, object]]:
+    writers = peers(marian)
+    for precision in ("fp32", "bf16", "int8"):
+        writers[f"allmask {precision}"] = ours(pair_writer_for(model.eval(), precision))
+    rows = []
+    for name, (count, beams) in WORK.items():
+        sources = torch.randint(2, PAD, (count, SOURCE), generator=rng)
+        cases = {who: lambda write=write: write(sources, beams) for who, write in writers.items()}  # noqa: B023
+        for case in cases.values():
+            case()  # warm up
+        times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
+        rows += [writing_row(name, who, times, count) for who in cases]
+    return rows
+
+
+def writing_row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
+    ratios = {f"to {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in PEERS}
+    return {
+        "work": name,
+        "who": who,
+        "seconds": f"{times[who]:.3f}",
+        "tokens/s": rate(count * NEW, times[who]),
+        **ratios,
+    }
+
+
+def rate(tokens: int, taken: float) -> str:
+    return f"{tokens / taken:,.0f}"
+
+
+def ours(writer: Writer) -> Write:
+    def write(sources: Tensor, beams: int) -> None:
+        found = generate(writer, sources.tolist(), Decoding(end=(0,), max_new=NEW, min_new=NEW, beams=beams))
+        assert all(len(best.tokens) == NEW for [best] in found)
+
+    return write
+
+
+def peers(marian: MarianMTModel) -> dict[str, Write]:
+    with tempfile.TemporaryDirectory() as folder:
+        marian.save_pretrained(folder)
+        half = MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        found = {"transformers fp32": theirs(marian), "transformers bf16": theirs(half)}
+        return found | ({"CTranslate2 int8": ctranslate2_writes(folder)} if find_spec("ctranslate2") else {})
+
+
+def theirs(model: MarianMTModel) -> Write:
+    @torch.inference_mode()
+    def write(sources: Tensor, beams: int) -> None:
+        length = {"max_new_tokens": NEW, "min_new_tokens": NEW}
+        seen = torch.ones_like(sources)
+        written = model.generate(sources, attention_mask=seen, do_sample=False, num_beams=beams, **length)
+        assert written.shape[1] == 1 + NEW
+
+    return write
+
+
+def ctranslate2_writes(folder: str) -> Write:
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    class Converter(TransformersConverter):
+        """Of a model without a tokenizer: its pieces have made-up names."""
+
+        def load_tokenizer(self, *_: object, **__: object) -> SimpleNamespace:
+            pieces = {"</s>": 0, "<unk>": 1, "<pad>": PAD} | {str(id): id for id in range(2, PAD)}
+            return SimpleNamespace(get_vocab=lambda: pieces, eos_token="</s>", unk_token="<unk>")
+
+    converted = Converter(folder).convert(os.path.join(folder, "ctranslate2"), quantization="int8")
+    translator = ctranslate2.Translator(converted, compute_type="int8", inter_threads=1, intra_threads=1)
+
+    def write(sources: Tensor, beams: int) -> None:
+        length = {"max_decoding_length": NEW, "min_decoding_length": NEW}
+        found = translator.translate_batch([list(map(str, row)) for row in sources.tolist()], beam_size=beams, **length)
+        assert all(len(one.hypotheses[0]) == NEW for one in found)
+
+    return write
+
+
+# ---- training ----------------------------------------------------------------------------------------------
+
+
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def training_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, quick: bool) -> list[dict[str, object]]:
+    pairs = draw_pairs(QUICK_PAIRS if quick else PAIRS, rng)
+    grouped = like_lengths(pairs, rng)
+    batch = pack([example(*pair) for pair in pairs])
+    half = MarianMTModel(marian.config).bfloat16()
+    adam = {side: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for side in (marian, half)}
+    optimiser = adamw(model, Settings(lr=1e-5, weight_decay=0.0))
+    cases, real = {}, {}
+    for name, some in (("", pairs), (", length groups", grouped)):
+        for kind, side in (("bf16 autocast", marian), ("bf16 weights", half)):
+            who = f"transformers {kind}{name}"
+            cases[who] = partial(learn, side, adam[side], partial(peer_loss, side, *pad(some)))
+            real[who] = tokens_of(some)
+    cases[OURS] = lambda: learn(model, optimiser, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets)
+    real[OURS] = tokens_of(pairs)
+    for case in cases.values():
+        case()  # warm up
+    times = timing.medians(cases, rounds=1 if quick else 3)
+    return [training_row(who, real[who] / taken, real[OURS] / times[OURS]) for who, taken in times.items()]
+
+
+def training_row(who: str, rate: float, ours: float) -> dict[str, object]:
+    return {"a training step": who, "real tokens/s": f"{rate:,.0f}", "allmask is faster": f"{ours / rate:.2f}"}
+
+
+def draw_pairs(count: int, rng: torch.Generator) -> Pairs:
+    """Targets about as long as their sources."""
+    sources = (torch.randn(count, generator=rng) * 0.5 + 2.9).exp().round().clamp(6, 64)
+    targets = (sources * (1 + 0.15 * torch.randn(count, generator=rng))).round().clamp(6, 64)
+    return [(random_ids(int(a), rng), random_ids(int(b), rng)) for a, b in zip(sources, targets, strict=True)]
+
+
+def like_lengths(pairs: Pairs, rng: torch.Generator) -> Pairs:
+    """As many of the mean length, give or take a token."""
+    mean = round(tokens_of(pairs) / 2 / len(pairs)) - 1
+    around = torch.randint(mean - 1, mean + 2, (len(pairs), 2), generator=rng).tolist()
+    return [(random_ids(a, rng), random_ids(b, rng)) for a, b in around]
+
+
+def random_ids(length: int, rng: torch.Generator) -> list[int]:
+    return torch.randint(2, PAD, (length,), generator=rng).tolist()
+
+
+def tokens_of(pairs: Pairs) -> int:
+    """What both sides read, an end and a start included."""
+    return sum(len(source) + len(target) + 2 for source, target in pairs)
+
+
+def example(source: list[int], target: list[int]) -> Example:
+    return Example.pair([*source, 0], [1, *target], [*target, 0])
+
+
+def pad(pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sources, what is real of them, what the decoder reads, and labels (-100: none)."""
+
+    def rows(lists: list[list[int]], filler: int) -> Tensor:
+        longest = max(map(len, lists))
+        return torch.tensor([row + [filler] * (longest - len(row)) for row in lists])
+
+    sources = rows([[*source, 0] for source, _ in pairs], PAD)
+    return (
+        sources,
+        (sources != PAD).long(),
+        rows([[PAD, *target] for _, target in pairs], PAD),
+        rows([[*target, 0] for _, target in pairs], -100),
+    )
+
+
+def peer_loss(model: nn.Module, sources: Tensor, real: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    logits = model(input_ids=sources, attention_mask=real, decoder_input_ids=targets).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=SMOOTHING)
+
+
+def learn(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
+    model.train()
+    whole = next(model.parameters()).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16, enabled=whole):
+        value = loss()
+    value.backward()
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Tensors moved side by side hold what they held, whether or not there are large pages."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from allmask.inference import pages
+
+
+def some() -> list[torch.Tensor]:
+    return [torch.arange(7, dtype=torch.uint8), torch.randn(3, 5), torch.randn(64, 9).bfloat16(), torch.empty(0)]
+
+
+def test_what_they_hold_stays_and_stands_together():
+    tensors = some()
+    kept = [x.clone() for x in tensors]
+    pages.side_by_side(tensors)
+    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(tensors, kept, strict=True))
+    assert tensors[0].data_ptr() % pages.PAGE == 0 and all(x.data_ptr() % pages.ALIGNED == 0 for x in tensors[:3])
+    tensors[1].zero_()
+    assert torch.equal(tensors[0], kept[0]) and torch.equal(tensors[2], kept[2])
+
+
+def test_a_system_without_such_advice(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    tensors = some()
+    kept = [x.clone() for x in tensors]
+    pages.side_by_side(tensors)
+    assert all(torch.equal(x, y) for x, y in zip(tensors, kept, strict=True))
