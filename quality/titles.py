@@ -50,9 +50,8 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     work = task.work(model, data.train, data.dev)
     run = Path(args.out) / name
     began = time.monotonic()
-    for mask, quotes, how in lessons(args, name, data):
-        examples = replace(task, mask=mask).examples(tokenizer_of(model), quotes)
-        train(model, TitleWork(examples), how, run / f"quoting-{how.seed}")
+    if args.quote_steps:
+        train(model, TitleWork(task.examples(tokenizer_of(model), data.quotes)), quoting(args), run / "quoting")
     result = train(model, work, settings(args), run / "titles")
     minutes = (time.monotonic() - began) / 60
     save_model(model, task, run / "final")
@@ -60,7 +59,7 @@ def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[R
     for label, beams in ((f"{name}, greedy", 1), (f"{name}, 4 beams", 4)):
         decoding = task.decoding(model, beams=beams)
         written = [best[0][0] for best in task.write(model, data.sources, decoding)]
-        steps = args.naive_quotes + args.quote_steps + result.steps
+        steps = args.quote_steps + result.steps
         rows.append(Row(label, steps, minutes, score_texts(written, data.references)))
     return rows
 
@@ -77,8 +76,8 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     model.config.eos_token_id = tokenizer.sep_token_id
     began = time.monotonic()
     steps = 0
-    for _, quotes, how in lessons(args, "two-berts", data):
-        steps += _learn(model, tokenizer, task, quotes, replace(how, lr=args.peer_lr or how.lr))
+    if args.quote_steps:
+        steps += _learn(model, tokenizer, task, data.quotes, replace(quoting(args), lr=args.peer_lr or args.quote_lr))
     note = partial(_note_dev, model, tokenizer, task, data.dev[:100], Path(args.out) / "two-berts")
     how = replace(settings(args), lr=args.peer_lr or args.lr)
     steps += _learn(model, tokenizer, task, data.train, how, note if data.dev else None)
@@ -153,8 +152,7 @@ def _write(model, tokenizer, task: Title, sources: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Data:
-    quotes: list[Record]  # any sentence of a text
-    telling: list[Record]  # one that tells much of it
+    quotes: list[Record]  # of texts, sentences that tell much of them
     train: list[Record]
     dev: list[Record]
     test: list[Record]
@@ -179,23 +177,18 @@ def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> li
     return [batch for epoch in range(MOST_EPOCHS) for batch in plan_epoch(lengths, how.batch_tokens, how.seed, epoch)]
 
 
-def lessons(args: argparse.Namespace, mask: str, data: Data) -> list[tuple[str, list[Record], Settings]]:
-    """Quoting (allmask/tasks/quoting.py) before titles, if asked for: any sentence, from left to right, as that is
-    learnt fastest; then those that tell most, under the mask itself."""
-
-    def lesson(steps: int, schedule: str, seed: int) -> Settings:
-        how = {"eval_every": steps, "save_every": steps, "schedule": schedule, "seed": seed, "keep": 1}
-        return Settings(steps=steps, lr=args.quote_lr, warmup=0.05, batch_tokens=args.batch_tokens, dropout=0.0, **how)
-
-    first, second = args.naive_quotes, args.quote_steps
-    made = [("naive", data.quotes, lesson(first, "constant", args.seed))] if first else []
-    return [*made, (mask, data.telling, lesson(second, "linear", args.seed + 1))] if second else made
+def quoting(args: argparse.Namespace) -> Settings:
+    """The lesson before the titles, if asked for (allmask/tasks/quoting.py)."""
+    return Settings(
+        steps=args.quote_steps, batch_tokens=args.batch_tokens, lr=args.quote_lr, layer_decay=args.layer_decay,
+        warmup=0.05, dropout=0.0, seed=args.seed + 1, eval_every=args.quote_steps, save_every=args.quote_steps, keep=1,
+    )  # fmt: skip
 
 
 def settings(args: argparse.Namespace) -> Settings:
     return Settings(
-        epochs=args.epochs, steps=args.steps, batch_tokens=args.batch_tokens, lr=args.lr, seed=args.seed,
-        eval_every=args.eval_every, dropout=args.dropout, label_smoothing=args.label_smoothing, keep=1,
+        epochs=args.epochs, steps=args.steps, batch_tokens=args.batch_tokens, lr=args.lr, layer_decay=args.layer_decay,
+        seed=args.seed, eval_every=args.eval_every, dropout=args.dropout, label_smoothing=args.label_smoothing, keep=1,
     )  # fmt: skip
 
 
@@ -204,9 +197,8 @@ def read(folder: Path, task: Title, limit: int, more: list[Record]) -> Data:
     train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
     held = task.read(dev)[:200] if dev.exists() else train[: len(train) // 20]
     train = train if dev.exists() else train[len(train) // 20 :]
-    texts = [*train * QUOTED, *more]
-    quotes, told = (quotations(texts, task.max_source, random.Random(1), telling) for telling in (False, True))
-    return Data(quotes, told, train, held, task.read(folder / "test.jsonl")[:limit])
+    quotes = quotations([*train * QUOTED, *more], task.max_source, random.Random(1), telling=True)
+    return Data(quotes, train, held, task.read(folder / "test.jsonl")[:limit])
 
 
 def read_texts(file: Path) -> list[Record]:
@@ -252,9 +244,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument(
-        "--naive-quotes", type=int, default=0, help="steps of quoting, from left to right, before all else, for all"
-    )
-    parser.add_argument(
         "--quote-steps", type=int, default=0, help="steps of quoting what tells most, before the titles, for all"
     )
     parser.add_argument(
@@ -264,6 +253,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--peer-lr", type=float, help="of the two BERTs [default: --lr]")
     parser.add_argument("--quote-lr", type=float, default=8e-4)
+    parser.add_argument("--layer-decay", type=float, help="of our own runs: each layer's share of the rate of the next")
     parser.add_argument("--dropout", type=float, help="of our own runs [default: the model's]")
     parser.add_argument("--label-smoothing", type=float, default=0.0, help="of all systems")
     parser.add_argument("--eval-every", type=int, default=100)
