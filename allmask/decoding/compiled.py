@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allmask import native
 from allmask.config import Config
@@ -29,6 +29,7 @@ from allmask.inference.bytes import (
     norm_structure,
     numbers,
     pointers,
+    stretch_of,
     structure,
 )
 from allmask.inference.pages import side_by_side
@@ -76,8 +77,9 @@ class CompiledEngine:
 
         weights_read: list[Tensor] = []
 
-        def packed(weight: Tensor, bias: Tensor | None, _: str) -> Any:
-            part = PackedLinear.of(weight, bias, weights)
+        def packed(weight: Tensor, bias: Tensor | None, _: str, norm: nn.Module | None) -> Any:
+            stretch = stretch_of(norm, weight) if weights == torch.uint8 else None
+            part = PackedLinear.of(weight, bias, weights, stretch)
             weights_read.append(part.weight)
             return part
 

@@ -23,12 +23,12 @@ from allmask.attention import Route
 from allmask.branches import Branches
 from allmask.config import bert_tiny, t5_v1_1_small
 from allmask.decoding import compiled
-from allmask.decoding.parts import CrossParts, LayerParts, Parts, packed_linear
+from allmask.decoding.parts import CrossParts, LayerParts, Parts, byte_linear, packed_linear
 from allmask.decoding.rows import Rows, Texts
 from allmask.decoding.search import Writer
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
-from allmask.inference.bytes import SLOW, Int8Linear
+from allmask.inference.bytes import SLOW
 from allmask.inference.frozen import CHOICES, PRECISIONS, computes_bf16, freeze
 from allmask.layers import NORM_PLACES
 from allmask.masks import Mask
@@ -240,7 +240,7 @@ class TorchEngine:
         self.dtype = PRECISIONS.get(precision, torch.float32)
         self.text_dtype = self.dtype
         self.heads = model.config.heads
-        make = Int8Linear if precision == "int8" else packed_linear(self.dtype)
+        make = byte_linear if precision == "int8" else packed_linear(self.dtype)
         self.parts = Parts.of(model, make, self.dtype)
         self.enter, self.leave = NORM_PLACES[model.config.norm_place]
 

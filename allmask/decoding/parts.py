@@ -6,7 +6,7 @@ Of an encoder–decoder it is the decoder; its encoder reads the source beforeha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from allmask.attention import Attention, Scaled
+from allmask.inference.bytes import Int8Linear, norms_read, stretch_of
 from allmask.inference.frozen import FUSED, Packed, can_pack
-from allmask.layers import ACTIVATIONS, CrossLayer, GatedFeedForward, RelativePositions
+from allmask.layers import ACTIVATIONS, CrossLayer, GatedFeedForward, Layer, RelativePositions
 from allmask.model import Model
 
 Map = Callable[[Tensor], Tensor]
-MakeLinear = Callable[[Tensor, Tensor | None, str], Map]  # weight (out, in), bias, the activation after it
+# weight (out, in), bias, the activation after it, the norm before it
+MakeLinear = Callable[[Tensor, Tensor | None, str, nn.Module | None], Map]
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,15 @@ class Parts:
         if isinstance(head.transform, Scaled):  # hidden states may as well be scaled by the matrix
             weight = weight.detach() * head.transform.factor
         has_transform = isinstance(head.transform, nn.Linear)
+        norms = norms_read(model.body, model.config.norm_place)
+        last = stack.norm if model.config.norm_place == "pre" else _plain(stack.layers[-1]).feed_forward_norm
         return cls(
-            tuple(_layer_parts(layer, kind, make, dtype) for layer in stack.layers),
+            tuple(_layer_parts(layer, kind, make, dtype, norms) for layer in stack.layers),
             _near(stack.relative, dtype),
             _copied(stack.norm, dtype),
-            make(head.transform.weight, head.transform.bias, kind) if has_transform else None,
+            make(head.transform.weight, head.transform.bias, kind, last) if has_transform else None,
             _copied(head.norm, dtype),
-            make(weight, head.bias, "none"),
+            make(weight, head.bias, "none", head.norm if has_transform else last),
         )
 
 
@@ -81,21 +85,26 @@ def writing_stack(model: Model) -> Any:
     return model.body.decoder if model.config.decoder_layers else model.body
 
 
-def _layer_parts(layer: Any, activation: str, make: MakeLinear, dtype: torch.dtype) -> LayerParts:
-    def plain(linear: nn.Linear, kind: str = "none") -> Map:
-        return make(linear.weight, linear.bias, kind)
+def _plain(layer: Any) -> Layer:
+    return layer.layer if isinstance(layer, CrossLayer) else layer
 
-    cross = None
-    if isinstance(layer, CrossLayer):
-        asked, output = make(*_queries(layer.cross), "none"), plain(layer.cross.output)
-        cross, layer = CrossParts(asked, output, _copied(layer.cross_norm, dtype)), layer.layer
+
+def _layer_parts(
+    whole: Any, activation: str, make: MakeLinear, dtype: torch.dtype, norms: Mapping[nn.Linear, nn.Module]
+) -> LayerParts:
+    def plain(linear: nn.Linear, kind: str = "none") -> Map:
+        return make(linear.weight, linear.bias, kind, norms.get(linear))
+
+    cross, layer = None, _plain(whole)
+    if isinstance(whole, CrossLayer):
+        asked = make(*_queries(whole.cross), "none", norms[whole.cross.query])
+        cross = CrossParts(asked, plain(whole.cross.output), _copied(whole.cross_norm, dtype))
     feed: Any = layer.feed_forward
     gated = isinstance(feed, GatedFeedForward)
-    norms = (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype))
     return LayerParts(
-        make(*_fused(layer.attention), "none"), plain(layer.attention.output), cross,
+        make(*_fused(layer.attention), "none", norms[layer.attention.query]), plain(layer.attention.output), cross,
         plain(feed.gate if gated else feed.expand, activation), plain(feed.gated) if gated else None,
-        plain(feed.contract), norms,
+        plain(feed.contract), (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype)),
     )  # fmt: skip
 
 
@@ -129,10 +138,15 @@ def _fused(attention: Attention) -> tuple[Tensor, Tensor | None]:
 # ---- linear layers in torch ----------------------------------------------------------------------------------
 
 
+def byte_linear(weight: Tensor, bias: Tensor | None, activation: str, norm: nn.Module | None) -> Map:
+    """In whole numbers, evened out by the norm before it."""
+    return Int8Linear(weight, bias, activation, stretch_of(norm, weight))
+
+
 def packed_linear(dtype: torch.dtype) -> MakeLinear:
     """In one oneDNN call with its activation, the weight laid out beforehand; plainly where that cannot be."""
 
-    def make(weight: Tensor, bias: Tensor | None, activation: str) -> Map:
+    def make(weight: Tensor, bias: Tensor | None, activation: str, _: nn.Module | None) -> Map:
         linear = nn.Linear(1, 1, bias=bias is not None)
         linear.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
         if bias is not None:

@@ -288,14 +288,18 @@ def install(body: nn.Module, activation: str, norm_place: str, between: torch.dt
 
 
 def _stretches(body: Any, norm_place: str) -> dict[nn.Module, Tensor | None]:
-    """For each linear layer that reads what a norm gives."""
+    return {linear: stretch_of(norm, linear.weight) for linear, norm in norms_read(body, norm_place).items()}
+
+
+def norms_read(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
+    """For each linear layer that reads hidden states, of one stack or of two, the norm that gave them."""
     stacks, given = ([body.encoder, body.decoder] if hasattr(body, "decoder") else [body]), nn.Identity()
     found = {}
     for stack in stacks:
         before = body.embedding.norm
         for layer in stack.layers:
             steps = _steps(layer, before, given, norm_place == "pre")
-            found |= {linear: stretch_of(norm, linear.weight) for norm, linears in steps for linear in linears}
+            found |= {linear: norm for norm, linears in steps for linear in linears}
             before = getattr(layer, "layer", layer).feed_forward_norm
         given = stack.norm if norm_place == "pre" else before  # what a decoder reads of its source
     return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allmask import config as configs
 from allmask import native
-from allmask.decoding import Decoding, PairWriter, compiled, engines, generate, stream
+from allmask.decoding import Decoding, PairWriter, compiled, engines, generate, parts, stream
 from allmask.decoding.engines import FastPairWriter, TorchEngine, pair_writer_for
 from allmask.decoding.rows import CHUNK
 from allmask.errors import UsageError
@@ -132,6 +132,22 @@ def test_less_precision_is_near_and_both_engines_agree(name, precision):
         tokens = torch.arange(5) + 10 * token
         begun = [writer.step(tokens, state) for writer, (_, state) in zip(writers, begun, strict=True)]
         exact, slow = fast(model, "torch").step(tokens, slow)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, name, monkeypatch):
+    model = tiny(name)
+    with torch.no_grad():
+        for module in model.body.modules():
+            if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
+                module.weight[7] = 20.0
+    exact = fast(model, "torch").begin(PROMPTS)[0]
+    even = fast(model, engine, "int8").begin(PROMPTS)[0]
+    for module in (compiled, parts):
+        monkeypatch.setattr(module, "stretch_of", lambda norm, weight: None)
+    uneven = fast(model, engine, "int8").begin(PROMPTS)[0]
+    assert (even - exact).abs().mean() < 0.7 * (uneven - exact).abs().mean()
 
 
 @pytest.mark.parametrize("precision", ["fp32", *LESS])
