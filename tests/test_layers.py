@@ -40,6 +40,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "training",
     "tasks",
     "pipelines",
+    "gan",
     "drift",
     "audit",
     "demo",

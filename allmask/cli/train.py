@@ -1,4 +1,4 @@
-"""`allmask train`: from nothing, a translator or another writer of targets for sources, or a network of images."""
+"""`allmask train`: from nothing, a writer of targets for sources, a network of images, or a pair that makes them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ EXAMPLES = """
     allmask train --task image --out runs/digits
     allmask train --task image --preset resnet56 --data cifar-10-batches-bin --epochs 60 --out runs/cifar
     allmask train --task image --data photos/ --size 64 --channels 3 --eval others/ --out runs/photos
+    allmask train --task gan --preset toy --out runs/line
+    allmask train --task gan --preset dcgan --data mnist/ --epochs 20 --out runs/gan
     allmask train --resume --out runs/de-en
 """
 PRESET = "transformer-small"  # of texts
@@ -43,7 +45,9 @@ OF_TEXTS = (  # options that mean nothing to the tasks below
 )  # fmt: skip
 OWN = {  # options that mean nothing to other tasks
     "image": ("size", "channels", "crop", "flip", "batch_images"),
+    "gan": ("size", "channels", "batch_images", "loss", "k", "judge"),
 }
+NOT_FOR = {"gan": ("eval", "accumulate", "label_smoothing")}
 
 
 def command(
@@ -52,7 +56,7 @@ def command(
         Path | None,
         typer.Option(
             help="jsonl, csv or parquet with source and target. image: a folder with one for each class, of MNIST or "
-            "CIFAR-10, an .npz, or digits. [image: default digits]"
+            "CIFAR-10, an .npz, or digits; gan: the same. [image, gan: default digits]"
         ),
     ] = None,
     eval_file: Annotated[
@@ -60,13 +64,13 @@ def command(
         typer.Option("--eval", help="Held-out data: the best weights on it are kept. [image: default a test part]"),
     ] = None,
     task: Annotated[
-        Literal["translate", "title", "image"] | None, typer.Option(help="What to learn. [default: translate]")
+        Literal["translate", "title", "image", "gan"] | None, typer.Option(help="What to learn. [default: translate]")
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            help="The shape: transformer-small, -base, -big, t5-small, …; image: resnet20, …, plain20, … "
-            "[default: transformer-small; image: resnet20]"
+            help="The shape: transformer-small, -base, -big, t5-small, …; image: resnet20, …, plain20, …; gan: dcgan, "
+            "mlp, toy. [default: transformer-small; image: resnet20; gan: dcgan]"
         ),
     ] = None,
     tokenizer: Annotated[
@@ -82,9 +86,12 @@ def command(
     heads: Annotated[int | None, typer.Option(help="texts: attention heads.")] = None,
     inner: Annotated[int | None, typer.Option(help="texts: width of the feed-forward layers.")] = None,
     size: Annotated[
-        int | None, typer.Option(help="image: scale a folder's images to so many pixels a side, cutting the middle.")
+        int | None,
+        typer.Option(help="image, gan: scale a folder's images to so many pixels a side, cutting the middle."),
     ] = None,
-    channels: Annotated[int | None, typer.Option(help="image: convert a folder's images, to 1 (grey) or 3.")] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="image, gan: convert a folder's images, to 1 (grey) or 3.")
+    ] = None,
     crop: Annotated[
         int | None,
         typer.Option(help="image: shift each by up to so many pixels, by chance. [default: an eighth of a side]"),
@@ -93,27 +100,41 @@ def command(
         bool | None,
         typer.Option("--flip/--no-flip", help="image: mirror every second one. [default: if it has colours]"),
     ] = None,
+    loss: Annotated[
+        Literal["saturating", "non-saturating"] | None,
+        typer.Option(help="gan: log(1 − D), or −log D, which pulls where the other starves. [default: non-saturating]"),
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option(min=1, help="gan: steps of D for each of the generator. [default: 1; toy: 3]")
+    ] = None,
+    judge: Annotated[
+        Path | None, typer.Option(help="gan: a classifier (--task image) to judge by. [default: one is trained]")
+    ] = None,
     config: ConfigFile = None,
     resume: Resume = False,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data. [default: 20; image: 30]")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data. [default: 20; image: 30; gan: 100]")
+    ] = None,
     steps: Steps = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="texts: tokens in a batch, of sources and targets. [default: 4096]")
     ] = None,
-    batch_images: Annotated[int | None, typer.Option(help="image: images in a batch. [default: 128]")] = None,
+    batch_images: Annotated[
+        int | None, typer.Option(help="image, gan: images in a batch. [default: 128; gan: 64]")
+    ] = None,
     accumulate: Accumulate = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="The highest learning rate. [default: by the width, 7e-4 at 512; image: 2e-3]"),
+        typer.Option(help="The highest learning rate. [default: by the width, 7e-4 at 512; image: 2e-3; gan: 2e-4]"),
     ] = None,
     schedule: Annotated[
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
-        typer.Option(help="The learning rate after the warm-up. [default: inverse-root; image: cosine]"),
+        typer.Option(help="The learning rate after the warm-up. [default: inverse-root; image: cosine; gan: constant]"),
     ] = None,
     warmup: Annotated[
         float | None,
         typer.Option(
-            help="A share of the steps, or above 1 a number. [default: 4000, of short runs a tenth; image: 0.05]"
+            help="A share of the steps, above 1 a number. [default: 4000, of short runs a tenth; image: 0.05; gan: 0]"
         ),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0; image: 0.05]")] = None,
@@ -163,8 +184,9 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a new model: to write a target for each source, as the 2017 Transformer was trained, or, with --task image,
-    to tell which class an image is of, as residual networks were.
+    """Train a new model: to write a target for each source, as the 2017 Transformer was trained; with --task image, to
+    tell which class an image is of, as residual networks were; with --task gan, to make images as real ones are,
+    against a network that tells them apart.
 
     Of texts, one vocabulary for sources and targets is learnt from the data. The run's folder gets config.yaml,
     metrics.jsonl, loss.png, of images confusion.png, too, checkpoints and final, a model folder. Ctrl-C saves; the same
@@ -181,6 +203,10 @@ def command(
         result = _go_on_with_images(out, given, quiet) if resume else _start_images(out, given, quiet)
         emit(as_json, result, _images_in_words(result))
         return
+    if kind == "gan":
+        result = _go_on_with_gan(out, given, quiet) if resume else _start_gan(out, given, quiet)
+        emit(as_json, result, _gan_in_words(result))
+        return
     given = given if resume else {"task": kind, "preset": PRESET, **given}
     result = go_on(out, given, quiet) if resume else start(out, given, quiet)
     emit(as_json, result, in_words(result))
@@ -196,7 +222,9 @@ def _task_of(out: Path) -> str:
 def _expect_own(task: str, given: dict[str, Any]) -> None:
     """Options that this task knows nothing of are refused, not passed over."""
     others = {name: "texts" for name in OF_TEXTS if task in OWN}
-    others |= {name: f"--task {other}" for other, names in OWN.items() for name in names}
+    for name in {name for names in OWN.values() for name in names}:
+        others[name] = "--task " + " or ".join(other for other, names in OWN.items() if name in names)
+    others |= {name: "other tasks" for name in NOT_FOR.get(task, ())}
     for name in given:
         if name in others and name not in OWN.get(task, ()):
             option = f"--{name.replace('_', '-')}"
@@ -229,4 +257,33 @@ def _images_in_words(result: dict[str, Any]) -> str:
         f"{result['final']}: {result['preset']}, {result['steps']} steps in {result['seconds']} s{early}",
         f"step {result['best_step']}: {metrics}",
         f"use it: allmask predict {result['final']} images/ -o classes.jsonl",
+    ])  # fmt: skip
+
+
+# ---- a generator and a discriminator -----------------------------------------------------------------------------
+
+
+def _start_gan(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.gan.running import GanPlan, start
+
+    return start(GanPlan.from_dict(given), out, quiet)
+
+
+def _go_on_with_gan(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from allmask.gan.running import resume, saved_plan
+    from allmask.tasks.folders import is_finished
+
+    expect_same(out, saved_plan(out).differences(given))
+    if is_finished(out):
+        note(f"{out}: this run is finished")
+    return resume(out, quiet)
+
+
+def _gan_in_words(result: dict[str, Any]) -> str:
+    early = ", stopped early" if result["stopped_early"] else ""
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    return "\n".join([
+        f"{result['final']}: {result['preset']}, {result['steps']} steps in {result['seconds']} s{early}",
+        f"step {result['best_step']}: {metrics}",
+        f"see it: {result['picture']}",
     ])  # fmt: skip
