@@ -43,11 +43,12 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets
-	@if [ -z "$(DATA)$(TEXT)$(TASKS)" ]; then \
+quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets, IMAGES=folder or digits
+	@if [ -z "$(DATA)$(TEXT)$(TASKS)$(IMAGES)" ]; then \
 	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
 	    echo "  make quality TEXT=file.txt [CLASSIFY=folder] for pretraining," >&2; \
-	    echo "  or make quality TASKS=folder (of data sets) [CHINESE=folder of a model] for all other tasks" >&2; exit 2; \
+	    echo "  make quality TASKS=folder (of data sets) [CHINESE=folder of a model] for all other tasks on texts," >&2; \
+	    echo "  or make quality IMAGES=folder (CIFAR-10, MNIST) or IMAGES=digits for the depth of networks" >&2; exit 2; \
 	fi
 	@if [ -n "$(DATA)" ]; then $(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA:/=)); fi
 	@if [ -n "$(TEXT)" ]; then \
@@ -56,6 +57,7 @@ quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretra
 	@if [ -n "$(TASKS)" ]; then \
 	    $(BIN)/python quality/tasks.py $(TASKS) $(if $(CHINESE),--chinese $(CHINESE)) --out quality-runs/tasks; \
 	fi
+	@if [ -n "$(IMAGES)" ]; then $(BIN)/python quality/depth.py --data $(IMAGES) --out quality-runs/depth; fi
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -163,7 +163,7 @@ class ImageWork:
     """What the training loop asks for: images by number, and a judge."""
 
     source: Augmented
-    judge: ImageJudge | None = None
+    judge: Callable[[ResNet], Score] | None = None
     operations: int = 0  # of the network, on one image
 
     def __post_init__(self):
@@ -204,12 +204,13 @@ def work_of(plan: ImagePlan, data: ImageData, model: ResNet) -> ImageWork:
     """What a network learns by a plan that is settled."""
     assert plan.crop is not None and plan.flip is not None
     source = Augmented(data.train, data.preparation, plan.settings.seed, plan.crop, plan.flip)
-    judge = None
-    if data.held_out is not None:
-        judge = ImageJudge(data.held_out, data.preparation, plan.settings.precision)
     shape = data.preparation
     each = 2 * multiply_adds(shape_of(model.config), shape.channels, shape.height, shape.width)
-    return ImageWork(source, judge, each)
+    return ImageWork(source, judge_of(plan, data), each)
+
+
+def judge_of(plan: ImagePlan, data: ImageData) -> ImageJudge | None:
+    return None if data.held_out is None else ImageJudge(data.held_out, data.preparation, plan.settings.precision)
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------
@@ -266,16 +267,15 @@ def _go_on(plan: ImagePlan, data: ImageData, out: Path, quiet: bool) -> dict[str
         log.info("no images are held out: the weights of the last step are kept")
     work = work_of(plan, data, model)
     result = train(model, work, plan.settings, out, resume=True, quiet=quiet)
-    return _finish(plan, data, work, model, result, out)
+    return _finish(plan, data, model, result, out)
 
 
-def _finish(
-    plan: ImagePlan, data: ImageData, work: ImageWork, model: ResNet, result: Result, out: Path
-) -> dict[str, Any]:
+def _finish(plan: ImagePlan, data: ImageData, model: ResNet, result: Result, out: Path) -> dict[str, Any]:
     """Write the pictures, the result and last the model: where there is a final/, the run is complete."""
     plot_run(out)
-    if work.judge is not None:
-        draw_confusion(work.judge.marks(model)[1].confusion, data.train.names, out / "confusion.png")
+    judge = judge_of(plan, data)
+    if judge is not None:
+        draw_confusion(judge.marks(model)[1].confusion, data.train.names, out / "confusion.png")
     waited = round(result.waited / max(result.seconds, 1e-9), 4)  # the share of the time in which no batch was ready
     told = outcome(result, out) | {"task": TASK, "preset": plan.preset, "images": len(data.train), "waited": waited}
     write_result(told, out)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -165,7 +166,24 @@ class Padded(nn.Module):
         self.extra, self.stride = outputs - inputs, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        return _Sampled.apply(x, self.extra, self.stride)
+
+
+class _Sampled(torch.autograd.Function):
+    """What a padded shortcut does, with a way back in one pass; autograd's own takes each slice and the pad apart."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, extra: int, stride: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.stride = stride
+        return F.pad(x[..., ::stride, ::stride], (0, 0, 0, 0, 0, extra))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        made = torch.zeros_like(x)  # laid out as x is
+        made[..., :: ctx.stride, :: ctx.stride] = gradient[:, : x.shape[1]]
+        return made, None, None
 
 
 class Residual(nn.Module):
@@ -174,7 +192,7 @@ class Residual(nn.Module):
         self.branch, self.shortcut = branch, shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
+        return F.relu(self.branch(x).add_(self.shortcut(x)), inplace=True)
 
 
 class Plain(nn.Module):

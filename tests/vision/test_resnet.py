@@ -309,3 +309,17 @@ def test_shortcut_a_only_adds_channels():
 def test_images_of_another_shape(shape):
     with pytest.raises(UsageError, match="expected \\(B, 3, H, W\\)"):
         fresh(TINY)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_way_back_through_a_padded_shortcut(layout):
+    """As autograd goes through the same slices and zeros."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 7, 8, generator=rng, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    shortcut = Padded(3, 8, 2)
+    made, plain = shortcut(x), F.pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, 5))
+    assert torch.equal(made, plain)
+    upward = torch.randn(made.shape, generator=rng, dtype=torch.float64)
+    (ours,), (theirs,) = (torch.autograd.grad(out, x, upward) for out in (made, plain))
+    assert torch.equal(ours, theirs) and ours.is_contiguous(memory_format=layout)
+    assert torch.autograd.gradgradcheck(shortcut, (x,))

@@ -1,0 +1,207 @@
+"""A training step of ResNet-20 on images of 32 × 32: ours, through the training loop, against plain PyTorch.
+
+    python benchmarks/vision.py [--quick] [--json]
+
+The peer is a ResNet of the same shape as one writes it with torch.nn, independent of ours: in-place ReLUs, shortcuts
+that pad with zeros, channels-last layout, autocast to bfloat16, clipping and fused AdamW on both sides. Each case has a
+process of its own, because our loop has the C library keep freed memory, which would help the peer, too; they make
+their steps in turn. One thread, CPU time, medians.
+
+Below it: what drawing, cropping, mirroring and scaling a batch of 128 costs beside such a step, and the share of a
+training run in which the step waits for data, which is made in a second thread.
+"""
+
+from __future__ import annotations
+
+import timing  # first: it sets the number of threads
+
+# isort: split
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allmask.tasks.image import ImageWork
+from allmask.training import Settings, train
+from allmask.training.loop import Trainer
+from allmask.vision.labelled import Images, Preparation
+from allmask.vision.learning import Augmented, Lot
+from allmask.vision.resnet import fresh, small
+
+BATCH, SIDE, CLASSES = 128, 32, 10
+
+
+def main() -> None:
+    options = timing.arguments(__doc__)
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        steps = {name: stack.enter_context(elsewhere(name)) for name in CASES}
+        times = medians(steps, rounds=2 if options.quick else 15)
+    about = timing.versions()
+    timing.show("A step of ResNet-20, 128 images", table(times), about, options.json)
+    print()
+    timing.show("Feeding it", data_rows(times["allmask bf16"], options.quick), about, options.json)
+
+
+@contextmanager
+def elsewhere(name: str) -> Iterator[Callable[[], float]]:
+    """A process that makes a step of a case when it is asked to, and tells how much CPU time that took."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(name, there))
+    process.start()
+
+    def step() -> float:
+        here.send(True)
+        return here.recv()
+
+    try:
+        yield step
+    finally:
+        here.send(False)
+        process.join()
+
+
+def serve(name: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    data = work(1024)
+    lot = data.batch(range(BATCH), 0)
+    side = CASES[name](data)
+    while pipe.recv():
+        pipe.send(timing.seconds(partial(side.step, lot)))
+
+
+def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Each case once a round, all in turn, after two rounds to warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 2):
+        for name, step in steps.items():
+            taken[name].append(step())
+    return {name: statistics.median(times[2:]) for name, times in taken.items()}
+
+
+def work(count: int) -> ImageWork:
+    """Images of noise: how fast they are does not depend on what they show."""
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (count,), generator=rng)
+    images = Images(pixels, labels, tuple(map(str, range(CLASSES))))
+    return ImageWork(Augmented(images, Preparation.of(pixels), 0, 4, True))
+
+
+class Ours:
+    """A step of the training loop itself."""
+
+    def __init__(self, data: ImageWork, precision: str):
+        model = fresh(small(20), torch.Generator().manual_seed(0))
+        settings = Settings(steps=10**6, precision=precision, lr=1e-3, batch_tokens=BATCH)
+        self.trainer = Trainer(model, data, settings, Path(), quiet=True)
+
+    def step(self, lot: Lot) -> None:
+        self.trainer._learn([lot])
+
+
+class Theirs:
+    def __init__(self, dtype: torch.dtype, layout: torch.memory_format):
+        torch.manual_seed(0)
+        self.dtype, self.layout = dtype, layout
+        self.model = PlainTorch().to(memory_format=layout).train()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+
+    def step(self, lot: Lot) -> None:
+        pixels = lot.pixels.contiguous(memory_format=self.layout)
+        with torch.autocast("cpu", self.dtype, self.dtype != torch.float32):
+            loss = F.cross_entropy(self.model(pixels), lot.labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+class PlainTorch(nn.Module):
+    """ResNet-20 as one writes it down."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        blocks, inputs = [], 16
+        for width, first in ((16, 1), (32, 2), (64, 2)):
+            for stride in (first, 1, 1):
+                blocks.append(PlainBlock(inputs, width, stride))
+                inputs = width
+        self.blocks = nn.Sequential(*blocks)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.relu(self.bn(self.conv(x))))
+        return self.fc(torch.flatten(self.pool(x), 1))
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.stride, self.extra = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        if self.extra:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        out += x
+        return self.relu(out)
+
+
+CASES = {
+    "torch.nn fp32": lambda _: Theirs(torch.float32, torch.contiguous_format),
+    "torch.nn fp32, channels-last": lambda _: Theirs(torch.float32, torch.channels_last),
+    "torch.nn bf16, channels-last": lambda _: Theirs(torch.bfloat16, torch.channels_last),
+    "allmask fp32": lambda data: Ours(data, "fp32"),
+    "allmask bf16": lambda data: Ours(data, "bf16"),
+}
+
+
+def table(times: dict[str, float]) -> list[dict[str, object]]:
+    peer = times["torch.nn bf16, channels-last"]
+    return [
+        {
+            "step": name,
+            "images/s": f"{BATCH / taken:,.0f}",
+            "to torch.nn fp32": f"{times['torch.nn fp32'] / taken:.2f}",
+            "to torch.nn bf16": f"{peer / taken:.2f}",
+        }
+        for name, taken in times.items()
+    ]
+
+
+def data_rows(step: float, quick: bool) -> list[dict[str, object]]:
+    data = work(1024)
+    numbers = torch.randperm(len(data.lengths), generator=torch.Generator().manual_seed(1))[:BATCH].tolist()
+    make: Callable[[], object] = partial(data.batch, numbers, 1)
+    make()
+    taken = timing.medians({"batch": make}, rounds=5 if quick else 25)["batch"]
+    model = fresh(small(20), torch.Generator().manual_seed(0))
+    settings = Settings(steps=4 if quick else 20, batch_tokens=BATCH, save_every=10**6)
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(model, data, settings, Path(folder) / "run", quiet=True)
+    return [
+        {"": "a batch is made", "takes": f"{taken * 1000:.1f} ms, {taken / step:.2%} of a step"},
+        {"": "the step waits for data", "takes": f"{result.waited / result.seconds:.2%} of the time"},
+    ]
+
+
+if __name__ == "__main__":
+    main()
