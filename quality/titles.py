@@ -197,7 +197,7 @@ def read(folder: Path, task: Title, limit: int, more: list[Record]) -> Data:
     train, dev = task.read(folder / "train.jsonl"), folder / "dev.jsonl"
     held = task.read(dev)[:200] if dev.exists() else train[: len(train) // 20]
     train = train if dev.exists() else train[len(train) // 20 :]
-    quotes = quotations([*train * QUOTED, *more], task.max_source, random.Random(1), telling=True)
+    quotes = quotations([*train * QUOTED, *more], task.max_source, random.Random(1))
     return Data(quotes, train, held, task.read(folder / "test.jsonl")[:limit])
 
 

@@ -1,7 +1,8 @@
 """Quoting, the first lesson of a reader that is to write: of each text, one of its own sentences is to be written.
 
 Titles are mostly made of their text's words, but a BERT has never carried a word from one place to another. Titles
-teach that slowly, and few of them are soon known by heart. Any text teaches to quote, as often as one likes.
+teach that slowly, and few of them are soon known by heart. Any text teaches to quote, as often as one likes. What the
+reader knows is not to be lost meanwhile: its lower layers should learn slowly (`layer_decay`).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ TELLING = 3  # one sentence in so many is among the telling ones
 WORDS_A_TOKEN = 0.7  # English words in a token, so that a quotation stands in what is read of its text
 
 
-def quotations(records: Iterable[Record], tokens: int, rng: random.Random, telling: bool = False) -> list[Record]:
+def quotations(records: Iterable[Record], tokens: int, rng: random.Random) -> list[Record]:
     """Each record with a sentence from its source's first `tokens` tokens as target; one without any is left out.
 
-    With `telling` it is one of those that tell most of their text: what to quote is then learnt as well.
+    It is drawn from those that tell most of their text, so that what to quote is learnt as well.
     """
 
     def choices(text: str) -> list[str]:
-        return most_telling(sentences(text, tokens), text) if telling else sentences(text, tokens)
+        return most_telling(sentences(text, tokens), text)
 
     found = ((record, choices(record.fields["source"])) for record in records)
     return [replace(record, fields={**record.fields, "target": rng.choice(some)}) for record, some in found if some]

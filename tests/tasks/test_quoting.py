@@ -47,19 +47,19 @@ def test_the_most_telling_sentences_share_most_with_the_rest():
 
 def test_telling_quotations_are_quotations():
     records = [Record({"source": "We like tea. The mask is an order. A mask is a value.", "target": "t"}, "a:1")] * 20
-    made = quotations(records, 64, random.Random(0), telling=True)
+    made = quotations(records, 64, random.Random(0))
     assert {record.fields["target"] for record in made} == {"The mask is an order."}
 
 
 def test_each_record_once_with_its_own_words():
-    records = [
-        Record({"source": f"This is text {n}. It has the number {n}.", "target": "t"}, f"a:{n}") for n in range(50)
-    ]
+    text = "The text {0} is a text. The number {0} is a number. We like tea. It snows today."
+    records = [Record({"source": text.format(n), "target": "t"}, f"a:{n}") for n in range(50)]
     records.append(Record({"source": "Too short", "target": "t"}, "a:50"))
     made = quotations(records, 64, random.Random(0))
     assert [record.where for record in made] == [f"a:{n}" for n in range(50)]
     assert all(record.fields["target"] in record.fields["source"] for record in made)
-    assert len({record.fields["target"][:4] for record in made}) == 2  # both sentences are drawn
+    drawn = {record.fields["target"][:8] for record in made}
+    assert drawn == {"The text", "The numb"}  # the telling half, both of them
     assert quotations(records, 64, random.Random(0)) == made
 
 
