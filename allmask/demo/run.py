@@ -186,7 +186,7 @@ class Demo:
     def _quote(self, records: Sequence[Record], settings: Settings) -> list[dict[str, Any]]:
         """The first lesson, and its metrics."""
         self.say(
-            f"   The first lesson, {settings.steps} steps, is to quote: to write a telling sentence of the text itself.\n"
+            f"   The first lesson, {settings.steps} steps, is to quote: to write a telling sentence of the text.\n"
             "   Titles are made of their text's words, and this BERT has never carried a word from place to place.\n"
         )
         rng = random.Random(SETTINGS.seed)
