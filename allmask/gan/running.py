@@ -2,7 +2,7 @@
 
 runs/gan/
   config.yaml, start/, checkpoints/, metrics.jsonl, result.json, final/      as every run
-  losses.png                      both losses by step
+  loss.png                      both losses by step
   frames/, strip.png              toy: densities and the discriminator at each evaluation; four of them
   grids/, judge/                  images: a sheet of them at each evaluation, always of the same noise; the classifier
 """
@@ -289,7 +289,7 @@ def _finish(plan: GanPlan, model: Gan, result: Result, out: Path) -> dict[str, A
 
 
 def draw_losses(out: Path) -> None:
-    """losses.png: of both by step, smoothed; what they are where nothing can be told apart as lines."""
+    """loss.png: of both by step, smoothed; what they are where nothing can be told apart as lines."""
     from matplotlib.figure import Figure
 
     lines = runs.read_metrics(out)
@@ -303,4 +303,4 @@ def draw_losses(out: Path) -> None:
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.2)
     axes.legend(frameon=False)
-    figure.savefig(out / "losses.png")
+    figure.savefig(out / "loss.png")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-LOWEST_VALUE = -np.log(4.0)
+LOWEST_VALUE = -float(np.log(4.0))
 
 
 def best_discriminator(p: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ MEAN, DEVIATION = 3.0, 0.7  # of the data
 COUNT = 8192  # of the data
 LOW, HIGH, POINTS = -2.0, 7.0, 181
 _QUANTILES, _ARROWS = 1 << 15, 13
+_SEEN = 2e-3  # the least density of which anything is drawn
 _BLUE, _BLACK, _GREEN, _GREY = "#5B84D7", "#2B2B2B", "#5BA886", "#9A9A9A"
 
 
@@ -110,7 +111,8 @@ def _draw_one(axes: Axes, frame: Frame) -> None:
     axes.plot(frame.x, frame.data, ":", color=_BLACK, label="data")
     axes.plot(frame.x, frame.made, "-", color=_GREEN, label="generator")
     axes.plot(frame.x, frame.told, "--", color=_BLUE, label="discriminator")
-    axes.plot(frame.x, frame.best, "-", color=_BLUE, alpha=0.3, linewidth=1, label="the best discriminator")
+    best = np.where(frame.data + frame.made > _SEEN, frame.best, np.nan)  # of next to nothing it is chance
+    axes.plot(frame.x, best, "-", color=_BLUE, alpha=0.3, linewidth=1, label="the best discriminator")
     for noise, made in zip(_placed(frame), frame.mapped, strict=True):  # as noise below becomes numbers above
         axes.plot([noise, made], [-0.45, -0.12], color=_GREY, linewidth=0.6)
     for height in (-0.45, -0.12):

@@ -54,7 +54,7 @@ def test_the_command_makes_a_grid_an_epoch(tmp_path: Path, images: Path, judge: 
     assert sorted(path.name for path in (out / "grids").iterdir()) == [f"step-{n:08d}.png" for n in (0, 8, 16)]
     lines = runs.read_metrics(out)
     assert sum("loss_discriminator" in line for line in lines) == sum("loss_generator" in line for line in lines) == 8
-    assert (out / "losses.png").is_file() and Path(told["picture"]).is_file() and not (out / "judge").exists()
+    assert (out / "loss.png").is_file() and Path(told["picture"]).is_file() and not (out / "judge").exists()
     made = files.load(out / "final").sample(3, torch.Generator().manual_seed(0))
     assert made.shape == (3, 1, 8, 8)
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0  # a finished one is left as it is
