@@ -68,7 +68,8 @@ def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] 
 
     fp32 writes what `PairWriter` writes. With int8 the encoder computes with bytes, too; attention does not.
     """
-    precision = _chosen(model, precision)
+    if isinstance(model.body, EncoderDecoder):  # not a recurrent one
+        precision = _chosen(model, precision)
     slow = PairWriter(freeze(model, precision), start)
     on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
     if not on_cpu or not isinstance(model.body, EncoderDecoder) or not model.body.tokenwise:

@@ -37,7 +37,8 @@ def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The highest scores of each row, best first, and their tokens, (R, count) each."""
     count = min(count, scores.shape[1])
     if not _fits(scores) or count > FEW:
-        return tuple(scores.topk(count))
+        found = scores.topk(count)
+        return found.values, found.indices
     values = torch.empty(len(scores), count)
     tokens = torch.empty(values.shape, dtype=torch.long)
     library().best(_at(scores), *map(ctypes.c_int64, (*scores.shape, count)), _at(values), _at(tokens))

@@ -213,11 +213,14 @@ def test_without_the_compiled_step_torch_does_it(monkeypatch):
         assert len(generate(writer, PROMPTS, RULES["greedy"])) == len(PROMPTS)
 
 
-def test_recurrent_models_write_as_before():
+def test_recurrent_models_write_as_before(caplog):
     small = {"vocabulary": 70, "width": 32, "inner": 32, "layers": 1, "decoder_layers": 1}
     model = Model.fresh(replace(configs.lstm(), **small), ["lm"], torch.Generator().manual_seed(0)).eval()
-    for precision in ("auto", "fp32", "int8"):
+    for precision in ("auto", "fp32"):
         assert isinstance(pair_writer_for(model, precision), PairWriter)
+    assert not caplog.text
+    pair_writer_for(model, "int8")
+    assert "int8 is for Transformers" in caplog.text
 
 
 def test_mistakes_are_said():
