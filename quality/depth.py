@@ -158,11 +158,15 @@ def picture(told: dict[str, Any], depths: Sequence[int], path: Path) -> None:
             for part, style, width in (("train_error", "-", 2.0), ("test_error", ":", 1.0)):
                 values = [100 * found[part] for found in curve.values() if part in found]
                 label = f"{depth} layers" if part == "train_error" else None
-                axes.plot(list(curve)[: len(values)], values, style, color=colour, linewidth=width, label=label)
+                axes.plot(
+                    list(curve)[: len(values)], values, style, color=colour, linewidth=width, label=label, marker=".",
+                    markersize=2 * width,
+                )  # fmt: skip
         axes.set_title(f"{kind} networks")
         axes.set_xlabel("step")
         axes.grid(alpha=0.2)
         axes.legend(frameon=False)
+    figure.axes[0].set_ylim(bottom=0)
     figure.axes[0].set_ylabel("error in % (training; dotted: test)")
     figure.savefig(path)
 

@@ -269,7 +269,9 @@ def test_confusion_is_that_of_scikit_learn(colours: Path):
     assert len(found.unique()) > 1
     assert (marks.confusion == sklearn.metrics.confusion_matrix(images.labels, found, labels=[0, 1, 2])).all()
     assert marks.scores["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(images.labels, found))
-    assert loss == pytest.approx(sklearn.metrics.log_loss(images.labels, scores.softmax(1), labels=[0, 1, 2]), rel=1e-5)
+    assert loss == pytest.approx(
+        sklearn.metrics.log_loss(images.labels, scores.double().softmax(1), labels=[0, 1, 2]), rel=1e-5
+    )
     assert judge(model).value == marks.scores["accuracy"]
 
 
