@@ -126,7 +126,7 @@ def _compiled_is_right() -> bool:
     return True
 
 
-def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], FastWriter | FastPairWriter]]:
+def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], Writer]]:
     """Of one stack and of two: how each is made with an engine."""
     sizes = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "max_positions": 8, "init_std": 0.2}
     rng = torch.Generator().manual_seed(0)
@@ -139,7 +139,7 @@ def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], Fas
     ]
 
 
-def _answers(writer: FastWriter | FastPairWriter) -> Tensor:
+def _answers(writer: Writer) -> Tensor:
     """Some logits: of two texts, and of three rows that go on from them."""
     first, state = writer.begin([[1, 2, 3], [4]])
     second, state = writer.step(torch.tensor([5, 6, 7]), state.select(torch.tensor([1, 0, 0])))

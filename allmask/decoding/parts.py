@@ -67,16 +67,16 @@ class Parts:
         weight = model.body.embedding.tokens.weight if head.output is None else head.output.weight
         if isinstance(head.transform, Scaled):  # hidden states may as well be scaled by the matrix
             weight = weight.detach() * head.transform.factor
-        has_transform = isinstance(head.transform, nn.Linear)
+        before = head.transform if isinstance(head.transform, nn.Linear) else None
         norms = norms_read(model.body, model.config.norm_place)
         last = stack.norm if model.config.norm_place == "pre" else _plain(stack.layers[-1]).feed_forward_norm
         return cls(
             tuple(_layer_parts(layer, kind, make, dtype, norms) for layer in stack.layers),
             _near(stack.relative, dtype),
             _copied(stack.norm, dtype),
-            make(head.transform.weight, head.transform.bias, kind, last) if has_transform else None,
+            None if before is None else make(before.weight, before.bias, kind, last),
             _copied(head.norm, dtype),
-            make(weight, head.bias, "none", head.norm if has_transform else last),
+            make(weight, head.bias, "none", last if before is None else head.norm),
         )
 
 

@@ -21,7 +21,7 @@ def side_by_side(tensors: Sequence[Tensor]) -> None:
     _advise(area.data_ptr() + begin, sum(sizes))
     for x, size in zip(tensors, sizes, strict=True):
         moved = area[begin : begin + x.nbytes].view(x.dtype).view(x.shape)
-        x.set_(moved.copy_(x))
+        x.data = moved.copy_(x)
         begin += size
 
 
