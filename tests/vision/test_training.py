@@ -124,6 +124,34 @@ def test_digits_are_there_without_any_data(cli, tmp_path: Path, monkeypatch):
     assert ran.code == 5 and "pip install scikit-learn" in ran.err and not (tmp_path / "other").exists()
 
 
+def write_set(folder: Path, kind: str) -> Path:
+    """Ten images of two classes to learn from and six to be judged by, as one of the usual data sets."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 10), ("t10k", 6)):
+        grey, labels = rng.integers(0, 256, (count, 8, 8), np.uint8), np.arange(count, dtype=np.uint8) % 2
+        if kind == "idx":
+            header = b"".join(size.to_bytes(4, "big") for size in grey.shape)
+            (folder / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + header + grey.tobytes())
+            (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + header[:4] + labels.tobytes())
+        elif kind == "cifar":
+            colours = rng.integers(0, 256, (count, 3072), np.uint8)
+            name = "data_batch_1.bin" if part == "train" else "test_batch.bin"
+            (folder / name).write_bytes(np.hstack([labels[:, None], colours]).tobytes())
+        else:
+            np.savez(folder / f"{part}.npz", images=grey, labels=labels)
+    return folder if kind != "npz" else folder / "train.npz"
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("idx", 2), ("cifar", 10), ("npz", 2)])
+def test_the_usual_data_sets(cli, tmp_path: Path, kind: str, classes: int):
+    data = write_set(tmp_path, kind)
+    others = ("--eval", tmp_path / "t10k.npz") if kind == "npz" else ()
+    ran = cli("train", "--task", "image", "--data", data, *others, *QUICK, "--steps", 1, "--out", tmp_path / "run")
+    assert ran.code == 0 and f"10 images of {classes} classes, 6 held out" in ran.err, ran.err
+    flipped = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["flip"]
+    assert flipped is (kind == "cifar")
+
+
 def test_a_loss_that_is_not_finite(cli, colours: Path, tmp_path: Path):
     words = ("--lr", 1e30, "--warmup", 0, "--schedule", "constant", "--weight-decay", 0, "--steps", 40)
     ran = cli(
