@@ -22,7 +22,7 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write, or to answer questions about texts."),
-    "train": ("allmask.cli.train", "Train a translator, or another writer, from nothing."),
+    "train": ("allmask.cli.train", "Train a translator, a network for images, or two that play, from nothing."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
     "generate": ("allmask.cli.generate", "Write a title or a translation of a text, or go on with a prompt."),
     "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),
