@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors lose time to threads
@@ -25,13 +26,17 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
     """`cli("mask", "prefix", …)` runs the command line here and returns its exit code, stdout and stderr."""
     from allmask.cli.main import main
+
+    logger = logging.getLogger("allmask")  # a command takes its messages for itself
+    before = logger.handlers, logger.level, logger.propagate
 
     def run(*words: object) -> Ran:
         capsys.readouterr()
         code = main([str(word) for word in words])
         return Ran(code, *capsys.readouterr())
 
-    return run
+    yield run
+    logger.handlers, logger.level, logger.propagate = before

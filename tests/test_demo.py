@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -255,33 +256,50 @@ class Lengths:
         self.lengths = [100] * count
 
 
-def fitted(monkeypatch: pytest.MonkeyPatch, examples: int, size: run.Size = run.FULL, real: float = 1.0):
-    """Steps of both lessons when a step seems to take 1 s, takes `real`, an evaluation 5 s, and 200 s are left."""
+SMALL = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, quoting=0.4)
+JUDGING = 5 * 4 + run.BEAMS * 5 * 4  # four evaluations of 5 s, and four times as many titles with beams
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch):
     now = [1000.0]
-    monkeypatch.setattr(run, "seconds_per_step", lambda *_: 1.0)
     monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
-    demo = run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
+    return now
+
+
+def demo_of(size: run.Size) -> run.Demo:
+    return run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
+
+
+def second_lesson(demo: run.Demo, examples: int, step: float, quoted: int = 60) -> int | None:
     work: Any = Lengths(examples)
-    first = demo._first_lesson(work, 5.0).steps
-    assert first is not None
-    now[0] += real * first
-    second = demo._second_lesson(work, 5.0, real, first).steps
-    assert second is not None
-    return first, second
+    slow = [{"tokens": 1000, "speed": 10.0}] * 30  # long ago
+    lines = slow + [{"tokens": 1000, "speed": 1000 / step}] * run.LATEST
+    return demo._second_lesson(work, 5.0, lines[-quoted:]).steps
 
 
-def test_as_many_steps_as_fit_into_the_time(monkeypatch: pytest.MonkeyPatch):
-    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, beams=2, quoting=0.4)
-    steps = 200 - 5 * 4 - 2 * 5 * 4 - 10
-    assert fitted(monkeypatch, 100_000, size) == (0.4 * steps, 0.6 * steps)
-    assert fitted(monkeypatch, 100, replace(size, most_epochs=3))[1] == 10 * 3  # ten batches an epoch
-    assert sum(fitted(monkeypatch, 100_000, run.FAST)) == run.FAST.steps
+def test_quoting_has_its_share_of_the_time(clock: list[float]):
+    ends = demo_of(SMALL)._quoting_ends(5.0)
+    assert ends == 1000 + 0.4 * (200 - JUDGING - run.ENDING)
+    timer: Any = run.Timer(ends)
+    assert not timer(None).pause
+    clock[0] = ends
+    assert timer(None).pause
+    assert timer(None).value == -math.inf  # never the best: the last weights are kept
+    assert demo_of(run.FAST)._quoting_ends(5.0) == math.inf
 
 
-def test_titles_take_the_time_that_quoting_left(monkeypatch: pytest.MonkeyPatch):
-    size = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, beams=2, quoting=0.4)
-    assert fitted(monkeypatch, 100_000, size, real=0.5) == (52, (130 - 26) * 2)
-    assert fitted(monkeypatch, 100_000, size, real=2.0) == (52, (130 - 104) / 2)
+def test_titles_take_the_time_that_is_left_by_the_latest_speed(clock: list[float]):
+    left = 200 - JUDGING - run.ENDING
+    assert second_lesson(demo_of(SMALL), 100_000, step=0.5) == int(left / 0.5)
+    clock[0] += 50.0
+    assert second_lesson(demo_of(SMALL), 100_000, step=0.5) == int((left - 50) / 0.5)
+    assert second_lesson(demo_of(replace(SMALL, most_epochs=3)), 100, step=0.5) == 10 * 3  # ten batches an epoch
+    assert second_lesson(demo_of(run.FAST), 100_000, 0.5, quoted=2) == 4  # of six steps in all
+
+
+def test_a_slow_machine_still_learns(clock: list[float]):
+    assert demo_of(SMALL)._learning_ends(evaluation=60.0) == 1100.0  # half of the time
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def listen(quiet: bool = False) -> None:
 
     logger = logging.getLogger("allmask")
     logger.handlers = [Notes()]
+    logger.propagate = False  # ROUGE's package gives the root a handler of its own, which would say everything again
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
 
 

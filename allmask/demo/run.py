@@ -10,16 +10,17 @@ demo-run/
 
 from __future__ import annotations
 
-import copy
 import json
+import math
 import os
 import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from allmask.tasks.quoting import quotations
 from allmask.tasks.scores import lead_sentence, rouge
 from allmask.tasks.title import Judge, Title, TitleWork
 from allmask.tasks.writing import tokenizer_of
-from allmask.training import Score, Settings, runs, train
+from allmask.training import Paused, Score, Settings, runs, train
 
 RESULT = "result.json"
 USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to judge by"}
@@ -56,7 +57,7 @@ class Size:
     written: int = 60  # titles of each evaluation while it learns
     beams: int = 4  # of the titles that are judged
     steps: int | None = None  # None: as many as the time allows
-    quoting: float = 0.4  # of the steps; titles take the rest
+    quoting: float = 0.4  # of the time to learn; titles take the rest
     most_epochs: int = 4  # of titles; more would be learning by heart
     evaluations: int = 4
     batch_tokens: int = 1024
@@ -68,11 +69,13 @@ FAST = Size(
     batch_tokens=384,
 )  # fmt: skip
 TASK = Title(max_source=64, max_target=24)
-SETTINGS = Settings(lr=2e-3, layer_decay=0.7, warmup=0.1, dropout=0.0, keep=1, seed=1)  # below, what BERT knows stays
-TITLES = {"lr": 1.2e-3, "dropout": 0.1}  # gentler: quoting is not to be forgotten, nor titles learnt by heart
+SETTINGS = Settings(lr=2e-3, layer_decay=0.7, warmup=30, dropout=0.0, keep=1, seed=1)  # below, what BERT knows stays
+TITLES = {"lr": 1.2e-3, "warmup": 0.1, "dropout": 0.1}  # gentler: nothing is to be learnt by heart
 QUOTATIONS = 3  # of each text, so that few are met twice
 ENDING = 10.0  # seconds kept for saving and drawing
-TRIES = 5  # steps by whose speed the first lesson is planned
+BEAMS = 2.0  # what a title costs with beams, to one without
+LOOK = 10  # steps between two looks at the clock
+LATEST = 30  # steps by whose speed the second lesson is planned
 
 
 def run_demo(
@@ -168,11 +171,8 @@ class Demo:
         judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
         titles = TitleWork(TASK.examples(tokenizer, records["train"]), by_loss(judge))
         before, seconds = self._before(judge)
-        quoting = self._first_lesson(titles, seconds)
-        began = time.monotonic()
-        quoted = self._quote(records["train"], quoting)
-        step = (time.monotonic() - began) / len(quoted)
-        titling = self._second_lesson(titles, self._seconds_of(judge), step, len(quoted))
+        quoted = self._quote(records["train"], self._most(titles), seconds)
+        titling = self._second_lesson(titles, self._seconds_of(judge), quoted)
         self.say(
             f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
             "writes is shown as it learns.\n"
@@ -181,20 +181,25 @@ class Demo:
         self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
         return len(quoted) + result.steps
 
-    def _quote(self, records: Sequence[Record], settings: Settings) -> list[dict[str, Any]]:
-        """The first lesson, and its metrics."""
+    def _quote(self, records: Sequence[Record], titling: int, evaluation: float) -> list[dict[str, Any]]:
+        """The first lesson, and its metrics: so long as its share of the time lasts, if it does not get too long."""
         self.say(
-            f"   The first lesson, {settings.steps} steps, is to quote: to write a telling sentence of the text.\n"
-            "   Titles are made of their text's words, and this BERT has never carried a word from place to place.\n"
+            "   The first lesson is to quote: to write a telling sentence of the text. Titles are made of their\n"
+            "   text's words, and this BERT has never carried a word from place to place.\n"
         )
         rng = random.Random(SETTINGS.seed)
         made = [record for _ in range(QUOTATIONS) for record in quotations(records, TASK.max_source, rng)]
-        work = TitleWork(TASK.examples(tokenizer_of(self.model), made))
+        work = TitleWork(TASK.examples(tokenizer_of(self.model), made), Timer(self._quoting_ends(evaluation)))
+        share = self.size.quoting
+        most = round(share * (self.size.steps or titling / (1 - share)))
+        settings = replace(self._settings, steps=most, eval_every=LOOK, save_every=most, schedule="constant")
         folder = self.folder / "quoting"
-        train(self.model, work, settings, folder, quiet=self.quiet)
+        with suppress(Paused):
+            train(self.model, work, settings, folder, quiet=self.quiet)
         metrics = runs.read_metrics(folder)
         shutil.rmtree(folder)
-        self.say(f"   It can quote: loss {metrics[0]['loss']:.2f} → {metrics[-1]['loss']:.2f}")
+        losses = f"loss {metrics[0]['loss']:.2f} → {metrics[-1]['loss']:.2f}"
+        self.say(f"   It can quote, after {len(metrics)} steps: {losses}")
         return metrics
 
     def _before(self, judge: Judge) -> tuple[Score, float]:
@@ -211,27 +216,29 @@ class Demo:
         judge(self.model.eval())
         return time.monotonic() - began
 
-    def _first_lesson(self, work: TitleWork, evaluation: float) -> Settings:
-        """With a share of the steps that fit into the time by the speed of the first few."""
-        steps = self.size.steps
-        if steps is None:
-            step = seconds_per_step(self.model, work, self._settings, self.folder / "probe")
-            fitting = self._fitting(evaluation, step)
-            steps = min(fitting, round(self._most(work) / (1 - self.size.quoting)))
-        first = max(1, round(self.size.quoting * steps))
-        return replace(self._settings, steps=first, eval_every=first, save_every=first, schedule="constant")
-
-    def _second_lesson(self, work: TitleWork, evaluation: float, second: float, done: int) -> Settings:
-        """With as many steps as fit into what is left, by the speed of the first lesson."""
+    def _second_lesson(self, work: TitleWork, evaluation: float, quoted: list[dict[str, Any]]) -> Settings:
+        """With as many steps as fit into what is left, by the speed of the first lesson's last ones."""
+        step = mean(line["tokens"] / line["speed"] for line in quoted[-LATEST:])
+        fitting = max(LOOK, int((self._learning_ends(evaluation) - time.monotonic()) / step))
         given = self.size.steps
-        steps = min(self._fitting(evaluation, second), self._most(work)) if given is None else max(1, given - done)
+        steps = min(fitting, self._most(work)) if given is None else max(1, given - len(quoted))
         every = -(-steps // self.size.evaluations)
         return replace(self._settings, **TITLES, steps=steps, eval_every=every, save_every=steps)
 
-    def _fitting(self, evaluation: float, step: float) -> int:
-        """Steps until the deadline, if each takes so many seconds, and an evaluation so many."""
-        judging = evaluation * (self.size.evaluations + self.size.beams * self.size.test / self.size.written)
-        return max(10, int((self.deadline - time.monotonic() - judging - ENDING) / step))
+    def _quoting_ends(self, evaluation: float) -> float:
+        """When, by the clock; a number of steps that is given has no clock."""
+        now = time.monotonic()
+        return (
+            now + self.size.quoting * (self._learning_ends(evaluation) - now) if self.size.steps is None else math.inf
+        )
+
+    def _learning_ends(self, evaluation: float) -> float:
+        """When, if an evaluation takes so many seconds and all is to be judged by the deadline.
+
+        Half of the time that is left is for learning in any case: a machine that is slow at first need not stay so.
+        """
+        judging = evaluation * (self.size.evaluations + BEAMS * self.size.test / self.size.written)
+        return max(self.deadline - judging - ENDING, (time.monotonic() + self.deadline) / 2)
 
     def _most(self, work: TitleWork) -> int:
         return round(self.size.most_epochs * len(plan_epoch(work.lengths, self.size.batch_tokens, SETTINGS.seed, 0)))
@@ -298,6 +305,16 @@ def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, tar
     return draw(TASK.mask_of(is_target), read + written)
 
 
+@dataclass(frozen=True)
+class Timer:
+    """In a judge's place: it judges nothing, and asks for a pause when the time is over."""
+
+    ends: float
+
+    def __call__(self, model: Model) -> Score:
+        return Score(-math.inf, {}, pause=time.monotonic() >= self.ends)
+
+
 def by_loss(judge: Judge) -> Callable[[Model], Score]:
     """The same judge, but the lowest loss is the best: ROUGE of a few dozen texts is mostly luck."""
 
@@ -312,15 +329,6 @@ def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
     """The same records, the few that will be shown at the front: those whose text fits its line."""
     order = sorted(records, key=lambda record: len(record.fields["source"]))
     return [*order[:count], *(record for record in records if record not in order[:count])]
-
-
-def seconds_per_step(model: Model, work: TitleWork, settings: Settings, folder: Path) -> float:
-    """How long a training step takes here: a copy of the model takes a few. The first warms up and does not count."""
-    few = replace(settings, steps=TRIES, eval_every=TRIES, save_every=TRIES)
-    train(copy.deepcopy(model), TitleWork(work.examples), few, folder, quiet=True)
-    spent = [line["tokens"] / line["speed"] for line in runs.read_metrics(folder)[1:]]
-    shutil.rmtree(folder)
-    return sum(spent) / len(spent)
 
 
 def lead_rouge_l(records: Sequence[Record]) -> float:

@@ -325,8 +325,9 @@ class Trainer:
             score = self.crew.shared(self.stage(self.work.evaluate))
         if score is None:
             return
-        metrics.add(step=self.step, **{f"eval_{name}": value for name, value in score.metrics.items()})
-        bar.say(f"step {self.step}: " + "  ".join(f"{name} {value:.4g}" for name, value in score.metrics.items()))
+        if score.metrics:
+            metrics.add(step=self.step, **{f"eval_{name}": value for name, value in score.metrics.items()})
+            bar.say(f"step {self.step}: " + "  ".join(f"{name} {value:.4g}" for name, value in score.metrics.items()))
         for line in score.samples:
             bar.say(line)
         self.asked_to_pause = score.pause
