@@ -51,7 +51,12 @@ def end_of(tokenizer: Tokenizer) -> int | None:
 def pair_writer(model: Model, precision: str | None) -> Writer:
     """The same of an encoder–decoder."""
     start = tokenizer_of(model).start_id
-    return PairWriter(frozen_for(model, precision), None if start is None else [start])
+    begin = None if start is None else [start]
+    if precision is None:
+        return PairWriter(model, begin)
+    from allmask.decoding import engines
+
+    return engines.pair_writer_for(model, precision, begin)
 
 
 def frozen_for(model: Model, precision: str | None) -> Model:

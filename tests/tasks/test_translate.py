@@ -11,7 +11,8 @@ import sacrebleu
 import torch
 
 from allmask.data import NO_LABEL, Record, pack
-from allmask.decoding import Decoding
+from allmask.decoding import Decoding, PairWriter
+from allmask.decoding.engines import FastPairWriter
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
 from allmask.objectives import losses_of
@@ -335,3 +336,26 @@ def test_a_mean_is_taken_if_it_is_better(run: Path, model: Model, value: float |
     weight = model.state_dict()["body.embedding.tokens.weight"]
     assert torch.allclose(mine.state_dict()["body.embedding.tokens.weight"], weight + 4.0 * taken, atol=1e-6)
     assert value is None or (result.best is not None and result.best.value == max(value, 10.0))
+
+
+# ---- how it is written -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["transformer-small", "lstm-small", "lstm-small-plain"])
+@pytest.mark.parametrize("precision", ["auto", "fp32", "bf16", "int8"])
+def test_every_body_writes_in_every_precision(preset: str, precision: str):
+    model = Fresh(preset=preset, layers=1, width=16, vocabulary=60).model(ROWS, seed=3).eval()
+    task = Translate(max_target=8).fitted(model)
+    rules = task.decoding(model, beams=2)
+    sources = ["red cat", "a blue bird"]
+    plain = [best[0] for best in task.write(model, sources, rules)]
+    fast = [best[0] for best in task.write(model, sources, rules, writer=task.writer(model, precision))]
+    if precision == "fp32":
+        assert [text for text, _ in fast] == [text for text, _ in plain]
+        assert [best.score for _, best in fast] == pytest.approx([best.score for _, best in plain], abs=1e-4)
+    assert all(math.isfinite(best.score) for _, best in fast)
+
+
+def test_a_transformer_writes_by_the_fast_step(task: Translate, model: Model):
+    assert isinstance(task.writer(model, "fp32"), FastPairWriter)
+    assert isinstance(task.writer(model), PairWriter)
