@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import emit, images, listen, tell_skipped
+from allmask.cli import _images as images
+from allmask.cli import emit, listen, tell_skipped
 from allmask.cli.generate import (
     BATCH,
     Beams,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import images, listen, note, ready_lines, tell_skipped
+from allmask.cli import _images as images
+from allmask.cli import listen, note, ready_lines, tell_skipped
 from allmask.cli.generate import (
     Beams,
     Folder,
