@@ -112,7 +112,7 @@ def pipeline(
     "generate", for any that writes, such as GPT-2, "fill", for one that guesses what stands where a text says
     [MASK], or "embed", for a vector of each text."""
     if task == "fill":
-        return Filler(load(model_folder(model)))
+        return Filler(load(resolve(model)))
     if task == "classify":
         return open_classifier(model, precision)
     if task == "choose":
@@ -122,7 +122,7 @@ def pipeline(
     if task == "answer":
         return open_answerer(model, precision)
     if task == "embed":
-        return Embedder.open(model_folder(model), precision=precision)
+        return Embedder.open(resolve(model), precision=precision)
     if task not in TASKS:
         raise UsageError(f"task is {task!r}; expected one of {', '.join([*TASKS, *OTHERS])}")
     made = open_pipeline(model, precision)
@@ -133,21 +133,21 @@ def pipeline(
 
 def open_pipeline(source: str | Path, precision: str = "auto", max_new: int | None = None) -> Pipeline:
     """A writer from a model folder, or from a run: its task is the one it was fine-tuned for."""
-    folder = model_folder(source)
+    folder = resolve(source)
     model = load(folder)
     return Pipeline(model, _task(model, folder, source, max_new), precision)
 
 
 def is_classifier(source: str | Path) -> bool:
     """Whether a model folder or run is one that classifies, by what its files say."""
-    folder = model_folder(source)
+    folder = resolve(source)
     task = load_task(folder)
     return isinstance(task, Classify) or (task is None and classifies(folder))
 
 
 def open_classifier(source: str | Path, precision: str = "auto") -> Classifier:
     """A classifier from a model folder or a run, of transformers' making, too."""
-    folder = model_folder(source)
+    folder = resolve(source)
     model = load(folder)
     if model.labels is None or model.labels.kind == "choice" or model.labels.of_tokens:
         raise CheckpointError(
@@ -160,13 +160,13 @@ def open_classifier(source: str | Path, precision: str = "auto") -> Classifier:
 
 def is_chooser(source: str | Path) -> bool:
     """Whether a model folder or run is one that chooses, by what its files say."""
-    folder = model_folder(source)
+    folder = resolve(source)
     return isinstance(load_task(folder), Choose) or "choice" in kinds_asked(folder)
 
 
 def open_chooser(source: str | Path, precision: str = "auto") -> Chooser:
     """A chooser from a model folder or a run, of transformers' making, too."""
-    folder = model_folder(source)
+    folder = resolve(source)
     model = load(folder)
     if model.labels is None or model.labels.kind != "choice":
         raise CheckpointError(
@@ -179,7 +179,7 @@ def open_chooser(source: str | Path, precision: str = "auto") -> Chooser:
 
 def token_task(source: str | Path) -> str | None:
     """ "tag" or "answer", if a model folder or run is one that is asked at tokens, by what its files say."""
-    folder = model_folder(source)
+    folder = resolve(source)
     task, kinds = load_task(folder), kinds_asked(folder)
     if isinstance(task, Tag | Answer):
         return task.to_dict()["task"]
@@ -188,14 +188,14 @@ def token_task(source: str | Path) -> str | None:
 
 def open_tagger(source: str | Path, precision: str = "auto") -> Tagger:
     """A tagger from a model folder or a run, of transformers' making, too."""
-    folder = model_folder(source)
+    folder = resolve(source)
     task = load_task(folder)
     return Tagger(_asked_at_tokens(source, folder, "tag"), task if isinstance(task, Tag) else Tag(), precision)
 
 
 def open_answerer(source: str | Path, precision: str = "auto") -> Answerer:
     """One that answers questions, from a model folder or a run, of transformers' making, too."""
-    folder = model_folder(source)
+    folder = resolve(source)
     task = load_task(folder)
     return Answerer(
         _asked_at_tokens(source, folder, "answer"), task if isinstance(task, Answer) else Answer(), precision
@@ -211,16 +211,6 @@ def _asked_at_tokens(source: str | Path, folder: Path, task: str) -> Model:
             f"teach it: allmask finetune {source} --task {task} --data train.json --out runs/{task}",
         )
     return model
-
-
-def model_folder(source: str | Path) -> Path:
-    """The model a source means: of a run, the final one."""
-    folder = resolve(source)
-    if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        if not (folder / "final").is_dir():
-            raise CheckpointError(f"{source}: a run that is not finished", "go on with it: --resume")
-        return folder / "final"
-    return folder
 
 
 def _task(model: Model, folder: Path, source: str | Path, max_new: int | None) -> Title | Translate | Continuation:

@@ -22,16 +22,22 @@ _SECONDS = 10  # to wait for the hub to answer
 
 
 def resolve(source: str | Path) -> Path:
-    """The folder or file a source means; what is on disk goes before a name."""
+    """The folder or file a source means; what is on disk goes before a name. Of a run it is the final model."""
     path = Path(source).expanduser()
     if path.exists() or path.with_name(f"{path.name}.index").is_file():
-        return path
+        return _final(path) if (path / "config.yaml").is_file() and not (path / "config.json").is_file() else path
     name = str(source)
     if name in BUNDLED:
         return _bundled(name)
     if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not path.parent.exists():
         return _from_hub(name)
     raise CheckpointError(f"{name}: no such folder or file", _suggestion(path))
+
+
+def _final(run: Path) -> Path:
+    if not (run / "final").is_dir():
+        raise CheckpointError(f"{run}: a run that is not finished", "go on with it: --resume")
+    return run / "final"
 
 
 def _suggestion(path: Path) -> str:

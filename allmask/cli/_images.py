@@ -15,20 +15,20 @@ WIDEST = 12  # classes, up to which the table says what each was taken for
 
 def reads(model: str) -> bool:
     """Whether a model folder or run is one of images."""
-    from allmask.pipelines import model_folder
+    from allmask.checkpoints import resolve
     from allmask.vision.files import is_network
 
-    return is_network(model_folder(model))
+    return is_network(resolve(model))
 
 
 def evaluated(
     model: str, file: Path, precision: str, limit: int | None, show: int, on_bad_record: str
 ) -> dict[str, Any]:
-    from allmask.pipelines import model_folder
+    from allmask.checkpoints import resolve
     from allmask.tasks.recogniser import Recogniser
 
     _expect_stop(on_bad_record)
-    recogniser = Recogniser.open(model_folder(model), precision)
+    recogniser = Recogniser.open(resolve(model), precision)
     began = time.monotonic()
     data = recogniser.read(file).first(limit)
     judged = recogniser.judged(data, show)
@@ -46,7 +46,7 @@ def predict(
     quiet: bool,
 ) -> None:  # fmt: skip
     """A JSON line for each image."""
-    from allmask.pipelines import model_folder
+    from allmask.checkpoints import resolve
     from allmask.tasks.recogniser import Recogniser
     from allmask.training.progress import Progress
 
@@ -55,7 +55,7 @@ def predict(
         raise UsageError("--keep is for records; an image has no other fields", "leave it out")
     if str(file) == "-":
         raise UsageError("this model sees images; a line of stdin is a text", "name an image or a folder")
-    recogniser = Recogniser.open(model_folder(model), precision)
+    recogniser = Recogniser.open(resolve(model), precision)
     total, found = recogniser.stream(file)
     bar = Progress(total, "classified", quiet=quiet)
     for number, (where, told) in enumerate(found, 1):

@@ -232,11 +232,11 @@ def _embedder(model: str, precision: str, quiet: bool) -> Represent:
     def represent(texts: list[str]):
         import numpy as np
 
-        from allmask.pipelines import model_folder
+        from allmask.checkpoints import resolve
         from allmask.tasks.embedding import Embedder
         from allmask.training.progress import Progress
 
-        embedder = Embedder.open(model_folder(model), precision=precision)
+        embedder = Embedder.open(resolve(model), precision=precision)
         bar, rows, done = Progress(len(texts), "embedded", quiet=quiet), [], 0
         for window in embedder.stream(texts, WINDOW):
             rows.append(window)

@@ -78,10 +78,10 @@ def command(
         raise UsageError("--search: the query is blank")
     if search is None:
         _check_out(out, file)
-    from allmask.pipelines import model_folder
+    from allmask.checkpoints import resolve
     from allmask.tasks.embedding import Embedder
 
-    embedder = Embedder.open(model_folder(model), pool, normalize, precision)
+    embedder = Embedder.open(resolve(model), pool, normalize, precision)
     source = _Source(file, text or [], name, on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)

@@ -184,7 +184,7 @@ class Demo:
     def _quote(self, records: Sequence[Record], titling: int, evaluation: float) -> list[dict[str, Any]]:
         """The first lesson, and its metrics: so long as its share of the time lasts, if it does not get too long."""
         self.say(
-            "   The first lesson, for so long as its time lasts, is to quote: to write a telling sentence of the text.\n"
+            "   The first lesson, while its time lasts, is to quote: to write a telling sentence of the text.\n"
             "   Titles are made of their text's words, and this BERT has never carried a word from place to place.\n"
         )
         rng = random.Random(SETTINGS.seed)

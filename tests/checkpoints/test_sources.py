@@ -152,3 +152,14 @@ def test_a_slip_inside_a_folder_that_is_there_is_not_a_name_on_the_hub(monkeypat
     monkeypatch.setattr(sources, "_from_hub", lambda name: pytest.fail(f"asked the hub for {name}"))
     with pytest.raises(CheckpointError, match='did you mean "title"'):
         resolve("runs/titel")
+
+
+def test_of_a_run_it_is_the_final_model(tmp_path):
+    (tmp_path / "config.yaml").write_text("task: title\n")
+    with pytest.raises(CheckpointError, match="not finished") as caught:
+        resolve(tmp_path)
+    assert "--resume" in (caught.value.hint or "")
+    (tmp_path / "final").mkdir()
+    assert resolve(str(tmp_path)) == tmp_path / "final"
+    (tmp_path / "config.json").write_text("{}")  # a model folder, whatever else is in it
+    assert resolve(tmp_path) == tmp_path
