@@ -27,7 +27,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from allmask.data import Batch
 from allmask.errors import DivergedError
 from allmask.model import Model
 from allmask.tasks import finetuning
@@ -36,7 +35,7 @@ from allmask.tasks.folders import CHECKSUMS, CONFIG, finished_result, is_finishe
 from allmask.tasks.plan import Plan
 from allmask.tasks.values import as_yaml
 from allmask.training import Paused, Score, runs
-from allmask.training.loop import Share, Work
+from allmask.training.loop import Lot, Share, Work
 
 log = logging.getLogger("allmask")
 BATCHES, RATES, EPOCHS = (1 / 2, 1), (5 / 3, 1, 2 / 3), (1, 4 / 3)
@@ -191,7 +190,7 @@ class _Watched:
     def lengths(self) -> Any:
         return self.work.lengths
 
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch | Share:
+    def batch(self, numbers: Sequence[int], epoch: int) -> Lot | Share:
         return self.work.batch(numbers, epoch)
 
     def evaluate(self, model: Model) -> Score | None:
