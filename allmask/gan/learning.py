@@ -98,12 +98,7 @@ class GanWork:
         return self.judge(model)
 
     def losses(self, model: Gan, turn: Turn, smoothing: float = 0.0) -> dict[str, tuple[Tensor, int]]:
-        """A loss that is not finite leaves the norms' running statistics as they were."""
-        before = [buffer.clone() for buffer in model.buffers()]
         loss = self._made(model, turn.count) if turn.real is None else _told(model, turn.real)
-        if not torch.isfinite(loss):
-            for buffer, kept in zip(model.buffers(), before, strict=True):
-                buffer.data.copy_(kept)
         return {name: (loss, count) for name, count in turn.counts.items()}
 
     def _made(self, model: Gan, count: int) -> Tensor:

@@ -167,6 +167,8 @@ class Trainer:
             self.model.body.recompute = self.settings.recompute
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
         self.device = next(self.model.parameters()).device.type
+        saved = self.model.state_dict().keys()
+        self.statistics = [buffer for name, buffer in self.model.named_buffers() if name in saved]  # of batch norms
         self.plans: dict[int, Sequence[list[int]]] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or max(1, math.ceil(self.steps / 10))
@@ -252,8 +254,9 @@ class Trainer:
             self.save()
 
     def _learn(self, batches: Sequence[Lot | Share]) -> tuple[dict[str, float], float, float]:
-        """One optimiser step; a loss or gradient that is not finite leaves the weights as they were."""
+        """One optimiser step; a loss or gradient that is not finite leaves weights and statistics as they were."""
         micro = [Share.of(batch) for batch in batches]
+        before = [buffer.clone() for buffer in self.statistics]
         rate = self.settings.lr * self.factor()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
@@ -266,8 +269,12 @@ class Trainer:
                 self._backward(share, counts, told)
         told = self._added(told)
         norm = clip(self.model, self.settings.clip)
-        self._count_bad(math.isfinite(sum(told.values())) and math.isfinite(norm))
-        if not self.bad_steps:
+        good = math.isfinite(sum(told.values())) and math.isfinite(norm)
+        if not good:
+            for buffer, kept in zip(self.statistics, before, strict=True):
+                buffer.copy_(kept)
+        self._count_bad(good)
+        if good:
             self.optimiser.step()
             if self.average is not None:
                 self.average.update(self.step)

@@ -14,14 +14,13 @@ from allmask import config as configs
 from allmask import native
 from allmask.decoding import Decoding, MaskWriter, compiled, engines, generate
 from allmask.decoding.engines import FastWriter, TorchEngine, writer_for
-from allmask.decoding.rows import CHUNK
 from allmask.errors import UsageError
 from allmask.inference import freeze
 from allmask.inference.bytes import quantise, stretch_of
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.transformer import BranchedCache
-from tests.decoding.references import close
+from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
 
 SMALL = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 3, "max_positions": 200}
 CONFIGS = {
@@ -29,24 +28,11 @@ CONFIGS = {
     "gpt2": replace(configs.gpt2(), **SMALL),
     "rms": replace(configs.gpt2(), **SMALL, norm="rms", activation="relu", position_kind="sinusoidal", tied=False),
 }
-END = (3,)
 PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
-RULES = {
-    "greedy": Decoding(end=END, max_new=10),
-    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
-    "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
-    "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
-}
-ENGINES = ["torch", "compiled"]
-LESS = ["bf16", "int8"]
 
 
 def tiny(family: str = "bert", seed: int = 0) -> Model:
-    model = Model.fresh(CONFIGS[family], ["lm"], torch.Generator().manual_seed(seed))
-    rng = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.eval()
+    return scattered(CONFIGS[family], seed)
 
 
 def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastWriter:
@@ -56,13 +42,6 @@ def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastW
     if not compiled.fits(model):
         pytest.skip("no compiled step on this machine")
     return FastWriter(slow, engines._compiled(model, precision))
-
-
-def assert_same(found, expected, tolerance=1e-4):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
-        assert [one.finished for one in ours] == [one.finished for one in theirs]
-        assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------

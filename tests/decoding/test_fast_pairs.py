@@ -13,12 +13,12 @@ from allmask import config as configs
 from allmask import native
 from allmask.decoding import Decoding, PairWriter, compiled, engines, generate, parts, stream
 from allmask.decoding.engines import FastPairWriter, TorchEngine, pair_writer_for
-from allmask.decoding.rows import CHUNK
 from allmask.errors import UsageError
 from allmask.inference import freeze
 from allmask.masks import Mask
 from allmask.model import Model
-from tests.decoding.references import Histories, close
+from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
+from tests.decoding.references import Histories
 
 SMALL = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "decoder_layers": 3, "max_positions": 80}
 T5 = {**SMALL, "head_width": 32, "buckets": 8, "bucket_distance": 6}  # heads together wider than the hidden states
@@ -28,24 +28,11 @@ CONFIGS = {
     "T5": replace(configs.t5_small(), **T5),
     "T5 v1.1": replace(configs.t5_v1_1_small(), **T5),
 }
-END = (3,)
 PROMPTS = [[2, 9, 7, 11, 3], [4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
-RULES = {
-    "greedy": Decoding(end=END, max_new=10),
-    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
-    "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
-    "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
-}
-ENGINES = ["torch", "compiled"]
-LESS = ["bf16", "int8"]
 
 
 def tiny(name: str = "2017", seed: int = 0) -> Model:
-    model = Model.fresh(CONFIGS[name], ["lm"], torch.Generator().manual_seed(seed))
-    rng = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.eval()
+    return scattered(CONFIGS[name], seed)
 
 
 def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> FastPairWriter:
@@ -55,13 +42,6 @@ def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> Fast
     if not compiled.fits(model):
         pytest.skip("no compiled step on this machine")
     return FastPairWriter(slow, engines._compiled(model, precision))
-
-
-def assert_same(found, expected, tolerance=1e-4):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
-        assert [one.finished for one in ours] == [one.finished for one in theirs]
-        assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from allmask.cli.train import OF_TEXTS
+from allmask.errors import DivergedError
 from allmask.tasks.image import ImageData, ImageJudge, ImagePlan, work_of
+from allmask.training import Settings, train
 from allmask.training.progress import Progress
 from allmask.training.runs import load_state
 from allmask.vision.files import load
@@ -272,16 +275,20 @@ def test_an_image_is_changed_alike_in_any_batch(colours: Path):
     assert not torch.equal(work.batch([3, 1, 4, 9], 3).pixels, whole.pixels)
 
 
-def test_a_bad_step_leaves_the_statistics(colours: Path):
+def test_a_bad_step_leaves_the_statistics(colours: Path, tmp_path: Path):
+    plan = ImagePlan(str(colours)).settled(read(colours))
     model = fresh(TINY, torch.Generator().manual_seed(0)).train()
     lot = Lot(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
     losses_of(model, lot)["image"][0].backward()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model.stem.conv.weight.fill_(torch.inf)
-    loss, count = losses_of(model, lot)["image"]
+    loss, count = losses_of(copy.deepcopy(model), lot)["image"]
     assert not loss.isfinite() and count == 4
-    loss.backward()  # the loop does, before it knows
+    with pytest.raises(DivergedError):
+        train(
+            model, work_of(plan, ImageData.read(plan), model), Settings(steps=9, batch_tokens=8), tmp_path, quiet=True
+        )
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
 
