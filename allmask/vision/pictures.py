@@ -1,0 +1,74 @@
+"""One image, from its file to bytes. Nothing is decoded before its header was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmask.errors import DataError, ResourceError
+from allmask.vision.labelled import reading
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
+_CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "CMYK": 3, "YCbCr": 3, "RGBA": 4, "PA": 4}  # of PIL's modes
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_MOST_PIXELS = 64_000_000  # of one image, before it is made smaller: 200 MB
+_ORIENTATION = 0x0112  # a photograph's note on how the camera was held
+
+
+class Header(NamedTuple):
+    """What an image is before it is decoded."""
+
+    width: int
+    height: int
+    channels: int
+
+
+def header_of(file: Path) -> Header:
+    with opened(file) as image:
+        width, height = image.size
+        if not width or not height:
+            raise DataError(f"{file}: an image of {width} × {height} pixels", "remove it or write it again")
+        if width * height > _MOST_PIXELS:
+            raise DataError(f"{file}: {width:,} × {height:,} pixels; more than {_MOST_PIXELS:,}", "make it smaller")
+        if image.mode not in _CHANNELS:
+            raise DataError(f"{file}: pixels of kind {image.mode}; expected 8 bits a channel", "save it as 8-bit")
+        turned = _orientation(image) in (5, 6, 7, 8)
+        return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
+
+
+def pixels_of(file: Path, channels: int, size: tuple[int, int] | None = None) -> Tensor:
+    """With a size (width, height), scaled to cover it and cut out of the middle."""
+    from PIL import Image, ImageOps
+
+    with opened(file) as image:
+        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        made = upright.convert(_MODES[channels])
+        if size is not None:
+            made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
+        values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
+        return values.view(made.height, made.width, channels).permute(2, 0, 1)
+
+
+def _orientation(image: Image) -> int:
+    return image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO") else 1
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ResourceError("images need Pillow, which is not installed", "pip install pillow") from error
+    with reading(file):
+        if not file.stat().st_size:
+            raise DataError(f"{file}: an empty file, not an image", "remove it or fetch it again")
+        with Image.open(file) as image:
+            yield image
