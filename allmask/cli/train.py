@@ -127,9 +127,20 @@ def command(
         float | None,
         typer.Option(help="The highest learning rate. [default: by the width, 7e-4 at 512; image: 2e-3; gan: 2e-4]"),
     ] = None,
+    optimiser: Annotated[
+        Literal["adamw", "sgd"] | None,
+        typer.Option(
+            help="sgd: with momentum; for image the defaults are then the ResNet paper's: --lr 0.1 --weight-decay 1e-4 "
+            "--schedule steps, no warm-up, no clipping. [default: adamw]"
+        ),
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="sgd: what is kept of earlier steps. [default: 0.9]")] = None,
     schedule: Annotated[
-        Literal["linear", "cosine", "constant", "inverse-root"] | None,
-        typer.Option(help="The learning rate after the warm-up. [default: inverse-root; image: cosine; gan: constant]"),
+        Literal["linear", "cosine", "constant", "steps", "inverse-root"] | None,
+        typer.Option(
+            help="The learning rate after the warm-up; steps: a tenth after half of them, a hundredth after three "
+            "quarters. [default: inverse-root; image: cosine; gan: constant]"
+        ),
     ] = None,
     warmup: Annotated[
         float | None,
@@ -137,7 +148,7 @@ def command(
             help="A share of the steps, above 1 a number. [default: 4000, of short runs a tenth; image: 0.05; gan: 0]"
         ),
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's. [default: 0; image: 0.05]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="[default: 0; image: 0.05]")] = None,
     clip: Clip = None,
     label_smoothing: Annotated[float | None, typer.Option(help="[default: 0.1; image: 0]")] = None,
     dropout: Annotated[
@@ -199,6 +210,8 @@ def command(
         raise UsageError("no place for the run was named", "name a new folder with --out")
     kind = _task_of(out) if resume else given.get("task", "translate")
     _expect_own(kind, given)
+    if momentum is not None and not resume and given.get("optimiser") != "sgd":
+        raise UsageError("--momentum is for --optimiser sgd", "leave it out, or add that")
     if kind == "image":
         result = _go_on_with_images(out, given, quiet) if resume else _start_images(out, given, quiet)
         emit(as_json, result, _images_in_words(result))

@@ -1,9 +1,8 @@
 """Algorithm 1 of arXiv 1406.2661, as work for the project's training loop.
 
 A step of the loop is a step of one of the two networks: k of the discriminator, each with a batch of real examples and
-as many new ones of the generator, then one of the generator, and again. Adam leaves alone what has no gradient, so one
-optimiser is two. Noise comes, as dropout does, from what the loop seeds by (seed, step): a resumed run goes on with the
-same.
+as many new ones of the generator, then one of the generator, and again. Optimisers leave alone what has no gradient, so
+one is two. Noise comes, as dropout does, from what the loop seeds by (seed, step): a resumed run goes on with the same.
 """
 
 from __future__ import annotations

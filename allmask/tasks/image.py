@@ -49,6 +49,9 @@ TASK = "image"
 DEFAULTS = Settings(
     epochs=30.0, batch_tokens=128, lr=2e-3, schedule="cosine", warmup=0.05, weight_decay=0.05, keep=2
 )  # fmt: skip
+SGD = replace(  # as arXiv 1512.03385 has it for CIFAR-10
+    DEFAULTS, optimiser="sgd", lr=0.1, schedule="steps", warmup=0.0, weight_decay=1e-4, clip=1e9
+)
 BATCH = "batch_images"  # what batch_tokens is called here
 # A running mean of weights would need running statistics of its own; the others are of Transformers
 _UNUSED = ("dropout", "ema", "recompute", "layer_decay", "batch_tokens")
@@ -94,7 +97,8 @@ class ImagePlan:
         """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
         values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items() if name != "task"}
         batch = {"batch_tokens": values.pop(BATCH)} if BATCH in values else {}
-        return cls(**flat.part(values, cls, _OWN), settings=replace(DEFAULTS, **flat.part(values, Settings), **batch))
+        usual = SGD if values.get("optimiser") == "sgd" else DEFAULTS
+        return cls(**flat.part(values, cls, _OWN), settings=replace(usual, **flat.part(values, Settings), **batch))
 
     def differences(self, given: dict[str, Any]) -> list[str]:
         """Where values given anew contradict this plan."""

@@ -33,7 +33,7 @@ from allmask.training.average import Average
 from allmask.training.board import Board
 from allmask.training.distributed import Alone, Crew, launched
 from allmask.training.gradients import clip, embedding_gradient
-from allmask.training.optimiser import adamw
+from allmask.training.optimiser import optimiser_of
 from allmask.training.peak import measured_peak, operations
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
@@ -159,7 +159,7 @@ class Trainer:
     def __post_init__(self):
         self.way: Way = getattr(self.work, "way", Way())
         self.stage = stage_of(self.model, self.crew)  # first of all: it may put other tensors in the weights' places
-        self.optimiser = adamw(self.model, self.settings)
+        self.optimiser = optimiser_of(self.model, self.settings)
         self.embedding = embedding_gradient(self.model, self.crew)
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)

@@ -8,6 +8,8 @@ from typing import Any
 from allmask.errors import UsageError
 from allmask.training.schedule import SCHEDULES
 
+OPTIMISERS = ("adamw", "sgd")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,9 +22,11 @@ class Settings:
     lr: float = 5e-4
     schedule: str = "linear"
     warmup: float = 0.1  # share of the steps, or a number of steps if above 1
+    optimiser: str = "adamw"
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    momentum: float = 0.9  # of SGD, which has no betas
     clip: float = 1.0
     label_smoothing: float = 0.0
     dropout: float | None = None  # None: the model's own; 0 learns faster where no example is seen twice
@@ -47,6 +51,10 @@ class Settings:
                 _positive(self, name)
         if self.schedule not in SCHEDULES:
             raise UsageError(f"schedule is {self.schedule!r}; expected one of {', '.join(SCHEDULES)}")
+        if self.optimiser not in OPTIMISERS:
+            raise UsageError(f"optimiser is {self.optimiser!r}; expected {' or '.join(OPTIMISERS)}")
+        if not 0.0 <= self.momentum < 1.0:
+            raise UsageError(f"momentum is {self.momentum}; expected 0 <= momentum < 1")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision is {self.precision!r}; expected auto, fp32 or bf16")
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:

@@ -329,3 +329,34 @@ def test_parts(colours: Path, tmp_path: Path):
     (tmp_path / "cifar").mkdir()
     (tmp_path / "cifar" / "test_batch.bin").touch()
     assert has_part(tmp_path / "cifar", "test") and not has_part(tmp_path / "cifar", "train")
+
+
+# ---- the optimiser of the paper --------------------------------------------------------------------------------------
+
+
+def test_sgd_has_the_defaults_of_the_paper(cli, colours: Path, tmp_path: Path):
+    words = ("train", "--task", "image", "--data", colours, *QUICK, "--steps", 4, "--optimiser", "sgd")
+    ran = cli(*words, "--eval-every", 2, "--out", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    told = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert (told["lr"], told["momentum"], told["weight_decay"], told["schedule"]) == (0.1, 0.9, 1e-4, "steps")
+    rates = [line["lr"] for line in tiny.read_jsonl(tmp_path / "run" / "metrics.jsonl") if "lr" in line]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    ran = cli(*words, "--lr", 0.05, "--momentum", 0.5, "--schedule", "cosine", "--out", tmp_path / "other")
+    told = yaml.safe_load((tmp_path / "other" / "config.yaml").read_text(encoding="utf-8"))
+    assert (told["lr"], told["momentum"], told["weight_decay"], told["schedule"]) == (0.05, 0.5, 1e-4, "cosine")
+    ran = cli("train", "--task", "image", "--data", colours, "--momentum", 0.5, "--out", tmp_path / "none")
+    assert ran.code == 2 and "--momentum is for --optimiser sgd" in ran.err
+
+
+def test_a_resumed_run_of_sgd(cli, colours: Path, tmp_path: Path, monkeypatch):
+    words = ("train", "--task", "image", "--data", colours, *QUICK, "--eval-every", 2, "--optimiser", "sgd")
+    assert cli(*words, "--out", tmp_path / "whole").code == 0
+    with monkeypatch.context() as patched:
+        kill = lambda bar, done, text="": os.kill(os.getpid(), signal.SIGINT) if done == 3 else None  # noqa: E731
+        patched.setattr(Progress, "update", kill)
+        assert cli(*words, "--out", tmp_path / "cut").code == 130
+    ran = cli("train", "--resume", "--out", tmp_path / "cut", "--optimiser", "adamw")
+    assert ran.code == 2 and "optimiser is sgd, not adamw" in ran.err
+    assert cli("train", "--resume", "--out", tmp_path / "cut").code == 0
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
