@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch.nn.functional as F
 
 from allmask.data import Batch, plan_epoch
 from allmask.data.windows import Windows
@@ -17,6 +18,7 @@ from allmask.training import Score
 
 JUDGED_ROWS = 256
 JUDGED_TOKENS = 2048  # a batch: small, so that an objective that draws by the batch is seen from all sides
+COLLAPSED = 0.99  # a body whose hidden states are so much alike reads nothing, and hardly ever recovers
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,17 +70,30 @@ class Judge:
             counts.update(targets)
         means = {name: sums[name] / max(1, counts[name]) for name in sums}
         told = {"loss": whole, **{f"loss_{name}": mean for name, mean in means.items()}, **self._more(model, means)}
-        return Score(-whole, told)
+        return Score(-whole, told, _warnings(told["alike"]))
 
     def _more(self, model: Model, means: Mapping[str, float]) -> dict[str, float]:
-        """What people are used to: perplexity of text from left to right, the share of right answers of nsp."""
-        told = {}
+        """Perplexity of text from left to right, the share of right answers of nsp, and how alike tokens are read."""
+        told = {"alike": alike(model, next(iter(self.batches.values()))[0])}
         if "causal" in means:
             told["perplexity_causal"] = math.exp(min(means["causal"], 700.0))
         if "nsp" in self.batches:
             asked = self.batches["nsp"]
             told["accuracy_nsp"] = sum(_right(model, batch) for batch in asked) / sum(_texts(batch) for batch in asked)
         return told
+
+
+def alike(model: Model, batch: Batch) -> float:
+    """The mean cosine of the hidden states of two tokens: 1 where the body tells none from another."""
+    hidden = model.body.at(batch.mask.valid, batch.ids, batch.mask, batch.segments)
+    return float(F.normalize(hidden.float(), dim=-1).mean(0).square().sum())
+
+
+def _warnings(alike: float) -> list[str]:
+    if alike < COLLAPSED:
+        return []
+    told = f"warning: the body no longer tells tokens apart (the mean cosine of their hidden states is {alike:.3f})"
+    return [told, "  begin again with a smaller --lr or a longer --warmup"]
 
 
 def _batches(objective: Objective, rows: Windows, draws: Sequence[Draw]) -> list[Batch]:

@@ -99,7 +99,8 @@ def test_each_objective_learns_and_leaves_a_run(recipe: Recipe, tmp_path: Path, 
 def test_losses_of_a_mixture_have_names(recipe: Recipe, tmp_path: Path):
     told = pretrain(replace(recipe, objective="mlm,causal,nsp"), tmp_path / "run", quiet=True)
     metrics = told["metrics"]
-    assert set(metrics) == {"loss", "loss_mlm", "loss_causal", "loss_nsp", "perplexity_causal", "accuracy_nsp"}
+    named = {"loss", "loss_mlm", "loss_causal", "loss_nsp", "perplexity_causal", "accuracy_nsp", "alike"}
+    assert set(metrics) == named
     assert metrics["perplexity_causal"] == pytest.approx(math.exp(metrics["loss_causal"]))
     assert 0.0 <= metrics["accuracy_nsp"] <= 1.0
 
@@ -225,6 +226,25 @@ def test_causal_evaluation_is_the_plain_mean_over_held_out_rows(recipe: Recipe, 
     assert score is not None
     assert score.metrics["loss_causal"] == pytest.approx(total / count, rel=1e-5)
     assert score.value == -score.metrics["loss"] == -score.metrics["loss_causal"]
+
+
+def test_a_body_that_tells_no_token_from_another_is_reported(recipe: Recipe, tmp_path: Path):
+    made = Tokenizer.load(recipe.tokenizer or "")
+    work = work_of(recipe, recipe.build(made), made, read_texts(recipe, made, tmp_path / "run", quiet=True))
+    model = Model.fresh(recipe.shape(made), ("lm",), torch.Generator().manual_seed(0)).eval()
+    assert work.judge is not None
+    batch = work.judge.batches["mlm"][0]
+    with torch.no_grad():
+        hidden = model(batch.ids, batch.mask, batch.segments).hidden[0]
+        alike = sum(float(F.cosine_similarity(one, hidden).sum()) for one in hidden) / len(hidden) ** 2
+        fresh = work.judge(model)
+        model.body.layers[-1].feed_forward.contract.bias += torch.linspace(0, 1e4, model.config.width)
+        collapsed = work.judge(model)
+    assert fresh.metrics["alike"] == pytest.approx(alike, abs=1e-5)
+    assert alike < 0.9
+    assert not fresh.samples
+    assert collapsed.metrics["alike"] > 0.99
+    assert "no longer tells tokens apart" in collapsed.samples[0]
 
 
 def test_text_to_evaluate_on_of_its_own(recipe: Recipe, tmp_path: Path):
