@@ -13,6 +13,8 @@ embed = allmask.pipeline("embed", "minilm")
 embed(["北京欢迎你", "Beijing welcomes you"])  # vectors, (2, 384)
 choose = allmask.pipeline("choose", "runs/c3")
 choose("他饿了。", ["他吃白切鸡。", "他睡觉。"]).text
+recognise = allmask.pipeline("image", "runs/digits")
+recognise("seven.png").label                # also an array, or a list
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from allmask.tasks.classify import Classify
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.embedding import Embedder
 from allmask.tasks.filling import Filler
+from allmask.tasks.recogniser import Recogniser
 from allmask.tasks.saved import load_task
 from allmask.tasks.tag import Tag
 from allmask.tasks.tagger import Tagger
@@ -45,7 +48,7 @@ from allmask.tasks.writing import Written, stream_text, write
 
 log = logging.getLogger("allmask")
 TASKS = {"title": Title, "translate": Translate, "generate": (Title, Translate, Continuation)}
-OTHERS = ("fill", "classify", "choose", "tag", "answer", "embed")
+OTHERS = ("fill", "classify", "choose", "tag", "answer", "embed", "image")
 
 
 @dataclass
@@ -102,15 +105,17 @@ def pipeline(task: Literal["answer"], model: str | Path, precision: str = "auto"
 @overload
 def pipeline(task: Literal["embed"], model: str | Path, precision: str = "auto") -> Embedder: ...
 @overload
+def pipeline(task: Literal["image"], model: str | Path, precision: str = "auto") -> Recogniser: ...
+@overload
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Pipeline: ...
 
 
 def pipeline(
     task: str, model: str | Path, precision: str = "auto"
-) -> Pipeline | Filler | Classifier | Chooser | Tagger | Answerer | Embedder:
+) -> Pipeline | Filler | Classifier | Chooser | Tagger | Answerer | Embedder | Recogniser:
     """`task` is "title", "translate", "classify", "tag", "answer" or "choose", for a model that was trained for it,
     "generate", for any that writes, such as GPT-2, "fill", for one that guesses what stands where a text says
-    [MASK], or "embed", for a vector of each text."""
+    [MASK], "embed", for a vector of each text, or "image", for a network that tells what images show."""
     if task == "fill":
         return Filler(load(resolve(model)))
     if task == "classify":
@@ -123,6 +128,8 @@ def pipeline(
         return open_answerer(model, precision)
     if task == "embed":
         return Embedder.open(resolve(model), precision=precision)
+    if task == "image":
+        return Recogniser.open(resolve(model), precision)
     if task not in TASKS:
         raise UsageError(f"task is {task!r}; expected one of {', '.join([*TASKS, *OTHERS])}")
     made = open_pipeline(model, precision)

@@ -1,7 +1,7 @@
 """From a network of images to what it says of them.
 
-recognise = Recogniser.open("runs/digits/final")
-recognise("seven.png").label             # or a list of files
+recognise = allmask.pipeline("image", "runs/digits")
+recognise("seven.png").label             # or an array; or a list of them
 recognise.answers(pixels)                # scores of bytes (N, C, H, W)
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 from torch import Tensor
 
 from allmask.errors import CheckpointError, UsageError
@@ -26,6 +27,9 @@ from allmask.vision.learning import scores_of
 from allmask.vision.resnet import ResNet
 
 WINDOW = 256  # images in memory
+Image = (
+    str | Path | np.ndarray | Tensor
+)  # a file; or height × width, with channels last or first, in bytes or fractions
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +58,15 @@ class Recogniser:
     @overload
     def __call__(self, images: str | Path) -> Prediction: ...
     @overload
-    def __call__(self, images: Sequence[str | Path]) -> list[Prediction]: ...
+    def __call__(self, images: Sequence[Image]) -> list[Prediction]: ...
+    @overload
+    def __call__(self, images: np.ndarray | Tensor) -> Prediction | list[Prediction]: ...
 
-    def __call__(self, images: str | Path | Sequence[str | Path]) -> Prediction | list[Prediction]:
-        """A file of an image, of any size and kind, or several."""
-        single = isinstance(images, str | Path)
-        found = [told for _, told in self._of_files([Path(images)] if single else [Path(file) for file in images])]
-        return found[0] if single else found
+    def __call__(self, images: Image | Sequence[Image]) -> Prediction | list[Prediction]:
+        """A file or an array, of any size and kind, or several; an array of four dimensions is several."""
+        if isinstance(images, str | Path) or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
+            return next(self._told([_taken(images)]))
+        return list(self._told([_taken(image) for image in images]))
 
     def answers(self, pixels: Tensor) -> Tensor:
         """Scores (N, classes) of bytes (N, C, H, W), which have the size that is expected."""
@@ -71,17 +77,16 @@ class Recogniser:
         """How many images a file, a folder or a data set has, then where each is and what it shows."""
         if kind_of(path) in ("folder", None):
             found = images_below(path)
-            return len(found), self._of_files(found)
+            return len(found), zip(map(str, found), self._told(found), strict=True)
         data = self.read(path)
         places = map(data.place, range(len(data)))
         return len(data), zip(places, predictions(self.labels, self.answers(data.pixels)), strict=True)
 
-    def _of_files(self, paths: Sequence[Path]) -> Iterator[tuple[str, Prediction]]:
+    def _told(self, images: Sequence[Path | np.ndarray]) -> Iterator[Prediction]:
         expected = self.preparation
-        for at in range(0, len(paths), WINDOW):
-            window = paths[at : at + WINDOW]
-            pixels = decoded(window, expected.height, expected.width, expected.channels)
-            yield from zip(map(str, window), predictions(self.labels, self.answers(pixels)), strict=True)
+        for at in range(0, len(images), WINDOW):
+            pixels = decoded(images[at : at + WINDOW], expected.height, expected.width, expected.channels, at)
+            yield from predictions(self.labels, self.answers(pixels))
 
     def read(self, path: Path) -> Images:
         """A data set, or its part for tests if it has one; images of a folder are made as they are expected."""
@@ -114,6 +119,14 @@ class Recogniser:
             }
             for row in rows
         ]
+
+
+def _taken(image: Any) -> Path | np.ndarray:
+    if isinstance(image, str | Path):
+        return Path(image)
+    if isinstance(image, np.ndarray | Tensor):
+        return np.asarray(image)
+    raise UsageError(f"an image is a file or an array, not {type(image).__name__}", "give np.asarray(image)")
 
 
 def _counted(row: dict[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from allmask.errors import DataError, UsageError
 from allmask.vision.arrays import CIFAR10, has_arrays, read_cifar10, read_digits, read_idx, read_npz
 from allmask.vision.bundles import PACKAGE, SHEETS, installed, read_pickled, read_sheets
 from allmask.vision.labelled import LIMIT, Images, checked, reading, within
-from allmask.vision.pictures import ENDINGS, Header, header_of, pixels_of
+from allmask.vision.pictures import ENDINGS, Header, header_of, pixels_from, pixels_of
 
 PARTS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}  # names of folders
 _IDX = {"train": ("train",), "test": ("t10k", "test")}  # how names of files begin
@@ -191,12 +192,20 @@ def images_below(path: Path) -> list[Path]:
     return _images_in(path)
 
 
-def decoded(files: Sequence[Path], height: int, width: int, channels: int) -> Tensor:
-    """(N, C, H, W) bytes of images of any size and kind: scaled, and cut out of the middle."""
-    pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
-    for number, file in enumerate(files):
-        header_of(file)  # what is no image, or too large, is refused before it is decoded
-        pixels[number] = pixels_of(file, channels, (width, height))
+def decoded(
+    images: Sequence[Path | np.ndarray], height: int, width: int, channels: int, before: int = 0
+) -> Tensor:  # fmt: skip
+    """(N, C, H, W) bytes of images of any size and kind, in files or arrays: scaled, and cut out of the middle.
+
+    `before` is how many came before these, for the number by which an error names an array.
+    """
+    pixels = torch.empty(len(images), channels, height, width, dtype=torch.uint8)
+    for number, image in enumerate(images):
+        if isinstance(image, np.ndarray):
+            pixels[number] = pixels_from(f"image {before + number + 1:,}", image, channels, (width, height))
+        else:
+            header_of(image)  # what is no image, or too large, is refused before it is decoded
+            pixels[number] = pixels_of(image, channels, (width, height))
     return pixels
 
 

@@ -1,4 +1,4 @@
-"""One image, from its file to bytes. Nothing is decoded before its header was looked at."""
+"""One image, from its file or an array to bytes. Nothing is decoded before its header was looked at."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from allmask.errors import DataError, ResourceError
+from allmask.vision.arrays import as_pixels
 from allmask.vision.labelled import reading
 
 if TYPE_CHECKING:
@@ -45,16 +47,32 @@ def header_of(file: Path) -> Header:
 
 
 def pixels_of(file: Path, channels: int, size: tuple[int, int] | None = None) -> Tensor:
-    """With a size (width, height), scaled to cover it and cut out of the middle."""
-    from PIL import Image, ImageOps
+    """(C, H, W). With a size (width, height), scaled to cover it and cut out of the middle."""
+    from PIL import ImageOps
 
     with opened(file) as image:
         upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-        made = upright.convert(_MODES[channels])
-        if size is not None:
-            made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
-        values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
-        return values.view(made.height, made.width, channels).permute(2, 0, 1)
+        return _made(upright, channels, size)
+
+
+def pixels_from(where: str, array: np.ndarray, channels: int, size: tuple[int, int]) -> Tensor:
+    """The same of an array: height × width, or with 1 or 3 channels last or first; bytes, or fractions from 0 to 1."""
+    from PIL import Image
+
+    if array.ndim not in (2, 3) or not array.size:
+        raise DataError(f"{where}: an array of shape {list(array.shape)}", "expected height × width, and channels")
+    found = as_pixels(where, array[None])[0].permute(1, 2, 0).numpy()
+    return _made(Image.fromarray(found[..., 0] if found.shape[2] == 1 else found), channels, size)
+
+
+def _made(image: Image, channels: int, size: tuple[int, int] | None) -> Tensor:
+    from PIL import Image, ImageOps
+
+    made = image.convert(_MODES[channels])
+    if size is not None:
+        made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
+    values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
+    return values.view(made.height, made.width, channels).permute(2, 0, 1)
 
 
 def _orientation(image: Image) -> int:

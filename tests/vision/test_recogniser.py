@@ -11,13 +11,15 @@ import sklearn.metrics  # pyright: ignore[reportMissingImports]
 import torch
 from PIL import Image
 
-from allmask.errors import CheckpointError, UsageError
+import allmask
+from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.heads import Labels
 from allmask.tasks.recogniser import Recogniser
 from allmask.vision.files import load, save
 from allmask.vision.images import read
 from allmask.vision.labelled import Preparation
 from allmask.vision.resnet import ResNetConfig, fresh
+from tests import tiny
 from tests.vision.test_training import COLOURS, draw
 
 NAMES = tuple(sorted(COLOURS))
@@ -148,3 +150,77 @@ def test_settings_of_images_that_are_none(network: Path, tmp_path: Path, change:
     with pytest.raises(CheckpointError, match=told) as caught:
         load(tmp_path)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+# ---- pipeline("image", …) --------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_tells_labels_with_probabilities(network: Path, data: Path):
+    recognise, images = allmask.pipeline("image", network, "fp32"), read(data)
+    shares = answers(network, data).softmax(1)
+    for number, file in enumerate(images.files):
+        told = recognise(file)
+        assert told.label == NAMES[int(shares[number].argmax())]
+        assert told.probabilities == pytest.approx(dict(zip(NAMES, shares[number].tolist(), strict=True)), abs=1e-6)
+        assert told.probability == max(told.probabilities.values())
+    assert [told.label for told in recognise([Path(file) for file in images.files])] == [
+        NAMES[place] for place in shares.argmax(1).tolist()
+    ]
+
+
+def test_arrays_are_told_as_files_are(network: Path, data: Path):
+    """Bytes and fractions, channels last and first, of numpy and of torch, one and several."""
+    recognise, images = allmask.pipeline("image", network, "fp32"), read(data)
+    expected, fifth = recognise(list(images.files)), recognise(images.files[4])
+    first, last = images.pixels, images.pixels.permute(0, 2, 3, 1)
+    fractions = last.numpy() / 255.0
+    for several in (first, last, first.numpy(), last.numpy(), first / 255.0, fractions):
+        assert recognise(several) == expected and recognise(several[4]) == fifth
+    mixed = recognise([images.files[0], last[1].numpy(), first[2], Path(images.files[3])])
+    assert mixed == recognise(list(images.files[:4]))
+    assert recognise([]) == []
+
+
+def test_arrays_of_other_sizes_and_kinds(network: Path, tmp_path: Path):
+    rng = np.random.default_rng(5)
+    for shape in ((20, 13, 3), (9, 30), (11, 11, 1)):
+        array = rng.integers(0, 256, shape, np.uint8)
+        Image.fromarray(array.squeeze()).save(tmp_path / "x.png")
+        recognise = allmask.pipeline("image", network, "fp32")
+        assert recognise(array) == recognise(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((8, 8, 5)), "image 1: an array of shape [1, 8, 8, 5]"),
+        (np.zeros(8), "image 1: an array of shape [8]"),
+        (np.zeros((0, 8)), "image 1: an array of shape [0, 8]"),
+        (np.full((8, 8), np.nan), "NaN"),
+        (np.full((8, 8), -1), "pixels from -1"),
+        (np.array([["a"]]), "pixels are numbers"),
+    ],
+)
+def test_arrays_that_are_no_images(network: Path, array, words: str):
+    recognise = allmask.pipeline("image", network)
+    with pytest.raises(DataError) as error:
+        recognise(array)
+    assert words in str(error.value)
+
+
+def test_the_number_of_a_bad_array_is_told(network: Path):
+    arrays = [np.zeros((8, 8), np.uint8)] * 300 + [np.zeros((8,))]
+    with pytest.raises(DataError, match="image 301"):
+        allmask.pipeline("image", network)(arrays)
+
+
+def test_what_is_no_image(network: Path):
+    for one in (3, None, Image.new("RGB", (8, 8))):
+        with pytest.raises(UsageError, match="a file or an array"):
+            allmask.pipeline("image", network)([one])
+
+
+def test_a_pipeline_of_something_else(tmp_path: Path):
+    tiny.bert(tmp_path / "bert")
+    with pytest.raises(CheckpointError, match="model_type is 'bert'"):
+        allmask.pipeline("image", tmp_path / "bert")
