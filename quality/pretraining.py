@@ -79,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=7e-4)
+    parser.add_argument("--permutation-lr", type=float, default=2e-4, help="with 7e-4 all tokens come to be read alike")
     parser.add_argument("--epochs", type=float, default=3, help="of fine-tuning")
     return parser.parse_args()
 
@@ -112,10 +113,11 @@ def pretrained(
     if run.exists():
         told = allmask("pretrain", "--resume", "--out", run, "--json")
     else:
+        lr = args.permutation_lr if objective == "permutation" else args.lr
         told = allmask(
             "pretrain", "--objective", objective, "--data", learn, "--eval", held, "--tokenizer", tokenizer,
             "--preset", args.preset, "--length", LENGTH, "--steps", 1 if begun_only else args.steps,
-            "--batch-tokens", args.batch_tokens, "--lr", args.lr, "--dropout", 0, "--keep", 1, "--out", run, "--json",
+            "--batch-tokens", args.batch_tokens, "--lr", lr, "--dropout", 0, "--keep", 1, "--out", run, "--json",
         )  # fmt: skip
     return 0.0 if begun_only else json.loads(told)["seconds"] / 60
 

@@ -94,7 +94,9 @@ def command(
     heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
     inner: Annotated[int | None, typer.Option(help="Width of the feed-forward layers.")] = None,
     max_positions: Annotated[int | None, typer.Option(help="The longest text the model can read.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate. [default: 5e-4]")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="The highest learning rate. [default: 5e-4; of permutation alone 2e-4]")
+    ] = None,
     schedule: Annotated[
         Literal["linear", "cosine", "constant", "inverse-root"] | None,
         typer.Option(help="The learning rate after the warm-up. [default: cosine]"),

@@ -17,6 +17,7 @@ from allmask.text import Tokenizer
 from allmask.training.settings import Settings, as_plain
 
 DEFAULTS = Settings(batch_tokens=8192, schedule="cosine", betas=(0.9, 0.98))
+RATES = {"permutation": 2e-4}  # learnt alone; with 7e-4 all hidden states of a bert-small became the same
 PRESET, PAIR_PRESET = "bert-small", "transformer-small"
 STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
 TWO_STACKS = tuple(name for name in PRESETS if name not in STACKS)
@@ -166,12 +167,19 @@ class Recipe:
     def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> Recipe:
         """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
         values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items()}
-        settings = replace(DEFAULTS, **flat.part(values, Settings))
+        usual = {"lr": _rate(values["objective"])} if "objective" in values else {}
+        settings = replace(DEFAULTS, **usual | flat.part(values, Settings))
         return cls(**{"data": (), **flat.part(values, cls, _OWN)}, settings=settings)
 
     def differences(self, given: dict[str, Any]) -> list[str]:
         """Where values given anew contradict this recipe."""
         return flat.differences(self.to_dict(), given, _TYPES, ("data", "eval", "tokenizer", "model"))
+
+
+def _rate(objective: str) -> float:
+    """The learning rate, where none is given."""
+    learnt = [*Mixture.parse(objective).shares]
+    return RATES.get(learnt[0], DEFAULTS.lr) if len(learnt) == 1 else DEFAULTS.lr
 
 
 _SHAPE = ("layers", "width", "heads", "inner", "max_positions")

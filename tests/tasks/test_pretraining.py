@@ -361,6 +361,21 @@ def test_a_recipe_comes_back_as_it_was(recipe: Recipe, monkeypatch, tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize(
+    "given, lr",
+    [
+        ({}, 5e-4),
+        ({"objective": "causal"}, 5e-4),
+        ({"objective": "permutation"}, 2e-4),
+        ({"objective": "permutation:1"}, 2e-4),
+        ({"objective": "permutation,mlm"}, 5e-4),
+        ({"objective": "permutation", "lr": 1e-3}, 1e-3),
+    ],
+)
+def test_the_learning_rate_where_none_is_given(given: dict, lr: float):
+    assert Recipe.from_dict({"data": ["text.txt"], "tokenizer": "words", **given}).settings.lr == lr
+
+
 def test_options_reach_their_objectives(recipe: Recipe):
     made = Tokenizer.load(recipe.tokenizer or "")
     asked = replace(recipe, objective="mlm,unilm,causal", mask_share=0.4, ngrams=(1.0, 1.0))
