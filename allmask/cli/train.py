@@ -212,13 +212,9 @@ def command(
     _expect_own(kind, given)
     if momentum is not None and not resume and given.get("optimiser") != "sgd":
         raise UsageError("--momentum is for --optimiser sgd", "leave it out, or add that")
-    if kind == "image":
-        result = _go_on_with_images(out, given, quiet) if resume else _start_images(out, given, quiet)
-        emit(as_json, result, _images_in_words(result))
-        return
-    if kind == "gan":
-        result = _go_on_with_gan(out, given, quiet) if resume else _start_gan(out, given, quiet)
-        emit(as_json, result, _gan_in_words(result))
+    if kind in OWN:
+        result = _see_through(kind, out, given, resume, quiet)
+        emit(as_json, result, _in_words(result))
         return
     given = given if resume else {"task": kind, "preset": PRESET, **given}
     result = go_on(out, given, quiet) if resume else start(out, given, quiet)
@@ -244,59 +240,30 @@ def _expect_own(task: str, given: dict[str, Any]) -> None:
             raise UsageError(f"{option} is for {others[name]}, it means nothing to --task {task}", "leave it out")
 
 
-# ---- images --------------------------------------------------------------------------------------------------
+# ---- images, and what makes them ---------------------------------------------------------------------------------
 
 
-def _start_images(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    from allmask.tasks.image import ImagePlan, start
-
-    return start(ImagePlan.from_dict(given), out, quiet)
-
-
-def _go_on_with_images(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _see_through(task: str, out: Path, given: dict[str, Any], resume: bool, quiet: bool) -> dict[str, Any]:
+    """Start a run, or go on with it."""
+    from allmask.gan import running
+    from allmask.tasks import image
     from allmask.tasks.folders import is_finished
-    from allmask.tasks.image import resume, saved_plan
 
-    expect_same(out, saved_plan(out).differences(given))
+    runs, plan = {"image": (image, image.ImagePlan), "gan": (running, running.GanPlan)}[task]
+    if not resume:
+        return runs.start(plan.from_dict(given), out, quiet)
+    expect_same(out, runs.saved_plan(out).differences(given))
     if is_finished(out):
         note(f"{out}: this run is finished")
-    return resume(out, quiet)
+    return runs.resume(out, quiet)
 
 
-def _images_in_words(result: dict[str, Any]) -> str:
+def _in_words(result: dict[str, Any]) -> str:
     early = ", stopped early" if result["stopped_early"] else ""
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    use = f"use it: allmask predict {result['final']} images/ -o classes.jsonl"
     return "\n".join([
         f"{result['final']}: {result['preset']}, {result['steps']} steps in {result['seconds']} s{early}",
         f"step {result['best_step']}: {metrics}",
-        f"use it: allmask predict {result['final']} images/ -o classes.jsonl",
-    ])  # fmt: skip
-
-
-# ---- a generator and a discriminator -----------------------------------------------------------------------------
-
-
-def _start_gan(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    from allmask.gan.running import GanPlan, start
-
-    return start(GanPlan.from_dict(given), out, quiet)
-
-
-def _go_on_with_gan(out: Path, given: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    from allmask.gan.running import resume, saved_plan
-    from allmask.tasks.folders import is_finished
-
-    expect_same(out, saved_plan(out).differences(given))
-    if is_finished(out):
-        note(f"{out}: this run is finished")
-    return resume(out, quiet)
-
-
-def _gan_in_words(result: dict[str, Any]) -> str:
-    early = ", stopped early" if result["stopped_early"] else ""
-    metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
-    return "\n".join([
-        f"{result['final']}: {result['preset']}, {result['steps']} steps in {result['seconds']} s{early}",
-        f"step {result['best_step']}: {metrics}",
-        f"see it: {result['picture']}",
+        f"see it: {result['picture']}" if "picture" in result else use,
     ])  # fmt: skip

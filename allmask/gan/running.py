@@ -13,9 +13,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,20 +37,18 @@ from allmask.tasks.folders import (
     saved_values,
     write_result,
 )
+from allmask.tasks.layout import Layout, begun
 from allmask.training import Result, Score, Settings, runs, train
 from allmask.training.plots import points, smoothed
-from allmask.training.settings import as_plain
 from allmask.vision import files as networks
 
 log = logging.getLogger("allmask")
 TASK = "gan"
-BATCH = "batch_images"  # what batch_tokens is called here
 DEFAULTS = Settings(
     epochs=100.0, batch_tokens=64, lr=2e-4, schedule="constant", warmup=0.0, weight_decay=0.0, betas=(0.5, 0.999),
     clip=1e9, precision="fp32",
 )  # fmt: skip
 TOY, TOY_K = replace(DEFAULTS, epochs=70.0, batch_tokens=256, lr=5e-3, schedule="linear"), 3
-_UNUSED = ("dropout", "ema", "recompute", "layer_decay", "label_smoothing", "accumulate", "batch_tokens")
 SHOWN, COLUMNS = 64, 8  # images of a grid
 JUDGED = 1000  # images made for an evaluation
 FRAMES = 30  # of a toy's run
@@ -95,32 +93,21 @@ class GanPlan:
         return replace(self, data=data, settings=replace(self.settings, eval_every=every, save_every=kept))
 
     def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _OWN}
-        paths = {name: flat.absolute(own[name]) for name in _PATHS}
-        settings = {name: value for name, value in as_plain(self.settings).items() if name not in _UNUSED}
-        return {"task": TASK, **own, **paths, BATCH: self.settings.batch_tokens, **settings}
+        return LAYOUT.to_dict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> GanPlan:
         """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
-        values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items() if name != "task"}
-        batch = {"batch_tokens": values.pop(BATCH)} if BATCH in values else {}
+        values = LAYOUT.typed(values, where)
         usual, values = (TOY, {"k": TOY_K} | values) if values.get("preset") == "toy" else (DEFAULTS, values)
-        return cls(**flat.part(values, cls, _OWN), settings=replace(usual, **flat.part(values, Settings), **batch))
+        return cls(**LAYOUT.fields_of(values, usual))
 
     def differences(self, given: dict[str, Any]) -> list[str]:
         """Where values given anew contradict this plan."""
-        return flat.differences(self.to_dict(), given, _TYPES, _PATHS)
+        return LAYOUT.differences(self, given)
 
 
-_OWN = tuple(entry.name for entry in fields(GanPlan) if entry.name != "settings")
-_PATHS = ("data", "judge")
-_TYPES = {
-    "task": str,
-    **{name: kind for name, kind in get_type_hints(GanPlan).items() if name in _OWN},
-    BATCH: int,
-    **{name: kind for name, kind in get_type_hints(Settings).items() if name not in _UNUSED},
-}
+LAYOUT = Layout(TASK, GanPlan, paths=("data", "judge"), unused=("label_smoothing", "accumulate"))
 
 
 # ---- data ----------------------------------------------------------------------------------------------------
@@ -177,9 +164,7 @@ def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
 
 def saved_plan(out: Path) -> GanPlan:
     """The plan of a run that was begun."""
-    values = saved_values(out)
-    values.pop(CHECKSUMS, None)
-    return GanPlan.from_dict(values, out / CONFIG)
+    return GanPlan.from_dict(begun(out), out / CONFIG)
 
 
 def _begin(plan: GanPlan, data: Data, out: Path) -> GanPlan:

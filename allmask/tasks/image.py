@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +32,11 @@ from allmask.tasks.folders import (
     saved_values,
     write_result,
 )
+from allmask.tasks.layout import BATCH, Layout, begun
 from allmask.tasks.marks import Marks, mark
 from allmask.training import Result, Score, Settings, Way, resolve_precision, runs, train
 from allmask.training.peak import TRAINING
 from allmask.training.plots import plot_run
-from allmask.training.settings import as_plain
 from allmask.vision import files
 from allmask.vision.images import has_part, read
 from allmask.vision.labelled import Images, Preparation
@@ -52,9 +52,6 @@ DEFAULTS = Settings(
 SGD = replace(  # as arXiv 1512.03385 has it for CIFAR-10
     DEFAULTS, optimiser="sgd", lr=0.1, schedule="steps", warmup=0.0, weight_decay=1e-4, clip=1e9
 )
-BATCH = "batch_images"  # what batch_tokens is called here
-# A running mean of weights would need running statistics of its own; the others are of Transformers
-_UNUSED = ("dropout", "ema", "recompute", "layer_decay", "batch_tokens")
 
 
 @dataclass(frozen=True)
@@ -87,32 +84,20 @@ class ImagePlan:
         return replace(self, crop=crop, flip=images.pixels.shape[1] > 1 if self.flip is None else self.flip)
 
     def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _OWN}
-        paths = {name: flat.absolute(own[name]) for name in _PATHS}
-        settings = {name: value for name, value in as_plain(self.settings).items() if name not in _UNUSED}
-        return {"task": TASK, **own, **paths, BATCH: self.settings.batch_tokens, **settings}
+        return LAYOUT.to_dict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: Path | str = "--config") -> ImagePlan:
         """From flat values; those left out have their defaults, and a name that is none of ours is an error."""
-        values = {name: flat.typed(name, value, _TYPES, where) for name, value in values.items() if name != "task"}
-        batch = {"batch_tokens": values.pop(BATCH)} if BATCH in values else {}
-        usual = SGD if values.get("optimiser") == "sgd" else DEFAULTS
-        return cls(**flat.part(values, cls, _OWN), settings=replace(usual, **flat.part(values, Settings), **batch))
+        values = LAYOUT.typed(values, where)
+        return cls(**LAYOUT.fields_of(values, SGD if values.get("optimiser") == "sgd" else DEFAULTS))
 
     def differences(self, given: dict[str, Any]) -> list[str]:
         """Where values given anew contradict this plan."""
-        return flat.differences(self.to_dict(), given, _TYPES, _PATHS)
+        return LAYOUT.differences(self, given)
 
 
-_OWN = tuple(entry.name for entry in fields(ImagePlan) if entry.name != "settings")
-_PATHS = ("data", "eval")
-_TYPES = {
-    "task": str,
-    **{name: kind for name, kind in get_type_hints(ImagePlan).items() if name in _OWN},
-    BATCH: int,
-    **{name: kind for name, kind in get_type_hints(Settings).items() if name not in _UNUSED},
-}
+LAYOUT = Layout(TASK, ImagePlan, paths=("data", "eval"))
 
 
 # ---- data ----------------------------------------------------------------------------------------------------
@@ -244,9 +229,7 @@ def resume(out: Path, quiet: bool = False) -> dict[str, Any]:
 
 def saved_plan(out: Path) -> ImagePlan:
     """The plan of a run that was begun."""
-    values = saved_values(out)
-    values.pop(CHECKSUMS, None)
-    return ImagePlan.from_dict(values, out / CONFIG)
+    return ImagePlan.from_dict(begun(out), out / CONFIG)
 
 
 def _begin(plan: ImagePlan, data: ImageData, out: Path) -> ImagePlan:
