@@ -13,6 +13,7 @@ from allmask.chains import Chain
 from allmask.dropout import Dropout
 from allmask.errors import CheckpointError
 from allmask.masks import Mask
+from allmask.token_loss import token_loss
 
 
 class Pooler(nn.Linear):
@@ -133,9 +134,18 @@ class LanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(bias)) if bias else None
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """Logits (…, V) of hidden states (…, W): pass only the positions that have a target."""
-        weight = embedding if self.output is None else self.output.weight
-        return columnwise_linear(self.norm(self.activation(self.transform(hidden))), weight, self.bias)
+        """Logits (…, V) of hidden states (…, W): pass only the positions that matter."""
+        return columnwise_linear(self._ready(hidden), self._matrix(embedding), self.bias)
+
+    def loss(self, hidden: Tensor, embedding: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed cross-entropy of labels (M,) at hidden states (M, W), without all their logits at once."""
+        return token_loss(self._ready(hidden), self._matrix(embedding), self.bias, labels, smoothing)
+
+    def _ready(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.transform(hidden)))
+
+    def _matrix(self, embedding: Tensor) -> Tensor:
+        return embedding if self.output is None else self.output.weight
 
 
 def columnwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

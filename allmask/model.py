@@ -16,7 +16,16 @@ from allmask import checkpoints
 from allmask.config import Config
 from allmask.elmo import Elmo, Mix
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import Labels, Pooler, TaskHead, bert_head, plain_head, pool_answers, whole_text_tokens
+from allmask.heads import (
+    Labels,
+    LanguageModelHead,
+    Pooler,
+    TaskHead,
+    bert_head,
+    plain_head,
+    pool_answers,
+    whole_text_tokens,
+)
 from allmask.initialise import initialise, initialise_recurrent, initialise_t5, initialise_xavier
 from allmask.layers import ACTIVATIONS
 from allmask.masks import Mask
@@ -128,9 +137,18 @@ class Model(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) of any hidden states (…, W)."""
+        return self._told_by(hidden)(hidden, self.body.embedding.tokens.weight)
+
+    def token_loss(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed cross-entropy of labels (M,) at hidden states (M, W), without all their logits at once."""
+        return self._told_by(hidden).loss(hidden, self.body.embedding.tokens.weight, labels, smoothing)
+
+    def _told_by(self, hidden: Tensor) -> LanguageModelHead:
         if hidden.shape[-1] != self.config.width:
             raise UsageError("an elmo tells tokens in one direction only", "give Mask.causal or Mask.reverse")
-        return self.head("lm_head")(hidden, self.body.embedding.tokens.weight)
+        head = self.head("lm_head")
+        assert isinstance(head, LanguageModelHead)
+        return head
 
     def asked(self, mask: Mask) -> Tensor:
         """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right.

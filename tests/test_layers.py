@@ -29,6 +29,7 @@ LAYERS = [  # lowest first: a module imports only from its own line or from line
     "elmo",
     "torch_like",
     "chains",
+    "token_loss",
     "heads",
     "checkpoints",
     "model",

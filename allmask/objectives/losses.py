@@ -51,8 +51,7 @@ def _losses_of_row(model: Model, batch: Batch, smoothing: float) -> Losses:
 
 def _token_loss(model: Model, hidden: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, int]:
     labels = labels[labels >= 0]
-    loss = F.cross_entropy(_full(model.logits(hidden)), labels, reduction="sum", label_smoothing=smoothing)
-    return loss, len(labels)
+    return model.token_loss(hidden, labels, smoothing), len(labels)
 
 
 def _full(logits: Tensor) -> Tensor:
