@@ -238,7 +238,7 @@ class Rows:
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
         return masked([self.texts[number] for number in numbers])
 
-    def evaluate(self, model: Model) -> None:
+    def evaluate(self, model: Model, step: int = 0) -> None:
         return None
 
 

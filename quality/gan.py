@@ -93,7 +93,7 @@ def starving(out: Path, ahead: tuple[int, ...]) -> str:
         list(model.generator.parameters())[-1].fill_(-1.0)  # far from the data
     rows: list[tuple[int, float, float, float]] = []
 
-    def judge(now: Gan) -> Score | None:
+    def judge(now: Gan, step: int) -> Score | None:
         rows.append((ahead[len(rows)], _sure(now), _pull(now, LOSSES[0]), _pull(now, LOSSES[1])))
         return None
 

@@ -90,8 +90,8 @@ class Timed:
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
         return self.work.batch(numbers, epoch)
 
-    def evaluate(self, model: Model) -> Score | None:
-        score = self.work.evaluate(model)
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
+        score = self.work.evaluate(model, step)
         assert score is not None
         return replace(score, pause=curve_of(self.run)[-1][1] >= self.minutes)
 

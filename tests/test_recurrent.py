@@ -322,7 +322,7 @@ class Copying:
     def batch(self, numbers, epoch):
         return pack([self.examples[number] for number in numbers])
 
-    def evaluate(self, model):
+    def evaluate(self, model, step):
         loss, count = losses_of(model, self.held_out)["lm"]
         return Score(-loss.item() / count, {"loss": loss.item() / count})
 

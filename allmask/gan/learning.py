@@ -69,7 +69,7 @@ class GanWork:
 
     def __init__(
         self, examples: Tensor, k: int = 1, loss: str = LOSSES[0], batch: int = 64,
-        judge: Callable[[Gan], Score | None] = lambda model: None,
+        judge: Callable[[Gan, int], Score | None] = lambda model, step: None,
         prepared: Callable[[Tensor], Tensor] = lambda examples: examples,
     ):  # fmt: skip
         if k < 1 or loss not in LOSSES:
@@ -93,8 +93,8 @@ class GanWork:
             return Turn(None, self.size)
         return Turn(self.prepared(self.examples[torch.tensor(numbers)]), len(numbers))
 
-    def evaluate(self, model: Gan) -> Score | None:
-        return self.judge(model)
+    def evaluate(self, model: Gan, step: int = 0) -> Score | None:
+        return self.judge(model, step)
 
     def losses(self, model: Gan, turn: Turn, smoothing: float = 0.0) -> dict[str, tuple[Tensor, int]]:
         loss = self._made(model, turn.count) if turn.real is None else _told(model, turn.real)

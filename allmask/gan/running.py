@@ -10,7 +10,6 @@ runs/gan/
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -185,7 +184,7 @@ def _go_on(plan: GanPlan, data: Data, out: Path, quiet: bool) -> dict[str, Any]:
     judge, prepared = _judge(plan, data, out, quiet)
     model = files.load(out / "start")  # also in a run's first session, so that all begin from the same bytes
     if not runs.checkpoints(out):
-        judge.look(model, 0)
+        judge(model, 0)
     work = GanWork(data.examples, plan.k, plan.loss, plan.settings.batch_tokens, judge, prepared)
     result = train(model, work, plan.settings, out, resume=True, quiet=quiet)
     return _finish(plan, model, result, out)
@@ -213,10 +212,7 @@ def _judge(
 class ToyJudge:
     out: Path
 
-    def __call__(self, model: Gan) -> Score:
-        return self.look(model, _step(self.out))
-
-    def look(self, model: Gan, step: int) -> Score:
+    def __call__(self, model: Gan, step: int) -> Score:
         frame = toy.frame_of(model)
         path = _place(self.out, "frames", step)
         frame.save(path.with_suffix(".npz"))
@@ -232,11 +228,8 @@ class ImageJudge:
     judge: judging.Judge
     seed: int
 
-    def __call__(self, model: Gan) -> Score:
-        return self.look(model, _step(self.out))
-
     @torch.no_grad()
-    def look(self, model: Gan, step: int) -> Score:
+    def __call__(self, model: Gan, step: int) -> Score:
         rng = torch.Generator().manual_seed(self.seed)
         pixels = torch.cat([as_pixels(model.sample(min(250, JUDGED - done), rng)) for done in range(0, JUDGED, 250)])
         write_grid(pixels[:SHOWN], COLUMNS, _place(self.out, "grids", step).with_suffix(".png"))
@@ -248,16 +241,6 @@ def _place(out: Path, folder: str, step: int) -> Path:
     """Where the picture of an evaluation goes, without its ending."""
     (out / folder).mkdir(exist_ok=True)
     return out / folder / f"step-{step:08d}"
-
-
-def _step(out: Path) -> int:
-    """The step that was written down last: the loop does so before it asks for an evaluation."""
-    path = out / "metrics.jsonl"
-    if not path.is_file() or not path.stat().st_size:
-        return 0
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 4096))
-        return json.loads(stream.read().splitlines()[-1])["step"]
 
 
 def _finish(plan: GanPlan, model: Gan, result: Result, out: Path) -> dict[str, Any]:

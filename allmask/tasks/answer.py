@@ -168,7 +168,7 @@ class AnswerWork:
         asked = Asked(torch.ones_like(batch.ids, dtype=torch.bool), gold, name="answer", questions=text)
         return asking_tokens(batch, asked, examples, numbers, epoch, self.auxiliary)
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

@@ -57,7 +57,7 @@ def take_mean(model: Model, work: Work, result: Result, run: Path, last: int) ->
     best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     steps, weights = mean_weights(run, min(last, len(runs.checkpoints(run))))
     model.load_state_dict(weights)
-    score = work.evaluate(model.eval())
+    score = work.evaluate(model.eval(), result.steps)
     if score is None:
         return steps
     told = "  ".join(f"{name} {value:.4g}" for name, value in score.metrics.items())

@@ -126,7 +126,7 @@ class ChooseWork:
 
         return asking(self.reading, rows, ask, self.auxiliary, epoch)
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

@@ -169,7 +169,7 @@ class ClassifyWork:
 
         return asking(self.reading, rows, ask, self.auxiliary, epoch)
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

@@ -165,7 +165,7 @@ class ImageWork:
     def batch(self, numbers: Sequence[int], epoch: int) -> Lot:
         return self.source.batch(numbers, epoch)
 
-    def evaluate(self, model: ResNet) -> Score | None:
+    def evaluate(self, model: ResNet, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

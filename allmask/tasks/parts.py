@@ -40,8 +40,8 @@ class PartWork:
     def lengths(self) -> np.ndarray:
         return self.work.lengths
 
-    def evaluate(self, model: Model) -> Score | None:
-        return self.work.evaluate(model)
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
+        return self.work.evaluate(model, step)
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Share:
         mine, weight = dealt(numbers, self.rank, self.size)

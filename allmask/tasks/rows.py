@@ -40,7 +40,7 @@ class RowWork:
         assert isinstance(made, Batch)
         return made
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

@@ -193,8 +193,8 @@ class _Watched:
     def batch(self, numbers: Sequence[int], epoch: int) -> Lot | Share:
         return self.work.batch(numbers, epoch)
 
-    def evaluate(self, model: Model) -> Score | None:
-        score = self.work.evaluate(model)
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
+        score = self.work.evaluate(model, step)
         return None if score is None else self.watch.noted(score)
 
 

@@ -174,7 +174,7 @@ class TagWork:
         asked = Asked(where, torch.from_numpy(gold).long(), name="tag", questions=text)
         return asking_tokens(batch, asked, examples, numbers, epoch, self.auxiliary)
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

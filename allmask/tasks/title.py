@@ -213,7 +213,7 @@ class TitleWork:
             return pack(chosen)
         return replace(pack(chosen), also=self.auxiliary.batch([_source(one) for one in chosen], numbers, epoch))
 
-    def evaluate(self, model: Model) -> Score | None:
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.judge is None else self.judge(model)
 
 

@@ -94,7 +94,7 @@ class Work(Protocol):
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Lot | Share: ...
 
-    def evaluate(self, model: Any) -> Score | None: ...
+    def evaluate(self, model: Any, step: int) -> Score | None: ...  # after so many steps
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class Trainer:
     def _evaluate(self, metrics: runs.Metrics, bar: Progress) -> None:
         self.model.eval()
         with torch.no_grad(), self.averaged():
-            score = self.crew.shared(self.stage(self.work.evaluate))
+            score = self.crew.shared(self.stage(lambda model: self.work.evaluate(model, self.step)))
         if score is None:
             return
         if score.metrics:

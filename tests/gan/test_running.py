@@ -66,13 +66,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, images: Path, ju
     start(plan, tmp_path / "whole", quiet=True)
     from allmask.gan.running import ImageJudge
 
-    look = ImageJudge.look
+    look = ImageJudge.__call__
 
     def pauses(self, model, step):
         found = look(self, model, step)
         return Score(found.value, found.metrics, pause=step == 5)
 
-    monkeypatch.setattr(ImageJudge, "look", pauses)
+    monkeypatch.setattr(ImageJudge, "__call__", pauses)
     with pytest.raises(Paused):
         start(plan, tmp_path / "twice", quiet=True)
     monkeypatch.undo()

@@ -34,7 +34,7 @@ def test_what_is_judged_and_kept_is_the_mean(tmp_path):
     seen = []
 
     class Judged(Copying):
-        def evaluate(self, judged):
+        def evaluate(self, judged, step):
             seen.append(weights(judged))
             return Score(float(-len(seen)), {})  # the first is the best
 

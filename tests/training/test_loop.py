@@ -47,7 +47,7 @@ class Copying:
         self.seen.append((epoch, tuple(numbers)))
         return pack([self.examples[number] for number in numbers])
 
-    def evaluate(self, model):
+    def evaluate(self, model, step):
         if self.scores is None:
             return None
         value = next(self.scores)
@@ -194,7 +194,7 @@ def test_training_that_stays_bad_ends_with_finite_weights(tmp_path):
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     class Interrupting(Copying):
-        def evaluate(self, made):
+        def evaluate(self, made, step):
             os.kill(os.getpid(), number)
 
     with pytest.raises(Interrupted, match="stopped after step 4 of 12") as caught:
@@ -282,7 +282,7 @@ def test_an_evaluation_may_ask_for_a_pause(tmp_path):
     """What is left is done another time, and the whole is the run that never paused."""
 
     class Pausing(Copying):
-        def evaluate(self, made):
+        def evaluate(self, made, step):
             return Score(0.0, {}, pause=True)
 
     whole = model()

@@ -55,7 +55,7 @@ class Curve:
     def losses(self, model: nn.Module, batch: Points, smoothing: float):
         return {"square": ((model(self.x[batch.numbers]) - self.y[batch.numbers]).square().sum(), batch.tokens)}
 
-    def evaluate(self, model: nn.Module) -> None:
+    def evaluate(self, model: nn.Module, step: int) -> None:
         return None
 
 

@@ -38,6 +38,7 @@ class Doubling:
         self.lengths = [1] * 8
         self.way = Way("points", self.plan, self.losses, lambda model, batch: 6 * batch.tokens)
         self.seen: list[tuple[int, list[int]]] = []
+        self.judged: list[int] = []  # after which steps
 
     def plan(self, lengths, most: int, seed: int, epoch: int) -> list[list[int]]:
         return [list(range(begin, begin + most)) for begin in range(0, len(lengths), most)]
@@ -49,7 +50,8 @@ class Doubling:
     def losses(self, model: nn.Module, batch: Points, smoothing: float):
         return {"square": ((model(batch.x) - 2.0 * batch.x).square().sum(), len(batch.x))}
 
-    def evaluate(self, model: nn.Module) -> Score:
+    def evaluate(self, model: nn.Module, step: int) -> Score:
+        self.judged.append(step)
         loss = (model(self.x) - 2.0 * self.x).square().mean().item()
         return Score(-loss, {"loss": loss})
 
@@ -61,6 +63,7 @@ def test_a_work_with_a_way_of_its_own(tmp_path):
     result = train(model, work, settings, tmp_path / "run", quiet=True)
     assert result.steps == 60 and result.best is not None
     assert result.best.metrics["loss"] < 1.0 < 102.0 == (2.0 * work.x).square().mean()  # as it began
+    assert work.judged == list(range(6, 61, 6))
     assert work.seen[:3] == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7]), (1, [0, 1, 2, 3])]
     first = runs.read_metrics(tmp_path / "run")[0]
     assert first["points"] == 4 and first["loss_square"] > 1.0 and "tokens" not in first
