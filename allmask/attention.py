@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.documents import Block, attend_documents, suits
+from allmask.documents import Block, attend_documents, attend_partners, partners, suits, suits_partners
 from allmask.dropout import survivors
 from allmask.masks import Mask
 
@@ -376,6 +376,7 @@ class Table:
 class Pairs:
     """Two flat rows of the same documents, as a decoder's and an encoder's: a query reads all keys of its document."""
 
+    documents: np.ndarray  # see `partners`
     queries: Table
     keys: Table
     hidden: Tensor | None  # (documents, 1, 1, longest) -inf where there is no key; None: nowhere
@@ -394,9 +395,12 @@ class Pairs:
         table = Table.of(key_lengths, queries.device)
         there = torch.from_numpy(np.arange(table.longest) < key_lengths[:, None]).to(queries.device)
         hidden = torch.zeros(there.shape, device=there.device).masked_fill(~there, -torch.inf)[:, None, None]
-        return cls(Table.of(lengths, queries.device), table, None if table.cells is None else hidden)
+        documents = partners(starts, lengths, key_starts, key_lengths)
+        return cls(documents, Table.of(lengths, queries.device), table, None if table.cells is None else hidden)
 
     def attend(self, kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if suits_partners(q, k, v, self.documents, kernel.dropout):
+            return attend_partners(q, k, v, self.documents, *kernel)
         q, k, v = self.queries.spread(q), self.keys.spread(k), self.keys.spread(v)
         return self.queries.gather(kernel(q, k, v) if self.hidden is None else kernel.added(q, k, v, self.hidden))
 

@@ -1,4 +1,4 @@
-/* Attention of short documents that stand side by side, each over itself, and its gradients.
+/* Attention of short documents that stand side by side, each over itself or over a partner, and its gradients.
 
    What the general kernels spend on such documents is mostly the calls for their small matrices, and memory for weights
    that are needed once more. Here a document and head is one piece of work inside the first caches: 32 queries at a
@@ -6,7 +6,8 @@
    sum of each row.
 
    A document reads by its `source`: its first `source` tokens read each other, every later one reads up to itself. So
-   source == length reads everything, source == 0 is causal.
+   source == length reads everything, source == 0 is causal. Its keys may be those of a partner in another row of
+   tokens, as in the cross-attention of a decoder; a source beyond both lengths, then, reads all of them.
 
    Matrices are multiplied in units of 32 bits: one fp32 number, or two bf16 numbers that are neighbours along the
    depth of the product. `half` is 1 for bf16 and 0 for fp32, so width >> half counts units. All sums are in fp32. */
@@ -37,8 +38,8 @@ typedef struct {
     float *tops, *sums; /* (heads, tokens): the largest score of a row and the sum of its exponentials */
     const char *grad;
     char *q_grad, *k_grad, *v_grad;
-    const int64_t *documents; /* (number, 3): start, length, source */
-    int64_t number, tokens, heads, width;
+    const int64_t *documents; /* (number, 5): start, length, source, and where its keys start and how many they are */
+    int64_t number, tokens, heads, width; /* tokens: of the queries */
     int64_t q_row, k_row, v_row, grad_row; /* numbers between tokens; what is written has heads · width of them */
     int64_t half, threads;
     uint64_t seed;
@@ -47,7 +48,7 @@ typedef struct {
 } Call;
 
 typedef struct {
-    int64_t start, length, padded, source, head;
+    int64_t start, length, source, key_start, keys, padded, head; /* padded: the number of keys, rounded up */
     uint64_t seed;
 } Piece;
 
@@ -199,16 +200,18 @@ INLINE void store(int half, vec x, char *to, int64_t at) {
 
 /* ---- one document and head ------------------------------------------------------------------------------------ */
 
-static int64_t sight(const Piece *piece, int64_t query) { return query < piece->source ? piece->source : query + 1; }
+static int64_t sight(const Piece *piece, int64_t query) {
+    return query < piece->source ? smaller(piece->source, piece->keys) : query + 1;
+}
 
 /* Queries of a strip are all of the source or all behind it, so that none computes what only others may read. */
 static int64_t strip_end(const Piece *piece, int64_t first) {
-    return smaller(first + STRIP, first < piece->source ? piece->source : piece->length);
+    return smaller(first + STRIP, first < piece->source ? smaller(piece->source, piece->length) : piece->length);
 }
 
-/* Where a token of the piece begins in a tensor whose tokens are `row` numbers apart */
+/* Where the piece's head of a token begins in a tensor whose tokens are `row` numbers apart */
 static char *place(const void *base, int64_t row, const Call *call, const Piece *piece, int64_t token) {
-    return (char *)base + (((piece->start + token) * row + piece->head * call->width) << (call->half ? 1 : 2));
+    return (char *)base + ((token * row + piece->head * call->width) << (call->half ? 1 : 2));
 }
 
 /* Tokens from `first` on, each at the beginning of `pitch` units; zeros up to `padded` tokens and `pitch` units */
@@ -264,7 +267,7 @@ INLINE void blend(int half, const Call *call, const Piece *piece, int64_t first,
         for (int64_t d = 0; d < call->width; d += LANES) {
             vec c[ROWS] = {0};
             product(half, weights + r * wide, wide, 1, rows + d, row, (seen + half) >> half, c);
-            char *token = place(to, all, call, piece, first + r);
+            char *token = place(to, all, call, piece, piece->start + first + r);
             for (int64_t i = 0; i < ROWS && r + i < count; i++) store(half, c[i] * factors[r + i], token, i * all + d);
         }
 }
@@ -276,9 +279,9 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
     float *scores = (float *)(queries + STRIP * pitch), factors[STRIP], share = 1.0f - call->dropped * 0x1p-32f;
     int64_t value_row;
 
-    fetch(call, piece, call->k, call->k_row, 0, piece->length, wide, rows);
+    fetch(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
     turn(rows, wide, pitch, turned);
-    fetch(call, piece, call->v, call->v_row, 0, piece->length, wide, rows);
+    fetch(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
     const unit *values = along_tokens(half, rows, wide, width, pitch, pairs, &value_row);
 
     for (int64_t first = 0, end; first < piece->length; first = end) {
@@ -286,7 +289,7 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
         int64_t count = end - first, padded = round_up(count, ROWS);
         int64_t seen = sight(piece, end - 1), keys = round_up(seen, LANES);
         int64_t at = piece->head * call->tokens + piece->start + first;
-        fetch(call, piece, call->q, call->q_row, first, count, padded, queries);
+        fetch(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
         score(half, queries, padded, pitch, units, turned, wide, keys, call->scale, scores);
         for (int64_t r = 0; r < count; r++) {
             weigh(scores + r * wide, sight(piece, first + r), keys, call->tops + at + r, call->sums + at + r);
@@ -332,8 +335,8 @@ INLINE void collect(int half, const unit *weights, int64_t wide, int64_t keys, i
 }
 
 INLINE void hand_over(int half, const Call *call, const Piece *piece, const float *sums, float factor, char *to) {
-    for (int64_t j = 0; j < piece->length; j++) {
-        char *token = place(to, call->heads * call->width, call, piece, j);
+    for (int64_t j = 0; j < piece->keys; j++) {
+        char *token = place(to, call->heads * call->width, call, piece, piece->key_start + j);
         for (int64_t d = 0; d < call->width; d += LANES)
             store(half, load(sums + j * call->width + d) * factor, token, d);
     }
@@ -350,9 +353,9 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
     int64_t key_row, row;
 
     for (int r = 0; r < STRIP; r++) factors[r] = call->scale;
-    fetch(call, piece, call->v, call->v_row, 0, piece->length, wide, rows);
+    fetch(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
     turn(rows, wide, pitch, values_turned);
-    fetch(call, piece, call->k, call->k_row, 0, piece->length, wide, rows);
+    fetch(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
     turn(rows, wide, pitch, keys_turned);
     const unit *key_lines = along_tokens(half, rows, wide, width, pitch, pairs, &key_row);
     memset(k_sums, 0, 2 * wide * width * sizeof(float));
@@ -362,8 +365,8 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
         int64_t count = end - first, padded = round_up(count, ROWS);
         int64_t seen = sight(piece, end - 1), keys = round_up(seen, LANES);
         int64_t at = piece->head * call->tokens + piece->start + first;
-        fetch(call, piece, call->q, call->q_row, first, count, padded, queries);
-        fetch(call, piece, call->grad, call->grad_row, first, count, padded, grads);
+        fetch(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
+        fetch(call, piece, call->grad, call->grad_row, piece->start + first, count, padded, grads);
         score(half, queries, padded, pitch, units, keys_turned, wide, keys, call->scale, scores);
         score(half, grads, padded, pitch, units, values_turned, wide, keys, 1.0f, slopes);
         for (int64_t r = 0; r < count; r++)
@@ -394,10 +397,10 @@ typedef struct {
 } Worker;
 
 static void work(const Call *call, int64_t number, unit *scratch) {
-    const int64_t *document = call->documents + 3 * (number / call->heads);
-    int64_t head = number % call->heads;
+    const int64_t *document = call->documents + 5 * (number / call->heads), head = number % call->heads;
     uint64_t seed = mix(mix(mix(call->seed) ^ (uint64_t)document[0]) ^ (uint64_t)head);
-    Piece piece = {document[0], document[1], round_up(document[1], LANES), document[2], head, seed};
+    int64_t padded = round_up(document[4], LANES);
+    Piece piece = {document[0], document[1], document[2], document[3], document[4], padded, head, seed};
     if (call->grad == NULL) {
         call->half ? forward(1, call, &piece, scratch) : forward(0, call, &piece, scratch);
     } else {
@@ -416,7 +419,7 @@ static void *run(void *argument) {
 static int64_t scratch_units(const Call *call) {
     int64_t longest = 0, pitch = round_up(call->width, LANES);
     for (int64_t i = 0; i < call->number; i++)
-        longest = call->documents[3 * i + 1] > longest ? call->documents[3 * i + 1] : longest;
+        longest = call->documents[5 * i + 4] > longest ? call->documents[5 * i + 4] : longest;
     int64_t wide = round_up(longest, LANES);
     return 6 * wide * pitch + 3 * STRIP * wide + 3 * STRIP * pitch; /* what the backward pass in fp32 needs */
 }

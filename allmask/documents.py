@@ -1,6 +1,6 @@
 """Attention of packed rows of documents, in training and inference, by an optional kernel in C.
 
-Shapes: B rows, T tokens, N = B·T of them one after another, H heads, D width of a head.
+Shapes: B rows, T tokens, N = B·T of them one after another, H heads, D width of a head, K keys.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ def attend_documents(
     """
     documents = layout(blocks, *q.shape[:2])
     assert documents is not None
+    return attend_partners(q, k, v, documents, dropout, scale)
+
+
+def attend_partners(
+    q: Tensor, k: Tensor, v: Tensor, documents: np.ndarray, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """The same of q (B, T, H, D) over any k, v (B, K, H, D), where `layout` or `partners` says who reads what."""
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) if dropout else 0
     how = _How(documents, min(round(dropout * 2**32), 2**32 - 1), seed, scale or q.shape[-1] ** -0.5)
     return _Documents.apply(*(x.flatten(0, 1) for x in (q, k, v)), how).view(q.shape)  # type: ignore[union-attr]
@@ -59,16 +66,28 @@ def attend_documents(
 
 def suits(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], dropout: float = 0.0) -> bool:
     """Whether the kernel is there and made for this: a CPU, documents that are not long and whose sight has a name."""
-    if q.device.type != "cpu" or q.shape != k.shape or k.shape != v.shape or q.shape[-1] % LANES:
+    return q.shape == k.shape and _suits(q, k, v, dropout) and layout(blocks, *q.shape[:2]) is not None
+
+
+def suits_partners(q: Tensor, k: Tensor, v: Tensor, documents: np.ndarray, dropout: float = 0.0) -> bool:
+    """The same of `attend_partners`."""
+    return _suits(q, k, v, dropout) and documents[:, [1, 4]].max() <= LONGEST
+
+
+def _suits(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    if q.device.type != "cpu" or k.shape != v.shape or q.shape[-1] % LANES:
         return False
     if not q.dtype == k.dtype == v.dtype or dropout >= 1.0 or _is_traced():
         return False
-    return layout(blocks, *q.shape[:2]) is not None and _library(q.dtype) is not None
+    return _library(q.dtype) is not None
 
 
 @lru_cache(maxsize=8)  # asked by every layer
 def layout(blocks: tuple[Block, ...], rows: int, tokens: int) -> np.ndarray | None:
-    """(documents, 3): start, length, and how many tokens are read by all from there; None if any is long or dense."""
+    """(documents, 5): start, length, how many tokens are read by all from there, and start and number of the keys.
+
+    None if any is long or dense.
+    """
     found = []
     for block in blocks:
         if block.kind == "empty" or block.length == 0:
@@ -78,7 +97,14 @@ def layout(blocks: tuple[Block, ...], rows: int, tokens: int) -> np.ndarray | No
         source = {"full": block.length, "causal": 0}.get(block.kind, block.source)
         found += [(block.start + i * block.length, block.length, source) for i in range(block.documents)]
     each = np.array(found, dtype=np.int64).reshape(1, -1, 3)
-    return (each + np.arange(rows).reshape(-1, 1, 1) * np.array([tokens, 0, 0])).reshape(-1, 3)
+    own = (each + np.arange(rows).reshape(-1, 1, 1) * np.array([tokens, 0, 0])).reshape(-1, 3)
+    return np.ascontiguousarray(own[:, [0, 1, 2, 0, 1]])
+
+
+def partners(starts: np.ndarray, lengths: np.ndarray, key_starts: np.ndarray, key_lengths: np.ndarray) -> np.ndarray:
+    """(documents, 5), as in `layout`, of documents that read all of a partner each."""
+    sources = np.maximum(lengths, key_lengths)
+    return np.stack([starts, lengths, sources, key_starts, key_lengths], axis=1).astype(np.int64)
 
 
 class _How(NamedTuple):
@@ -89,7 +115,7 @@ class _How(NamedTuple):
 
 
 class _Documents(torch.autograd.Function):
-    """q, k, v (N, H, D) to (N, H, D); tokens of no document give zeros and get zeros."""
+    """q (N, H, D), k and v (K, H, D) to (N, H, D); tokens of no document give zeros and get zeros."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
@@ -105,7 +131,7 @@ class _Documents(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, rows = ctx.saved_tensors
-        grads = [q.new_zeros(q.shape) for _ in range(3)]
+        grads = [x.new_zeros(x.shape) for x in (q, k, v)]
         q_grad, k_grad, v_grad = grads
         _run(ctx.how, q, k, v, rows, grad=_by_rows(grad), q_grad=q_grad, k_grad=k_grad, v_grad=v_grad)
         return *grads, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from allmask import documents
-from allmask.attention import Route, attend
-from allmask.documents import LONGEST, Block, attend_documents, suits
+from allmask.attention import Pairs, Route, attend
+from allmask.documents import LONGEST, Block, attend_documents, attend_partners, partners, suits, suits_partners
 from allmask.masks import Mask
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -281,6 +282,92 @@ def test_a_checkpointed_layer_drops_the_same_again(reentrant):
         again = gradients(in_parts)
     plain = gradients(lambda: attend(q, k, v, mask, dropout=0.3))
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+# ---- over a partner ------------------------------------------------------------------------------------------
+
+
+def two_rows(lengths: list[tuple[int, int]]) -> tuple[Mask, Mask]:
+    """Of a decoder and of its encoder: pairs of queries and keys."""
+    order, group = ([], []), ([], [])
+    for number, pair in enumerate(lengths):
+        for side, length in enumerate(pair):
+            order[side].extend([0] * length if side else range(1, length + 1))
+            group[side].extend([number] * length)
+    queries, keys = (Mask(torch.tensor([order[side]]), torch.tensor([group[side]])) for side in (0, 1))
+    return queries, keys
+
+
+def draw_sides(queries: Mask, keys: Mask, heads: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    tokens = (queries.shape[1], keys.shape[1], keys.shape[1])
+    return [torch.randn(1, count, heads, width).to(dtype).requires_grad_() for count in tokens]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=4), st.integers(1, 3),
+    st.sampled_from([16, 32, 48, 64]), st.integers(0, 2**31),
+)  # fmt: skip
+def test_documents_read_all_of_their_partners(dtype, lengths, heads, width, seed):
+    need(dtype)
+    torch.manual_seed(seed)
+    queries, keys = two_rows(lengths)
+    q, k, v = draw_sides(queries, keys, heads, width, dtype)
+    pairs = Pairs.find(queries, keys)
+    assert pairs is not None
+    out = attend_partners(q, k, v, pairs.documents)
+    cotangent = torch.randn(out.shape).to(dtype)
+    grads = torch.autograd.grad(out, (q, k, v), cotangent)
+    WrittenOut(q, k, v, queries.visible(keys)[0], cotangent).check(out, grads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_partners_are_read_by_the_kernel_and_without_it(dtype, p, monkeypatch):
+    need(dtype)
+    torch.manual_seed(0)
+    queries, keys = two_rows([(30, 41), (50, 7), (1, 33), (33, 1)])
+    route = Route.find(queries, keys)
+    q, k, v = draw_sides(queries, keys, 2, 32, dtype)
+    assert route.pairs is not None and suits_partners(q, k, v, route.pairs.documents, p)
+    torch.manual_seed(1)
+    found = attend(q, k, v, route, dropout=p)
+    torch.manual_seed(1)
+    assert torch.equal(found, attend_partners(q, k, v, route.pairs.documents, p))
+    monkeypatch.setattr(documents, "_library", lambda dtype: None)
+    assert not suits_partners(q, k, v, route.pairs.documents, p)
+    other = attend(q, k, v, route, dropout=p)
+    if p == 0.0:
+        torch.testing.assert_close(other, found, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
+
+
+def test_dropout_over_a_partner_equals_autograd_through_the_explicit_mask():
+    need(torch.float32)
+    queries, keys = two_rows([(20, 41), (50, 7)])
+    route = Route.find(queries, keys)
+    same, inside = torch.zeros(1, 70, 2, 64), torch.cat([torch.arange(41), torch.arange(7)])
+    values = torch.eye(64)[inside][None, :, None].expand(1, 48, 2, 64)
+    torch.manual_seed(5)
+    out = attend(same, torch.zeros(1, 48, 2, 64), values, route, dropout=0.4)[0].transpose(0, 1)  # (H, 70, 64)
+    keep = torch.zeros(2, 70, 48)
+    keep[:, :20, :41], keep[:, 20:, 41:] = (out[:, :20, :41] > 0).float(), (out[:, 20:, :7] > 0).float()
+    assert 0.55 < (keep.sum() / (2 * (20 * 41 + 50 * 7))).item() < 0.65
+    q, k, v = draw_sides(queries, keys, 2, 32, torch.float32)
+    torch.manual_seed(5)
+    found = attend(q, k, v, route, dropout=0.4)
+    cotangent = torch.randn(found.shape)
+    grads = torch.autograd.grad(found, (q, k, v), cotangent)
+    WrittenOut(q, k, v, queries.visible(keys)[0], cotangent, keep.double() / 0.6).check(found, grads)
+
+
+def test_long_partners_are_left_to_others():
+    need(torch.float32)
+    sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [LONGEST + 1]}
+    far = partners(**{name: np.array(numbers) for name, numbers in sizes.items()})
+    near = partners(**{name: np.array(numbers) for name, numbers in {**sizes, "key_lengths": [LONGEST]}.items()})
+    q, k = torch.zeros(1, 3, 1, 16), torch.zeros(1, LONGEST + 1, 1, 16)
+    assert not suits_partners(q, k, k, far) and suits_partners(q, k, k, near)
 
 
 # ---- within attend -------------------------------------------------------------------------------------------
