@@ -19,21 +19,22 @@ CLOSING = 2  # the segment of XLNet's <cls>
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """Special tokens are known first, then the others in an order drawn anew; the last 1/`part` of it is guessed.
+    """Of each text 1/`part` of the tokens is guessed, in an order drawn anew; all the others are known first.
 
             [CLS]  北    京    欢    迎    你    们  [SEP]
-    order     0     3     6     1     5     2     4    0
+    order     0     0     2     0     1     0     0    0
     labels   -1    -1    京    -1    迎    -1    -1   -1       (part = 3)
 
-    With `two_streams` a second stream, which sees only what is older, guesses at the place itself. Without, the input
-    is plainly shuffled: an ordinary causal model over moved tokens that carry their places. Each predicts the next one
-    of the order, and is not told where that stands:
+    What is known reads both ways, as it will when blanks are filled in or a text is classified; special tokens are
+    never guessed. With `two_streams` a second stream, which sees only what is older, guesses at the place itself.
+    Without, the input is plainly shuffled: an ordinary model over moved tokens that carry their places. Each predicts
+    the next one of the order, and is not told where that stands:
 
-            [CLS] [SEP]  欢    你    北    们    迎    京
-    place     0     7     3     5     1     6     4     2
+            [CLS]  北    欢    你    们  [SEP]  迎    京
+    place     0     1     3     5     6     7     4     2
     labels   -1    -1    -1    -1    -1    迎    京    -1
 
-    Both read the same: a batch always stands in its order, which turns the permuted mask into a causal one.
+    Both read the same: a batch always stands in its order, which turns the permuted mask into a prefix mask.
     """
 
     vocabulary: Vocabulary
@@ -61,14 +62,13 @@ class Permutation:
         return pack_flat(text.lengths, text.values, order, segments, labels, self.name, query)
 
     def order(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """When each token becomes known, 0 for special ones, and which are guessed: some, but none before all else."""
+        """When each token becomes known, and which are guessed: these are the last of a drawn order, from 1 on."""
         special = self.vocabulary.special[text.values]
         rank = text.rank(np.where(special, -1.0, draw.tokens("order", text.lengths)))
-        known = np.bincount(text.row[special], minlength=len(text.lengths))  # these have the first ranks
-        tokens = text.lengths - known
-        guesses = np.minimum(-(-tokens // self.part), text.lengths - 1)
-        order = np.where(special, 0, rank - known[text.row] + 1)
-        return order, ~special & (order > (tokens - guesses)[text.row])
+        tokens = text.lengths - np.bincount(text.row[special], minlength=len(text.lengths))
+        guesses = np.minimum(-(-tokens // self.part), text.lengths - 1)  # something must be known before all else
+        order = np.maximum(0, rank - (text.lengths - guesses)[text.row] + 1)
+        return order, order > 0
 
 
 def _of_the_next(text: Ragged, order: np.ndarray, guessed: np.ndarray) -> np.ndarray:

@@ -148,7 +148,7 @@ def test_permutation(vocabulary: Vocabulary):
     batch = Permutation(vocabulary, part=3).batch(SAMPLES, Scripted(order=ORDER))
     assert rows(batch) == {
         "ids": [CLS, 北, 京, 欢, 迎, 你, 们, SEP],
-        "order": [0, 3, 6, 1, 5, 2, 4, 0],
+        "order": [0, 0, 2, 0, 1, 0, 0, 0],
         "segments": [0] * 8,
         "labels": [-1, -1, 京, -1, 迎, -1, -1, -1],
     }
@@ -159,10 +159,17 @@ def test_permutation(vocabulary: Vocabulary):
 def test_permutation_as_a_shuffled_input(vocabulary: Vocabulary):
     batch = Permutation(vocabulary, part=3, two_streams=False).batch(SAMPLES, Scripted(order=ORDER))
     assert batch.query is None
-    assert batch.ids.tolist() == [[CLS, SEP, 欢, 你, 北, 们, 迎, 京]]
-    assert batch.mask.place.tolist() == [[0, 7, 3, 5, 1, 6, 4, 2]]
-    assert batch.mask.order.tolist() == [[0, 0, 1, 2, 3, 4, 5, 6]]
+    assert batch.ids.tolist() == [[CLS, 北, 欢, 你, 们, SEP, 迎, 京]]
+    assert batch.mask.place.tolist() == [[0, 1, 3, 5, 6, 7, 4, 2]]
+    assert batch.mask.order.tolist() == [[0, 0, 0, 0, 0, 0, 1, 2]]
     assert batch.labels.tolist() == [[-1, -1, -1, -1, -1, 迎, 京, -1]]
+
+
+def test_a_permutation_of_all_tokens(vocabulary: Vocabulary):
+    batch = Permutation(vocabulary, part=1).batch(SAMPLES, Scripted(order=ORDER))
+    assert batch.ids.tolist() == [[CLS, SEP, 欢, 你, 北, 们, 迎, 京]]
+    assert batch.mask.order.tolist() == [[0, 0, 1, 2, 3, 4, 5, 6]]
+    assert batch.labels.tolist() == [[-1, -1, 欢, 你, 北, 们, 迎, 京]]
 
 
 def test_prefix(vocabulary: Vocabulary):
