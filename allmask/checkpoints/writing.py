@@ -10,7 +10,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,12 +44,22 @@ def write(
     folder = Path(folder).expanduser().resolve()
     _refuse_foreign(folder)
     settings, stored = _in_layout(folder, config, tensors, labels)
+    with in_place_of(folder) as aside:
+        fill(aside, settings, stored)
+        if tokenizer is not None:
+            tokenizer.save(aside)
+        if folder.is_dir():
+            _carry_over(folder, aside, tokenizer is not None)
+
+
+@contextmanager
+def in_place_of(folder: Path) -> Iterator[Path]:
+    """A folder to fill under another name. When all of it is on disk it takes the place of what was there, if anything
+    was; if something goes wrong it is removed."""
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
     try:
         aside.mkdir(parents=True)
-        _fill(aside, settings, stored, tokenizer)
-        if folder.is_dir():
-            _carry_over(folder, aside, tokenizer is not None)
+        yield aside
         _swap(aside, folder)
     except OSError as error:
         raise ResourceError(
@@ -121,20 +132,19 @@ def _starred(name: str) -> str:
 # ---- how to write it -----------------------------------------------------------------------------------------------
 
 
-def _fill(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: SavesItself | None) -> None:
+def fill(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(_unshared(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(_unshared(ready), folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, in the words of the library
         raise OSError(str(error)) from error
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # the library makes it private
-    if tokenizer is not None:
-        tokenizer.save(folder)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from allmask.checkpoints.reading import compare
 from allmask.checkpoints.settings import placed, read_json
 from allmask.checkpoints.weights import open_weights
+from allmask.checkpoints.writing import fill
 from allmask.errors import CheckpointError
 from allmask.gan.networks import Gan, GanConfig
 from allmask.tasks.folders import made_beside
@@ -23,11 +22,8 @@ WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 
 def save(folder: Path, model: Gan) -> None:
     """A new folder, signed for `allmask verify`; whole or not at all."""
-    settings = {"model_type": MODEL_TYPE, **asdict(model.config)}
     with made_beside(folder) as beside:
-        (beside / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _kept(model).items()}
-        save_file(tensors, beside / WEIGHTS, metadata={"format": "pt"})
+        fill(beside, {"model_type": MODEL_TYPE, **asdict(model.config)}, _kept(model))
         runs.sign(beside)
 
 

@@ -7,11 +7,7 @@ torchvision has them (in the 3×3) and as A. Whoever knows better gives the conf
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,7 +20,8 @@ from allmask.checkpoints.labels import own_labels_from, own_labels_to
 from allmask.checkpoints.reading import compare
 from allmask.checkpoints.settings import placed, read_json
 from allmask.checkpoints.weights import Store, open_weights
-from allmask.errors import CheckpointError, ResourceError
+from allmask.checkpoints.writing import fill, in_place_of
+from allmask.errors import CheckpointError
 from allmask.heads import Labels
 from allmask.vision.labelled import Preparation
 from allmask.vision.resnet import ResNet, ResNetConfig, shape_of
@@ -177,31 +174,12 @@ def save(
     folder: str | Path, model: ResNet, labels: Labels | None = None, preparation: Preparation | None = None
 ) -> None:
     """Write a new folder, whole or not at all: config.json and model.safetensors under our names."""
-    from safetensors.torch import save_file
-
     folder = Path(folder).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder}: already there", "name a new folder, or empty this one")
-    settings = json.dumps(_settings(folder, model.config, labels, preparation), indent=2, ensure_ascii=False) + "\n"
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
-    try:
-        aside.mkdir(parents=True)
-        (aside / SETTINGS).write_text(settings, encoding="utf-8")
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / WEIGHTS).chmod((aside / SETTINGS).stat().st_mode)  # the library makes it private
-        for file in aside.iterdir():
-            _sync(file)
-        aside.replace(folder)
-    except Exception as error:  # safetensors has words of its own for a full disk
-        raise ResourceError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
+    settings = _settings(folder, model.config, labels, preparation)
+    with in_place_of(folder) as aside:
+        fill(aside, settings, model.state_dict())
 
 
 def _settings(

@@ -8,9 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from allmask.errors import CheckpointError, ResourceError
+from allmask.gan import files as gans
+from allmask.gan.networks import PRESETS, Gan, GanConfig
 from allmask.heads import Labels
 from allmask.vision.files import TORCHVISION, load, renamed, save, to_torchvision
 from allmask.vision.resnet import ResNetConfig, fresh, plain, resnet18, resnet50, shape_of, small
@@ -148,6 +151,22 @@ def test_a_folder_is_never_overwritten(tmp_path):
         save(tmp_path / "file", model)
     with pytest.raises(ResourceError, match="cannot be written"):
         save(tmp_path / "file" / "below", model)
+
+
+@pytest.mark.parametrize("save_one", [lambda at: save(at, fresh(TINY)), lambda at: gans.save(at, gan())])
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, save_one):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ResourceError, match="cannot be written: .*No space left"):
+        save_one(tmp_path / "m")
+    assert not any(tmp_path.iterdir())
+
+
+def gan() -> Gan:
+    return Gan(GanConfig("toy", (1,), **PRESETS["toy"]))
 
 
 def test_labels_that_do_not_fit(tmp_path):
