@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, save_one):
         raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ResourceError, match="cannot be written: .*No space left"):
+    with pytest.raises(ResourceError, match=r"cannot be written: .*No space left"):
         save_one(tmp_path / "m")
     assert not any(tmp_path.iterdir())
 
