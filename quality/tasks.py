@@ -56,6 +56,7 @@ class DataSet:
     test: int
     seeds: int = 3
     rates: tuple[float, ...] = USUAL_RATES  # of transformers, beside ours
+    longest: int | None = None  # characters of a context
 
 
 SETS = {
@@ -66,7 +67,7 @@ SETS = {
     "ocnli": DataSet("classify", True, 2400, 300, 2000),
     "cluener": DataSet("tag", True, 2400, 300, 1343),
     "cmrc2018": DataSet("answer", True, 450, 50, 300, 2, USUAL_RATES[:1]),
-    "c3": DataSet("choose", True, 420, 60, 400, 2, USUAL_RATES[:1]),
+    "c3": DataSet("choose", True, 1200, 120, 800, 2, USUAL_RATES[:1], longest=100),  # the dialogues, most of them
 }
 
 
@@ -76,6 +77,8 @@ SETS = {
 def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[str, int]:
     """Write train.jsonl, dev.jsonl and test.jsonl, as both sides read them; how many records each has."""
     found = {part: _read(folder, part, about.task) for part in ("train", "dev", "test")}
+    if about.longest is not None:
+        found = {part: short(lines, about.longest) for part, lines in found.items()}
     sizes = (about.train, about.dev, about.test) if limit is None else (limit, min(limit, about.dev), limit)
     parts = split(found["train"], found["dev"], found["test"], *sizes)
     out.mkdir(parents=True, exist_ok=True)
@@ -94,6 +97,11 @@ def _read(folder: Path, part: str, task: str) -> list[str]:
     file = folder / f"{part}.json"
     records = read_questions(file, True, on_bad_record="skip") if file.exists() else []
     return [_question(record) for record in records if _placed(record)]
+
+
+def short(lines: list[str], longest: int) -> list[str]:
+    """Those with a context of no more characters."""
+    return [line for line in lines if len(json.loads(line)["context"]) <= longest]
 
 
 def _placed(record: Record) -> bool:
