@@ -2,7 +2,8 @@
 gradient; norms and biases are not decayed.
 
 With layer-wise rates (arXiv 1801.06146, 1905.05583) what lies deeper learns more slowly: heads and the last norm at the
-rate itself, the last layer at `layer_decay` of it, the one below at that of that, and so on to the embedding.
+rate itself, the last layer at `layer_decay` of it, the one below at that of that, and so on to the embedding. Of two
+stacks, an encoder and a decoder, each counts from its own last layer, and the embedding is below both.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from allmask.errors import UsageError
 from allmask.training.settings import Settings
 
-_LAYER = re.compile(r"body\.layers\.(\d+)\.")
+_LAYER = re.compile(r"body\.(encoder\.|decoder\.|)(?:layers|bridges)\.(\d+)\.")  # a bridge is how a layer begins
+_LOWEST = re.compile(r"body\.embedding\.|body\.(encoder\.|decoder\.|)relative\.")  # tokens, places, distances
 
 
 def optimiser_of(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -60,20 +63,23 @@ def _by_share(names: list[str], decay: float | None) -> dict[float, list[str]]:
     """Names of parameters by their share of the learning rate."""
     if decay is None:
         return {1.0: names}
-    depths = {name: _depth(name) for name in names}
-    top = max((int(found[1]) for found in map(_LAYER.match, names) if found), default=-1) + 2
+    layers: dict[str, int] = {}  # how many, of each stack
+    for found in filter(None, map(_LAYER.match, names)):
+        layers[found[1]] = max(layers.get(found[1], 0), int(found[2]) + 1)
+    if not layers:
+        raise UsageError("layer_decay: no layer of this model learns", "leave --layer-decay out")
     shares: dict[float, list[str]] = {}
-    for name, depth in depths.items():
-        shares.setdefault(decay ** (top - min(depth, top)), []).append(name)
+    for name in names:
+        shares.setdefault(decay ** _below(name, layers), []).append(name)
     return shares
 
 
-def _depth(name: str) -> int:
-    """0 for the embedding, then the layers, and more than any of them for what comes after."""
-    if name.startswith("body.embedding."):
-        return 0
+def _below(name: str, layers: dict[str, int]) -> int:
+    """How many steps below the heads: a stack's last layer 1, its first as many as it has, the embedding one more."""
+    if _LOWEST.match(name):
+        return max(layers.values()) + 1
     found = _LAYER.match(name)
-    return int(found[1]) + 1 if found else 1 << 30
+    return layers[found[1]] - int(found[2]) if found else 0
 
 
 def _scale(optimiser: torch.optim.Optimizer, back: bool) -> None:
