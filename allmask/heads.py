@@ -67,6 +67,16 @@ KINDS = ("single", "multi", "number", "choice", "tag", "chain", "span")
 SPAN = Labels("span", ("start", "end"))
 
 
+class Summary(nn.Linear):
+    """A text's token through a tanh layer that belongs to the task: XLNet has none of its own, (M, W)."""
+
+    def __init__(self, width: int):
+        super().__init__(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.tanh(super().forward(hidden))
+
+
 class TaskHead(nn.Module):
     """What a body makes of the asked tokens, (M, W), to a score for each label, (M, labels)."""
 
@@ -105,13 +115,14 @@ def log_shares(scores: Tensor, questions: Tensor) -> Tensor:
     return scores - (top + total.log())[questions]
 
 
-def whole_text_tokens(mask: Mask) -> Tensor:
-    """(B, T), True at the token of each text that stands for all of it: the first that sees every other.
+def whole_text_tokens(mask: Mask, last: bool = False) -> Tensor:
+    """(B, T), True at the token of each text that stands for all of it: the first, or last, that sees every other.
 
-    Under a bidirectional mask that is the first, [CLS]; under a causal one the last.
+    Under a bidirectional mask that is the first, [CLS], or XLNet's last, <cls>; under a causal one the last anyway.
     """
     latest = mask.valid & (mask.order == mask.among(mask.order, "amax"))
-    place = mask.place.masked_fill(~latest, torch.iinfo(torch.long).max)
+    place = -mask.place if last else mask.place
+    place = place.masked_fill(~latest, torch.iinfo(torch.long).max)
     return latest & (place == mask.among(place, "amin"))
 
 

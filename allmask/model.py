@@ -20,6 +20,7 @@ from allmask.heads import (
     Labels,
     LanguageModelHead,
     Pooler,
+    Summary,
     TaskHead,
     bert_head,
     plain_head,
@@ -153,11 +154,12 @@ class Model(nn.Module):
     def asked(self, mask: Mask) -> Tensor:
         """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right.
 
-        A head that is asked of tokens reads all of them, and so does one over an elmo, where none stands for the rest.
+        XLNet's is the last, too. A head that is asked of tokens reads all of them, and so does one over an elmo, where
+        none stands for the rest.
         """
         if self.reads_all or (self.labels is not None and self.labels.of_tokens):
             return mask.valid
-        return whole_text_tokens(mask)
+        return whole_text_tokens(mask, last=self.config.family == "xlnet")
 
     @property
     def reads_all(self) -> bool:
@@ -331,14 +333,19 @@ def _lm_head(config: Config) -> nn.Module:
 def _task_head(config: Config, labels: Labels) -> TaskHead:
     """As transformers has them: BERT's with dropout (but not for spans) and bias, GPT-2's a plain matrix.
 
-    Over the features of an elmo it is like BERT's, and begins with a mix of them.
+    XLNet's of texts begins with a summary of its own, and only there is dropout. Over the features of an elmo it is
+    like BERT's, and begins with a mix of them.
     """
     if config.family == "elmo":
         mix, chain = Mix(config.layers + 1), labels.kind == "chain"
         return TaskHead(2 * config.width, len(labels), config.dropout, bias=True, chain=chain, before=mix)
+    chain = labels.kind == "chain"
+    if config.family == "xlnet":
+        before, dropout = (None, 0.0) if labels.of_tokens else (Summary(config.width), config.dropout)
+        return TaskHead(config.width, len(labels), dropout, bias=True, chain=chain, before=before)
     bert = config.family == "bert"
     dropout = config.dropout if bert and labels.kind != "span" else 0.0
-    return TaskHead(config.width, len(labels), dropout, bias=bert, chain=labels.kind == "chain")
+    return TaskHead(config.width, len(labels), dropout, bias=bert, chain=chain)
 
 
 def _reads_pooler(config: Config, labels: Labels) -> bool:

@@ -102,7 +102,9 @@ def _built(config: Config) -> dict[str, Shape]:
 def _task_head(config: Config, labels: Labels) -> list[tuple[str, str]]:
     many = str(len(labels))
     rows = [("task_head.output.weight", f"{many} width")]
-    rows += [("task_head.output.bias", many)] if config.family == "bert" else []
+    rows += [("task_head.output.bias", many)] if config.family in ("bert", "xlnet") else []
+    if config.family == "xlnet" and not labels.of_tokens:
+        rows += [("task_head.before.weight", "width width"), ("task_head.before.bias", "width")]
     if labels.kind == "chain":
         rows += [("task_head.chain.follows_bias", str(len(labels) ** 2))]
         rows += [(f"task_head.chain.{end}_bias", many) for end in ("first", "last")]

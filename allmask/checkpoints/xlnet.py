@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from allmask.checkpoints.renaming import Family, Step, Tensors, matches
+from allmask.checkpoints.renaming import Family, Step, TaskLayout, Tensors, matches
 from allmask.checkpoints.settings import activation, flag, refuse, required
 from allmask.config import Config, xlnet_base
 from allmask.errors import CheckpointError
@@ -41,6 +41,35 @@ TASK_HEADS = (
     "answer_class.*",
 )  # fmt: skip
 
+_OF_TEXTS = (
+    ("logits_proj.weight", "task_head.output.weight"),  # the first tells how many labels there are
+    ("logits_proj.bias", "task_head.output.bias"),
+    ("sequence_summary.summary.weight", "task_head.before.weight"),
+    ("sequence_summary.summary.bias", "task_head.before.bias"),
+)
+_OF_TOKENS = (
+    ("classifier.weight", "task_head.output.weight"),
+    ("classifier.bias", "task_head.output.bias"),
+)
+_CHAIN = (
+    ("crf.follows_bias", "task_head.chain.follows_bias"),
+    ("crf.first_bias", "task_head.chain.first_bias"),
+    ("crf.last_bias", "task_head.chain.last_bias"),
+)
+_SPANS = (
+    ("qa_outputs.weight", "task_head.output.weight"),
+    ("qa_outputs.bias", "task_head.output.bias"),
+)
+TASKS = (
+    TaskLayout("XLNetForSequenceClassification", ("single", "multi", "number"), _OF_TEXTS),
+    TaskLayout(  # transformers loads what it knows of it, the scores of each token
+        "XLNetForTokenClassification", ("chain",), _OF_TOKENS + _CHAIN, marked_by="crf.follows_bias"
+    ),
+    TaskLayout("XLNetForTokenClassification", ("tag",), _OF_TOKENS),
+    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), _SPANS),
+    TaskLayout("XLNetForMultipleChoice", ("choice",), _OF_TEXTS),
+)
+
 SIZES = {
     "vocab_size": "vocabulary",
     "d_model": "width",
@@ -59,11 +88,18 @@ ONLY = {
     "untie_r": (True,),
     "quantization_config": (None,),
 }
+SUMMARY = {  # the head of a text reads its last token so, and not in another way
+    "summary_type": ("last",),
+    "summary_use_proj": (True,),
+    "summary_activation": ("tanh",),
+}
 OWN_MASKS = {"bi": "bidirectional", "uni": "causal"}
 
 
 def config_from(settings: Mapping[str, Any]) -> Config:
     refuse(settings, ONLY)
+    if any(layout.table == _OF_TEXTS and [layout.architecture] == settings.get("architectures") for layout in TASKS):
+        refuse(settings, SUMMARY)
     kind = settings.get("attn_type", "bi")
     if kind not in OWN_MASKS:
         raise CheckpointError(f"attn_type is {kind!r}; expected bi or uni")
@@ -104,6 +140,8 @@ def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
         "untie_r": True,
         "mem_len": None,
         "tie_word_embeddings": config.tied,
+        **{name: values[0] for name, values in SUMMARY.items()},
+        "summary_last_dropout": config.dropout,
     }
 
 
@@ -155,6 +193,7 @@ XLNET = Family(
     prefix="transformer.",
     may_lack=("lm",),
     task_heads=TASK_HEADS,
+    tasks=TASKS,
     tokens="word_embedding.weight",
     output="lm_loss.weight",
 )

@@ -2,6 +2,7 @@
 
     [CLS] a [SEP]                 of a text
     [CLS] a [SEP] b [SEP]         of a pair, segments 0 and 1
+    a <sep> b <sep> <cls>         of a pair by XLNet, segments 0, 1 and 2
     a, or a <|endoftext|> b       of either by GPT-2
 
 A text that is too long is cut by a rule, or read in windows, each framed as a text of its own.
@@ -51,6 +52,7 @@ class Reading:
     cut: int = 0  # texts that are not read as a whole
     features: Tensor | None = None  # (rows, W): what a body that does not learn makes of each
     all_tokens: bool = False  # what is said of a row is the mean of what is said of its tokens
+    last: bool = False  # its last token stands for a row, not the first
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -68,7 +70,7 @@ class Reading:
         return np.concatenate(numbers), torch.arange(len(texts)).repeat_interleave(torch.from_numpy(counts))
 
     def batch(self, examples: list[Example]) -> Batch:
-        """Some of the rows; where all that is needed of them is known, just their first tokens."""
+        """Some of the rows; where all that is needed of them is known, just a token of each."""
         return pack(examples if self.features is None else [_first(example) for example in examples])
 
     def hidden(self, rows: np.ndarray) -> Tensor | None:
@@ -95,7 +97,7 @@ def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length
         cut += not whole
         examples += [_example(config, [*begin, *kept[0]], between, end, kept[1:]) for kept in made]
         starts.append(len(examples))
-    return Reading(examples, np.array(starts), cut, all_tokens=config.family == "elmo")
+    return Reading(examples, np.array(starts), cut, None, config.family == "elmo", config.family == "xlnet")
 
 
 def asking(
@@ -105,7 +107,7 @@ def asking(
     examples = [reading.examples[row] for row in rows]
     same = auxiliary is not None and auxiliary.hide is None  # one reading serves both: no token sees its successor
     batch = pack([_predicting(example) for example in examples]) if same else reading.batch(examples)
-    where = batch.mask.valid if reading.all_tokens else whole_text_tokens(batch.mask)
+    where = batch.mask.valid if reading.all_tokens else whole_text_tokens(batch.mask, reading.last)
     row = batch.mask.group[where]
     batch = replace(batch, asked=ask(where, row), hidden=reading.hidden(rows[row]))
     if auxiliary is None:
@@ -171,8 +173,10 @@ def _limits(parts: list[list[int]], room: int) -> list[int]:
 
 def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int], list[int]]:
     """What stands before, between and after texts. Files of other makers were trained with just this."""
-    if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
-        return [tokenizer.cls_id], [tokenizer.sep_id], [tokenizer.sep_id]
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    if cls is not None and sep is not None:
+        last = tokenizer.encode("").ids[-1:] == [cls]
+        return ([], [sep], [sep, cls]) if last else ([cls], [sep], [sep])
     return [], [] if tokenizer.eos_id is None else [tokenizer.eos_id], []
 
 
@@ -180,7 +184,9 @@ def _example(config: Config, first: list[int], between: list[int], end: list[int
     head = [*first, *(between if rest else end)]
     tail = [*rest[0], *end] if rest else []
     ids = np.array([*head, *tail], dtype=np.int32)
-    segments = np.arange(len(ids)) >= len(head) if config.segments > 1 else np.zeros(len(ids))
+    segments = (np.arange(len(ids)) >= len(head)) * (config.segments > 1)
+    if len(end) == 2:  # <sep> <cls>
+        segments = np.append(segments[:-1], 2 * (config.segments > 2))
     order = np.arange(len(ids)) if config.own_mask == "causal" else np.zeros(len(ids))
     return Example(ids, order, segments, np.full(len(ids), NO_LABEL))
 
