@@ -18,7 +18,7 @@ from allmask.training import Score
 
 JUDGED_ROWS = 256
 JUDGED_TOKENS = 2048  # a batch: small, so that an objective that draws by the batch is seen from all sides
-COLLAPSED = 0.99  # a body whose hidden states are so much alike reads nothing, and hardly ever recovers
+COLLAPSED = 0.99  # a body whose hidden states are so much alike reads next to nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def _warnings(alike: float) -> list[str]:
     if alike < COLLAPSED:
         return []
     told = f"warning: the body no longer tells tokens apart (the mean cosine of their hidden states is {alike:.3f})"
-    return [told, "  begin again with a smaller --lr or a longer --warmup"]
+    return [told, "  if it stays so, begin again with a smaller --lr or a longer --warmup"]
 
 
 def _batches(objective: Objective, rows: Windows, draws: Sequence[Draw]) -> list[Batch]:
