@@ -141,7 +141,7 @@ class Model(nn.Module):
         return self._told_by(hidden)(hidden, self.body.embedding.tokens.weight)
 
     def token_loss(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed cross-entropy of labels (M,) at hidden states (M, W), without all their logits at once."""
+        """The summed cross-entropy of labels (M,) at hidden states (M, W); where they are many, piece by piece."""
         return self._told_by(hidden).loss(hidden, self.body.embedding.tokens.weight, labels, smoothing)
 
     def _told_by(self, hidden: Tensor) -> LanguageModelHead:

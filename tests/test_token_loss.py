@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from allmask import heads
+from allmask.heads import bert_head
 from allmask.token_loss import PIECE, token_loss
 
 SIZES = (1, 7, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 300)
@@ -129,3 +131,26 @@ def test_what_is_no_number_stays_so():
     (hidden, matrix), labels = drawn(4, PIECE + 30, False)
     hidden[1, 3] = torch.nan
     assert token_loss(hidden, matrix, None, labels, 0.1).isnan()
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("few", [0, heads.FEW])
+def test_a_head_takes_either_way_to_the_same_loss(few, low, monkeypatch):
+    monkeypatch.setattr(heads, "FEW", few)
+    torch.manual_seed(0)
+    head, (hidden, matrix), labels = bert_head(16, 90, torch.nn.GELU(), 1e-12, tied=True), *drawn(30, 90, False)
+    leaves = [x.float().requires_grad_() for x in (hidden, matrix)]
+    taken = []
+    monkeypatch.setattr(heads, "token_loss", lambda *given: taken.append(token_loss(*given)) or taken[0])
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        loss = head.loss(*leaves, labels, 0.1)
+    assert bool(taken) == (low or few == 0)
+    loss.backward()
+    found = [loss.detach(), *(leaf.grad for leaf in leaves), head.bias.grad, head.transform.weight.grad]
+    head, leaves = head.double(), [x.clone().requires_grad_() for x in (hidden, matrix)]
+    head.zero_grad()
+    exact = F.cross_entropy(head(*leaves), labels, reduction="sum", label_smoothing=0.1)
+    exact.backward()
+    expected = [exact.detach(), *(leaf.grad for leaf in leaves), head.bias.grad, head.transform.weight.grad]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b).norm() <= (0.03 if low else 1e-5) * b.norm()
