@@ -2,18 +2,26 @@
 
 The output matrix is by far the largest of a small model. Taken a thousand tokens of the vocabulary at a time, a product
 and the softmax after it stay in the processor's cache, both on the way there and on the way back; of all pieces just
-the shares (softmax within a piece) are remembered, in bf16 where matrices are multiplied in bf16.
+the shares (softmax within a piece) are remembered, in bf16 where matrices are multiplied in bf16. For bf16 there is an
+optional kernel in C, which needs one trip through a piece where torch needs five.
 """
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allmask import native
+
 PIECE = 1024  # tokens of the vocabulary
+SOURCE = Path(__file__).with_suffix(".c")
+INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16")
+THREADS = 4  # the kernel has one; torch with more than this is as fast
 
 
 def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -65,10 +73,9 @@ class _TokenLoss(torch.autograd.Function):
         for number, (tokens, rows, columns) in enumerate(pieces):
             logits = _logits(x, weight, bias, tokens)
             said[rows] = logits[rows, columns].to(exact)
-            share = logits.softmax(-1, dtype=exact)
-            sums[number] = logits.amax(-1).to(exact) - share.amax(-1).log()
+            share = _to_shares(logits, sums[number])
             if how.learns:
-                shares.append(logits.copy_(share) if logits.dtype != exact else share)
+                shares.append(share)
         whole = sums.logsumexp(0)
         if how.learns:
             ctx.save_for_backward(x, weight, bias, (said - whole).exp(), (sums - whole).exp(), *shares)
@@ -88,14 +95,11 @@ class _TokenLoss(torch.autograd.Function):
         bias_grad = torch.empty_like(bias) if for_bias else None
         common, certain = ctx.how.smoothing / len(weight), 1 - ctx.how.smoothing
         for (tokens, rows, columns), share, part in zip(ctx.pieces, shares, parts, strict=True):
-            wrong = share.to(likely.dtype, copy=True).mul_((part * grad)[:, None])
-            if common:
-                wrong -= common * grad
+            wrong = _slopes(share, part * grad, common * grad)
             # not from what was rounded: where it is near 1, nothing would be left
-            wrong[rows, columns] = (likely[rows] - certain - common) * grad
+            wrong[rows, columns] = ((likely[rows] - certain - common) * grad).to(wrong.dtype)
             if bias_grad is not None:
-                bias_grad[tokens] = wrong.sum(0)
-            wrong = wrong.to(x.dtype)
+                bias_grad[tokens] = wrong.sum(0, dtype=likely.dtype)
             if x_grad is not None:
                 x_grad += (wrong @ weight[tokens].to(x.dtype)).to(x_grad.dtype)
             if weight_grad is not None:
@@ -113,3 +117,39 @@ def _mean_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The mean logit of each row, summed over the rows: sums of the factors will do."""
     whole = hidden.sum(0, dtype=weight.dtype) @ weight.sum(0)
     return (whole if bias is None else whole + len(hidden) * bias.sum()) / len(weight)
+
+
+# ---- softmax of a piece --------------------------------------------------------------------------------------
+
+
+def _to_shares(logits: Tensor, sums: Tensor) -> Tensor:
+    """Shares in the type of the logits (M, n), whose memory they may take; `sums` (M,) is filled, see above."""
+    kernel = _kernel(logits)
+    if kernel is not None:
+        failed = kernel.shares(_at(logits), *map(ctypes.c_int64, logits.shape), _at(sums))
+        assert not failed
+        return logits
+    share = logits.softmax(-1, dtype=sums.dtype)
+    sums.copy_(logits.amax(-1).to(sums.dtype) - share.amax(-1).log())
+    return share if logits.dtype == share.dtype else logits.copy_(share)
+
+
+def _slopes(share: Tensor, factor: Tensor, common: Tensor) -> Tensor:
+    """share · factor - common, (M, n) with a factor (M,) for each row."""
+    kernel = _kernel(share)
+    if kernel is None:
+        return share.to(factor.dtype, copy=True).mul_(factor[:, None]).sub_(common).to(share.dtype)
+    slopes = torch.empty_like(share)
+    less = ctypes.c_float(common.item())
+    kernel.slopes(_at(share), *map(ctypes.c_int64, share.shape), _at(factor.contiguous()), less, _at(slopes))
+    return slopes
+
+
+def _kernel(x: Tensor) -> Any:
+    if x.device.type != "cpu" or x.dtype != torch.bfloat16 or torch.get_num_threads() > THREADS:
+        return None
+    return native.library(SOURCE, INSTRUCTIONS)
+
+
+def _at(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from allmask import heads
+from allmask import token_loss as token_losses
 from allmask.heads import bert_head
 from allmask.token_loss import PIECE, token_loss
 
@@ -61,8 +62,17 @@ def test_fp32(smoothing):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture(params=["kernel", "torch"])
+def either(request, monkeypatch):
+    """With the kernel in C, and without."""
+    if request.param == "torch":
+        monkeypatch.setattr(token_losses, "_kernel", lambda x: None)
+    elif token_losses._kernel(torch.zeros(1, dtype=torch.bfloat16)) is None:
+        pytest.skip("no compiler, or a processor without the instructions")
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_autocast_is_as_near_to_the_truth_as_torchs(smoothing):
+def test_autocast_is_as_near_to_the_truth_as_torchs(smoothing, either):
     tensors, labels = drawn(200, SIZES[-1], True, size=0.3)
     low = [x.float() for x in tensors]
     exact = learnt(theirs, tensors, labels, smoothing)
@@ -74,7 +84,7 @@ def test_autocast_is_as_near_to_the_truth_as_torchs(smoothing):
         assert (a.double() - c).norm() <= 1.1 * (b.double() - c).norm() + 1e-4 * c.norm()
 
 
-def test_a_sure_guess_keeps_its_small_gradient_in_bf16():
+def test_a_sure_guess_keeps_its_small_gradient_in_bf16(either):
     """1 - p is far below what bf16 tells from 1."""
     hidden, matrix, labels = torch.eye(16)[:1] * 12.0, torch.eye(16), torch.tensor([0])
     with torch.autocast("cpu", torch.bfloat16):
@@ -85,7 +95,7 @@ def test_a_sure_guess_keeps_its_small_gradient_in_bf16():
         torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=0)
 
 
-def test_weights_in_bf16_have_gradients_in_bf16():
+def test_weights_in_bf16_have_gradients_in_bf16(either):
     tensors, labels = drawn(30, SIZES[-1], True, size=0.3)
     loss, *gradients = learnt(ours, [x.bfloat16() for x in tensors], labels, 0.1)
     assert loss.dtype == torch.float32 and {x.dtype for x in gradients} == {torch.bfloat16}
@@ -127,10 +137,28 @@ def test_a_label_outside_the_vocabulary_is_an_error(bad):
         token_loss(hidden, matrix, None, labels)
 
 
-def test_what_is_no_number_stays_so():
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_so(number, either):
     (hidden, matrix), labels = drawn(4, PIECE + 30, False)
-    hidden[1, 3] = torch.nan
-    assert token_loss(hidden, matrix, None, labels, 0.1).isnan()
+    hidden[1, 3] = number
+    assert not token_loss(hidden, matrix, None, labels, 0.1).isfinite()
+    assert not token_loss(hidden.bfloat16(), matrix.bfloat16(), None, labels, 0.1).isfinite()
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(0, 9), columns=st.integers(1, 70), size=st.sampled_from([0.1, 5.0, 300.0]), seed=st.integers())
+def test_the_kernel_rounds_what_torch_computes(rows, columns, size, seed):
+    rng = torch.Generator().manual_seed(seed % 1000)
+    logits = (torch.randn(rows, columns, generator=rng) * size).bfloat16()
+    if token_losses._kernel(logits) is None:
+        pytest.skip("no compiler, or a processor without the instructions")
+    exact, sums = logits.double(), torch.empty(rows)
+    shares = token_losses._to_shares(logits.clone(), sums)
+    torch.testing.assert_close(sums.double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(shares.double(), exact.softmax(-1), rtol=2**-8, atol=1e-37)
+    factor = torch.rand(rows, generator=rng)
+    found = token_losses._slopes(shares, factor, torch.tensor(0.25))
+    torch.testing.assert_close(found, (shares.float() * factor[:, None] - 0.25).bfloat16(), rtol=2**-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("low", [False, True])
