@@ -28,6 +28,7 @@ from allmask.tasks.plan import TaskOfPlan
 from allmask.tasks.scores import is_chinese
 from allmask.tasks.spans import Context, View, best_spans
 from allmask.tasks.tag import Tag
+from allmask.tasks.tagger import best_tags
 from allmask.tasks.tokens import token_answers
 from allmask.tasks.words import Window
 
@@ -78,13 +79,17 @@ class Tagged:
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]
 
-    def score(self, said: Said) -> dict[str, float]:
-        count, rest = counting(self.task.scheme or "bio"), iter(said)
-        for record, windows in zip(self.records, self.read, strict=True):
-            found = np.zeros(len(record.fields["tags"]), dtype=np.int64)
+    def score(self, said: Said, together: bool = False) -> dict[str, float]:
+        """Of each word the best tag, or those that are best together of what the scheme allows."""
+        scheme, rest = self.task.scheme or "bio", iter(said)
+        rows = [torch.zeros(len(record.fields["tags"]), len(self.names)) for record in self.records]
+        for row, windows in zip(rows, self.read, strict=True):
             for window in windows:
-                found[window.words] = next(rest).argmax(-1).numpy()
-            count.add(record.fields["tags"], [self.names[tag] for tag in found])
+                row[torch.from_numpy(window.words)] = next(rest).float()
+        chosen = best_tags(self.model, rows, scheme) if together else [row.argmax(-1).tolist() for row in rows]
+        count = counting(scheme)
+        for record, tags in zip(self.records, chosen, strict=True):
+            count.add(record.fields["tags"], [self.names[tag] for tag in tags])
         told = in_percent(count.scores())
         return {"F1": told.pop("f1"), **told}
 
@@ -160,6 +165,12 @@ def said_by(model: Model, sheet: Sheet, precision: str = "auto") -> Said:
     if sheet.places is None:
         return list(answer_all(made, sheet.rows))
     return token_answers(made, sheet.rows, sheet.places)
+
+
+def judged(model: Model, sheet: Sheet) -> dict[str, float]:
+    """What a model of ours is worth, used as `allmask predict` uses it."""
+    said = said_by(model, sheet)
+    return sheet.score(said, together=True) if isinstance(sheet, Tagged) else sheet.score(said)
 
 
 def in_percent(scores: dict[str, float]) -> dict[str, float]:

@@ -181,7 +181,7 @@ def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
     minutes = (time.process_time() - began) / 60
     model = allmask.load(run / "final")
     sheet = sheets.sheet_of(case.plan.task, model, case.test())
-    scores = sheet.score(sheets.said_by(model, sheet))
+    scores = sheets.judged(model, sheet)
     for part in ("start", "final", "checkpoints"):  # large, and of no more use
         shutil.rmtree(run / part, ignore_errors=True)
     return {"dev": _percent(sheet, told["score"]), "scores": scores, "metric": sheet.metric, "minutes": minutes}

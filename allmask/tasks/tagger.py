@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from allmask.chains import Chain
 from allmask.data import Bad, Maybe, Record, list_of, read_records, text, usable
 from allmask.data.fields import show
 from allmask.errors import CheckpointError, UsageError
@@ -155,11 +156,21 @@ def word_scores(model: Model, read: Sequence[Sequence[Window]], counts: Sequence
 
 
 def best_tags(model: Model, scores: Sequence[Tensor], scheme: str) -> list[list[int]]:
-    """Numbers of the tags: of each word the best, or, of a chain, the best of those that the scheme allows."""
+    """Numbers of the tags: the best together of those that the scheme allows. To a head without a chain all steps that
+    are allowed are alike, so where the best of each word go together, it is they."""
     assert model.labels is not None and model.task_head is not None
-    if model.task_head.chain is None:
-        return [row.argmax(-1).tolist() for row in scores]
-    return model.task_head.chain.best(scores, *steps(model.labels.names, scheme))
+    starts, allowed = steps(model.labels.names, scheme)
+    if model.task_head.chain is not None:
+        return model.task_head.chain.best(scores, starts, allowed)
+    chosen = [row.argmax(-1) for row in scores]
+    fits = [_go_together(tags, starts, allowed) for tags in chosen]
+    torn = [row for row, fit in zip(scores, fits, strict=True) if not fit]
+    mended = iter(Chain(len(model.labels)).best(torn, starts, allowed))
+    return [tags.tolist() if fit else next(mended) for tags, fit in zip(chosen, fits, strict=True)]
+
+
+def _go_together(tags: Tensor, starts: Tensor, allowed: Tensor) -> bool:
+    return bool(starts[tags[:1]].all() and allowed[tags[:-1], tags[1:]].all())
 
 
 # ---- files -----------------------------------------------------------------------------------------------------

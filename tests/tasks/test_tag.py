@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -201,14 +202,33 @@ def test_what_is_told_does_not_depend_on_company(bert, kind: str):
     assert all(len(one.tags) == len(sentence) for one, sentence in zip(told, sentences, strict=True))
 
 
-def test_a_chain_never_tells_what_the_scheme_forbids(bert):
-    tagger = Tagger(answering(bert, "chain"), Tag(scheme="bio"), "fp32")
+@pytest.mark.parametrize("kind", ["tag", "chain"])
+def test_what_the_scheme_forbids_is_never_told(bert, kind: str):
+    tagger = Tagger(answering(bert, kind), Tag(scheme="bio"), "fp32")
     for told in tagger([record.fields["tokens"] for record in rows(30, 30)]):
         for before, tag in zip(["O", *told.tags], told.tags, strict=False):
             assert not tag.startswith("I-") or before[2:] == tag[2:]
     scores = [torch.zeros(3, 5) + torch.tensor([0.0, 0, 9, 0, 0])]  # I-a everywhere
-    assert best_tags(answering(bert), scores, "bio") == [[2, 2, 2]]
     assert best_tags(tagger.frozen, scores, "bio")[0][0] == 1
+    assert best_tags(answering(bert), scores, "iob1") == [[2, 2, 2]]  # where it begins an entity
+
+
+@given(length=st.integers(0, 5), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_tags_are_the_best_of_all_that_the_scheme_allows(bert, length: int, seed: int):
+    """Against all sequences of tags there are, one by one."""
+    scores = torch.randn(length, len(NAMES), generator=torch.Generator().manual_seed(seed))
+    told = best_tags(answering(bert), [scores, scores[:0], scores[:1]], "bio")[0]
+
+    def allowed(tags: Sequence[int]) -> bool:
+        said = ["O", *(NAMES[tag] for tag in tags)]
+        return all(now[0] != "I" or before[2:] == now[2:] for before, now in pairwise(said))
+
+    def worth(tags: Sequence[int]) -> float:
+        return float(sum(scores[place, tag] for place, tag in enumerate(tags)))
+
+    best = max((tags for tags in product(range(len(NAMES)), repeat=length) if allowed(tags)), key=worth)
+    assert allowed(told) and worth(told) == pytest.approx(worth(best), abs=1e-5)
 
 
 def test_entities_of_a_text_have_their_characters(bert):
