@@ -35,6 +35,7 @@ from allmask.vision.resnet import ResNet, ResNetConfig, fresh, plain, small
 DEPTHS = (20, 32, 56)
 KINDS = ("plain", "residual")
 ENDLESS = 1_000_000  # steps: minutes end a run
+RATES = {"sgd": 0.1, "adamw": 1e-3}
 SAMPLE = 1000  # images, of either kind, on which errors are measured
 COLOURS = ("#5B84D7", "#E39A57", "#5BA886", "#B5609E", "#7A7A7A")
 Errors = dict[int, dict[str, float]]  # by step: those of training and test
@@ -178,15 +179,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--every", type=int, default=50, help="steps of a turn")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--optimiser", choices=RATES, default="sgd", help="the paper's is sgd, with momentum")
+    parser.add_argument("--lr", type=float, help="[default: 0.1, of adamw 0.001]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quiet", action="store_true")
     asked = parser.parse_args()
     depths = [int(word) for word in asked.depths.split(",")]
     settings = Settings(
-        steps=ENDLESS, batch_tokens=asked.batch, lr=asked.lr, schedule="constant", warmup=100, weight_decay=1e-4,
-        seed=asked.seed, eval_every=asked.every, keep=1,
+        steps=ENDLESS, batch_tokens=asked.batch, optimiser=asked.optimiser, lr=asked.lr or RATES[asked.optimiser],
+        schedule="constant", warmup=100, weight_decay=1e-4, clip=1e9, seed=asked.seed, eval_every=asked.every, keep=1,
     )  # fmt: skip
     plan = ImagePlan(asked.data, settings=settings)
     data = ImageData.read(plan)
