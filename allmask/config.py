@@ -141,6 +141,11 @@ class Config:
         return self.heads * self.head_width if self.head_width else self.width
 
     @property
+    def speaker(self) -> str:
+        """Which token stands for a text: the first, XLNet's last; of an elmo, where none does, all of them do."""
+        return {"elmo": "all", "xlnet": "last"}.get(self.family, "first")
+
+    @property
     def features(self) -> int:
         """How many numbers a task head reads of a token: of an elmo those of all its layers, in both ways."""
         return 2 * (self.layers + 1) * self.width if self.family == "elmo" else self.width

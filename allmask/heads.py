@@ -115,13 +115,15 @@ def log_shares(scores: Tensor, questions: Tensor) -> Tensor:
     return scores - (top + total.log())[questions]
 
 
-def whole_text_tokens(mask: Mask, last: bool = False) -> Tensor:
-    """(B, T), True at the token of each text that stands for all of it: the first, or last, that sees every other.
+def speaking_tokens(mask: Mask, speaker: str = "first") -> Tensor:
+    """(B, T), True at the tokens that stand for a text: all of it, or the first or the last that sees every other.
 
     Under a bidirectional mask that is the first, [CLS], or XLNet's last, <cls>; under a causal one the last anyway.
     """
+    if speaker == "all":
+        return mask.valid
     latest = mask.valid & (mask.order == mask.among(mask.order, "amax"))
-    place = -mask.place if last else mask.place
+    place = -mask.place if speaker == "last" else mask.place
     place = place.masked_fill(~latest, torch.iinfo(torch.long).max)
     return latest & (place == mask.among(place, "amin"))
 

@@ -25,7 +25,7 @@ from allmask.heads import (
     bert_head,
     plain_head,
     pool_answers,
-    whole_text_tokens,
+    speaking_tokens,
 )
 from allmask.initialise import initialise, initialise_recurrent, initialise_t5, initialise_xavier
 from allmask.layers import ACTIVATIONS
@@ -154,17 +154,15 @@ class Model(nn.Module):
     def asked(self, mask: Mask) -> Tensor:
         """(B, T), True at the token of each text that the task head reads: [CLS], or the last if read to the right.
 
-        XLNet's is the last, too. A head that is asked of tokens reads all of them, and so does one over an elmo, where
-        none stands for the rest.
+        A head that is asked of tokens reads all of them.
         """
-        if self.reads_all or (self.labels is not None and self.labels.of_tokens):
-            return mask.valid
-        return whole_text_tokens(mask, last=self.config.family == "xlnet")
+        of_tokens = self.labels is not None and self.labels.of_tokens
+        return speaking_tokens(mask, "all" if of_tokens else self.config.speaker)
 
     @property
     def reads_all(self) -> bool:
         """Whether what is said of a text is the mean of what is said of its tokens."""
-        return self.config.family == "elmo" and self.labels is not None and not self.labels.of_tokens
+        return self.config.speaker == "all" and self.labels is not None and not self.labels.of_tokens
 
     def answers(self, hidden: Tensor) -> Tensor:
         """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads those of texts off its pooler."""

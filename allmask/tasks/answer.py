@@ -84,8 +84,8 @@ class Answer:
         tokenizer = tokenizer_of(model)
         contexts = read_contexts(tokenizer, [context for _, context in asked])
         views = read_views(
-            tokenizer, [question for question, _ in asked], contexts, self.max_length, self.max_question, self.stride,
-            model.config.segments,
+            tokenizer, model.config, [question for question, _ in asked], contexts, self.max_length, self.max_question,
+            self.stride,
         )  # fmt: skip
         return contexts, views
 

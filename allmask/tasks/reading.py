@@ -1,10 +1,5 @@
 """What a model reads of texts and pairs of texts: rows of ids of a length it can hold, one of each or several.
 
-    [CLS] a [SEP]                 of a text
-    [CLS] a [SEP] b [SEP]         of a pair, segments 0 and 1
-    a <sep> b <sep> <cls>         of a pair by XLNet, segments 0, 1 and 2
-    a, or a <|endoftext|> b       of either by GPT-2
-
 A text that is too long is cut by a rule, or read in windows, each framed as a text of its own.
 """
 
@@ -21,8 +16,9 @@ from torch import Tensor
 from allmask.config import Config
 from allmask.data import NO_LABEL, Asked, Batch, Example, pack
 from allmask.errors import UsageError
-from allmask.heads import pool_answers, whole_text_tokens
+from allmask.heads import pool_answers, speaking_tokens
 from allmask.tasks.auxiliary import LEFT_TO_RIGHT, Auxiliary
+from allmask.tasks.frames import Frame
 from allmask.text import Tokenizer, truncate, windows
 from allmask.text.lengths import RULES
 
@@ -51,8 +47,7 @@ class Reading:
     starts: np.ndarray  # where the rows of each text begin, and the end
     cut: int = 0  # texts that are not read as a whole
     features: Tensor | None = None  # (rows, W): what a body that does not learn makes of each
-    all_tokens: bool = False  # what is said of a row is the mean of what is said of its tokens
-    last: bool = False  # its last token stands for a row, not the first
+    speaker: str = "first"  # the token that stands for a row, see `Config.speaker`
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -88,16 +83,15 @@ def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length
     sides = [(entry, None) if isinstance(entry, str) else entry for entry in texts]
     once = list(dict.fromkeys(side for pair in sides for side in pair if side is not None))
     ids = dict(zip(once, (encoded.ids for encoded in tokenizer.encode_batch(once, special=False)), strict=True))
-    begin, between, end = _frame(tokenizer)
+    frame = Frame.of(tokenizer, config)
     examples, starts, cut = [], [0], 0
     for first, second in sides:
         parts = [ids[first]] if second is None else [ids[first], ids[second]]
-        room = max_length - len(begin) - (len(between) if second is not None else 0) - len(end)
-        made, whole = _fitted(parts, room, rule)
+        made, whole = _fitted(parts, frame.room(max_length, len(parts)), rule)
         cut += not whole
-        examples += [_example(config, [*begin, *kept[0]], between, end, kept[1:]) for kept in made]
+        examples += [frame.row(*kept) for kept in made]
         starts.append(len(examples))
-    return Reading(examples, np.array(starts), cut, None, config.family == "elmo", config.family == "xlnet")
+    return Reading(examples, np.array(starts), cut, speaker=config.speaker)
 
 
 def asking(
@@ -107,7 +101,7 @@ def asking(
     examples = [reading.examples[row] for row in rows]
     same = auxiliary is not None and auxiliary.hide is None  # one reading serves both: no token sees its successor
     batch = pack([_predicting(example) for example in examples]) if same else reading.batch(examples)
-    where = batch.mask.valid if reading.all_tokens else whole_text_tokens(batch.mask, reading.last)
+    where = speaking_tokens(batch.mask, reading.speaker)
     row = batch.mask.group[where]
     batch = replace(batch, asked=ask(where, row), hidden=reading.hidden(rows[row]))
     if auxiliary is None:
@@ -169,26 +163,6 @@ def _limits(parts: list[list[int]], room: int) -> list[int]:
 
 
 # ---- rows of ids ---------------------------------------------------------------------------------------------
-
-
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int], list[int]]:
-    """What stands before, between and after texts. Files of other makers were trained with just this."""
-    cls, sep = tokenizer.cls_id, tokenizer.sep_id
-    if cls is not None and sep is not None:
-        last = tokenizer.encode("").ids[-1:] == [cls]
-        return ([], [sep], [sep, cls]) if last else ([cls], [sep], [sep])
-    return [], [] if tokenizer.eos_id is None else [tokenizer.eos_id], []
-
-
-def _example(config: Config, first: list[int], between: list[int], end: list[int], rest: list[list[int]]) -> Example:
-    head = [*first, *(between if rest else end)]
-    tail = [*rest[0], *end] if rest else []
-    ids = np.array([*head, *tail], dtype=np.int32)
-    segments = (np.arange(len(ids)) >= len(head)) * (config.segments > 1)
-    if len(end) == 2:  # <sep> <cls>
-        segments = np.append(segments[:-1], 2 * (config.segments > 2))
-    order = np.arange(len(ids)) if config.own_mask == "causal" else np.zeros(len(ids))
-    return Example(ids, order, segments, np.full(len(ids), NO_LABEL))
 
 
 def _predicting(example: Example) -> Example:

@@ -1,6 +1,6 @@
 """Spans of a context: windows that a model reads with the question before, and the best span of what it says of them.
 
-    [CLS] question [SEP] context, or a window of it [SEP]
+    [CLS] question [SEP] context, or a window of it [SEP]         (see `frames`)
 
 A start counts only in the window in which it stands farthest from the edge (BERT's rule of the most context). Where a
 context may hold no answer, [CLS] is the span that says so.
@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import NO_LABEL, Example
+from allmask.config import Config
+from allmask.data import Example
 from allmask.errors import UsageError
-from allmask.tasks.words import framing, most_context, with_marks
+from allmask.tasks.frames import Frame
+from allmask.tasks.words import most_context, with_marks
 from allmask.text import Tokenizer
 from allmask.text.lengths import windows
 
@@ -52,11 +54,12 @@ class View:
     start: int
     count: int
     own: np.ndarray  # (count,) tokens that have the most context here
+    null: int  # where [CLS] is
 
     def place(self, span: tuple[int, int] | None) -> tuple[int, int]:
         """Where in the row a span of the context is; at [CLS] if not all of it is here."""
         if span is None or span[0] < self.start or span[1] >= self.start + self.count:
-            return 0, 0
+            return self.null, self.null
         return span[0] - self.start + self.offset, span[1] - self.start + self.offset
 
 
@@ -80,34 +83,26 @@ def read_contexts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Context]:
 
 
 def read_views(
-    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[Context], size: int, most: int, stride: int,
-    segments: int,
+    tokenizer: Tokenizer, config: Config, questions: Sequence[str], contexts: Sequence[Context], size: int, most: int,
+    stride: int,
 ) -> list[list[View]]:  # fmt: skip
     """The rows of each question, of `size` tokens at most, `most` of them the question's; they share `stride`."""
-    begin, end = framing(tokenizer)
+    frame = Frame.of(tokenizer, config)
     ids = [encoded.ids[:most] for encoded in tokenizer.encode_batch(list(questions), special=False)]
-    made = []
-    for question, context in zip(ids, contexts, strict=True):
-        head = [begin, *question, end]
-        room = size - len(head) - 1
-        if room < 2:
-            raise UsageError(
-                f"rows of {size} tokens have no room for a question of {len(question)}", "raise --max-length"
-            )
-        spans = windows(len(context.ids), room, max(1, room - min(stride, room // 2)))
-        chosen = most_context(np.arange(len(context.ids)), spans)
-        made.append([
-            View(_example(head, context.ids[start:stop], end, segments), len(head), start, stop - start,
-                 chosen[start:stop] == number)
-            for number, (start, stop) in enumerate(spans)
-        ])  # fmt: skip
+    return [_views(frame, question, context, size, stride) for question, context in zip(ids, contexts, strict=True)]
+
+
+def _views(frame: Frame, question: list[int], context: Context, size: int, stride: int) -> list[View]:
+    room = frame.room(size, texts=2) - len(question)
+    if room < 2:
+        raise UsageError(f"rows of {size} tokens have no room for a question of {len(question)}", "raise --max-length")
+    spans = windows(len(context.ids), room, max(1, room - min(stride, room // 2)))
+    chosen = most_context(np.arange(len(context.ids)), spans)
+    offset, made = frame.start(question), []
+    for number, (start, stop) in enumerate(spans):
+        row, own = frame.row(question, context.ids[start:stop]), chosen[start:stop] == number
+        made.append(View(row, offset, start, stop - start, own, frame.null % len(row)))
     return made
-
-
-def _example(head: list[int], body: list[int], end: int, segments: int) -> Example:
-    ids = np.array([*head, *body, end], dtype=np.int32)
-    second = (np.arange(len(ids)) >= len(head)) if segments > 1 else np.zeros(len(ids))
-    return Example(ids, np.zeros(len(ids)), second, np.full(len(ids), NO_LABEL))
 
 
 # ---- what a model says -----------------------------------------------------------------------------------------
@@ -121,7 +116,7 @@ def best_spans(views: Sequence[View], answers: Sequence[Tensor], longest: int) -
     found: dict[tuple[int, int], float] = {}
     null = float("inf")
     for view, scores in zip(views, answers, strict=True):
-        null = min(null, float(scores[0].sum()))
+        null = min(null, float(scores[view.null].sum()))
         for first, last, score in _in_view(view, scores, longest):
             found[first, last] = max(score, found.get((first, last), -float("inf")))
     ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))

@@ -80,7 +80,8 @@ class Tag:
         return Labels("chain" if self.crf else "tag", _surveyed(records).names())
 
     def read(self, model: Model, records: Sequence[Record]) -> list[list[Window]]:
-        return read_words(tokenizer_of(model), [record.fields["tokens"] for record in records], self.max_length)
+        sentences = [record.fields["tokens"] for record in records]
+        return read_words(tokenizer_of(model), model.config, sentences, self.max_length)
 
     # ---- learning ------------------------------------------------------------------------------------------
 

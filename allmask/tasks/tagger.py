@@ -106,7 +106,8 @@ class Tagger:
         texts = [entry for entry in sentences if isinstance(entry, str)]
         split = iter(split_words(tokenizer, texts))
         cut = [next(split) if isinstance(entry, str) else [Word(word, -1, -1) for word in entry] for entry in sentences]
-        read = read_words(tokenizer, [[word.text for word in words] for words in cut], self.task.max_length)
+        spelt = [[word.text for word in words] for words in cut]
+        read = read_words(tokenizer, self.model.config, spelt, self.task.max_length)
         scores = word_scores(self.frozen, read, [len(words) for words in cut])
         chosen = best_tags(self.frozen, scores, self.scheme)
         for entry, words, row, tags in zip(sentences, cut, scores, chosen, strict=True):

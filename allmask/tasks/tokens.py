@@ -17,7 +17,7 @@ from allmask.tasks.classifier import BATCH_TOKENS, rows_by_length
 
 
 def expect_both_ways(model: Model, task: str) -> None:
-    if model.config.family not in ("bert", "elmo") or model.config.own_mask != "bidirectional":
+    if model.config.family not in ("bert", "elmo", "xlnet") or model.config.own_mask != "bidirectional":
         raise UsageError(
             f"{task}: this model reads from left to right, so a word does not see what comes after it",
             "take a model that reads both ways, such as a BERT",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allmask.data import NO_LABEL, Example
-from allmask.errors import UsageError
+from allmask.config import Config
+from allmask.data import Example
+from allmask.tasks.frames import Frame
 from allmask.text import Tokenizer
 from allmask.text.lengths import windows
 
@@ -71,17 +72,13 @@ class Window:
     words: np.ndarray  # (M,) numbers of words
 
 
-def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], size: int) -> list[list[Window]]:
+def read_words(
+    tokenizer: Tokenizer, config: Config, sentences: Sequence[Sequence[str]], size: int
+) -> list[list[Window]]:
     """The windows of each sentence, of `size` tokens at most, [CLS] and [SEP] among them."""
-    begin, end = framing(tokenizer)
+    frame = Frame.of(tokenizer, config)
     pieces = _pieces(tokenizer, {word for sentence in sentences for word in sentence})
-    return [_windows([pieces[word] for word in sentence], begin, end, size - 2) for sentence in sentences]
-
-
-def framing(tokenizer: Tokenizer) -> tuple[int, int]:
-    if tokenizer.cls_id is None or tokenizer.sep_id is None:
-        raise UsageError("this tokenizer has no [CLS] or [SEP]", "this task needs a BERT-like model")
-    return tokenizer.cls_id, tokenizer.sep_id
+    return [_windows([pieces[word] for word in sentence], frame, size) for sentence in sentences]
 
 
 def _pieces(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, list[int]]:
@@ -92,7 +89,8 @@ def _pieces(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, list[int]]:
     return {word: one.ids or unknown for word, one in zip(some, encoded, strict=True)}
 
 
-def _windows(words: Sequence[list[int]], begin: int, end: int, room: int) -> list[Window]:
+def _windows(words: Sequence[list[int]], frame: Frame, size: int) -> list[Window]:
+    room, offset = frame.room(size), frame.start()
     ids = np.array([id for word in words for id in word], dtype=np.int32)
     counts = np.array([len(word) for word in words], dtype=np.int64)
     firsts = counts.cumsum() - counts
@@ -105,8 +103,7 @@ def _windows(words: Sequence[list[int]], begin: int, end: int, room: int) -> lis
         asked = np.flatnonzero((chosen == number) & (counts > 0))
         if not len(asked):  # within one very long word
             continue
-        row = np.concatenate([[begin], ids[start:stop], [end]])
-        made.append(Window(_example(row), firsts[asked] - start + 1, asked))
+        made.append(Window(frame.row(ids[start:stop].tolist()), firsts[asked] - start + offset, asked))
     return made
 
 
@@ -117,8 +114,3 @@ def most_context(places: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.nda
     """
     middles = np.array(spans).sum(1) - 1  # twice
     return np.searchsorted(middles[:-1] + middles[1:], 4 * places, side="left")
-
-
-def _example(ids: np.ndarray) -> Example:
-    zeros = np.zeros(len(ids))
-    return Example(ids, zeros, zeros, np.full(len(ids), NO_LABEL))

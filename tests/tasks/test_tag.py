@@ -63,7 +63,7 @@ def rows(count: int = 12, longest: int = 12, seed: int = 0) -> list[Record]:
 
 
 def test_a_word_is_asked_at_its_first_piece(bert):
-    ((window,),) = read_words(bert.tokenizer, [["red", "redcat", "北", "\u200b"]], 32)
+    ((window,),) = read_words(bert.tokenizer, bert.config, [["red", "redcat", "北", "\u200b"]], 32)
     tokens = bert.tokenizer.tokens(window.example.ids)
     assert [tokens[place] for place in window.places][::2] == ["red", "北"] and tokens[-2] == "[UNK]"
     assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]" and window.words.tolist() == [0, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_alignment_is_that_of_the_ecosystem(bert, tmp_path: Path):
     bert.tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     words = ["redcat", "blue", "北", "欢", "singsthere", "dog"]
-    ((window,),) = read_words(bert.tokenizer, [words], 48)
+    ((window,),) = read_words(bert.tokenizer, bert.config, [words], 48)
     expected = theirs(words, is_split_into_words=True)
     assert window.example.ids.tolist() == expected["input_ids"]
     numbers = expected.word_ids()
@@ -87,7 +87,7 @@ def test_alignment_is_that_of_the_ecosystem(bert, tmp_path: Path):
 def test_every_word_is_asked_once_where_it_has_the_most_context(bert, count: int, size: int, seed: int):
     rng = random.Random(seed)
     words = [rng.choice(["red", "redcatblue", "北"]) for _ in range(count)]
-    (read,) = read_words(bert.tokenizer, [words], size)
+    (read,) = read_words(bert.tokenizer, bert.config, [words], size)
     assert sorted(word for window in read for word in window.words) == list(range(count))
     ids = {word: bert.tokenizer.encode(word, special=False).ids[0] for word in set(words)}
     for window in read:
@@ -103,7 +103,7 @@ def test_the_most_context_is_that_of_the_definition(length: int, size: int, data
 
 
 def test_a_word_longer_than_a_row(bert):
-    (read,) = read_words(bert.tokenizer, [["red" * 30, "cat"]], 12)
+    (read,) = read_words(bert.tokenizer, bert.config, [["red" * 30, "cat"]], 12)
     assert sorted(word for window in read for word in window.words) == [0, 1]
     assert all(len(window.words) for window in read)
 

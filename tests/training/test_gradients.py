@@ -10,7 +10,7 @@ import torch
 
 from allmask import config as configs
 from allmask.data import Asked, Example, pack
-from allmask.heads import Labels, whole_text_tokens
+from allmask.heads import Labels, speaking_tokens
 from allmask.model import Model
 from allmask.training import Settings, loop, train
 from allmask.training.distributed import Alone
@@ -36,7 +36,7 @@ class Sorting:
 
     def batch(self, numbers, epoch):
         made = pack([self.examples[number] for number in numbers])
-        where = whole_text_tokens(made.mask)
+        where = speaking_tokens(made.mask)
         gold = self.gold[torch.tensor(numbers)[made.mask.group[where]]]
         return replace(made, asked=Asked(where, gold))
 
