@@ -16,14 +16,21 @@ from allmask.masks import Mask
 from allmask.token_loss import token_loss
 
 
-class Pooler(nn.Linear):
-    """The first token's hidden state, through a tanh layer: BERT's summary of the text, (B, W)."""
+class Summary(nn.Linear):
+    """The hidden states of tokens that stand for texts, (M, W), through a tanh layer."""
 
     def __init__(self, width: int):
         super().__init__(width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.tanh(super().forward(hidden[:, 0]))
+        return torch.tanh(super().forward(hidden))
+
+
+class Pooler(Summary):
+    """BERT's summary of a text, (B, W), of its first token's hidden state."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden[:, 0])
 
 
 # ---- tasks ---------------------------------------------------------------------------------------------------
@@ -65,16 +72,6 @@ class Labels:
 
 KINDS = ("single", "multi", "number", "choice", "tag", "chain", "span")
 SPAN = Labels("span", ("start", "end"))
-
-
-class Summary(nn.Linear):
-    """A text's token through a tanh layer that belongs to the task: XLNet has none of its own, (M, W)."""
-
-    def __init__(self, width: int):
-        super().__init__(width, width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.tanh(super().forward(hidden))
 
 
 class TaskHead(nn.Module):
