@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
+import re
 import shutil
 import statistics
 import sys
@@ -42,6 +44,7 @@ from allmask.tasks.questions import learnable, read_questions
 
 T = TypeVar("T")
 USUAL_RATES = (5e-5, 2e-5)  # of transformers; of the large sets just the first, as few steps want large ones
+_SENTENCE_ENDS = re.compile(r"[。！？；.!?;]+[”」』\s]*")
 OURS, PEER = "allmask", "transformers"
 
 
@@ -56,7 +59,7 @@ class DataSet:
     test: int
     seeds: int = 3
     rates: tuple[float, ...] = USUAL_RATES  # of transformers, beside ours
-    longest: int | None = None  # characters of a context
+    longest: int | None = None  # characters of a context: longer ones are left out, those of questions are cut
 
 
 SETS = {
@@ -66,7 +69,7 @@ SETS = {
     "chnsenticorp": DataSet("classify", True, 800, 150, 1000),
     "ocnli": DataSet("classify", True, 2400, 300, 2000),
     "cluener": DataSet("tag", True, 2400, 300, 1343),
-    "cmrc2018": DataSet("answer", True, 450, 50, 300, 2, USUAL_RATES[:1]),
+    "cmrc2018": DataSet("answer", True, 1600, 100, 600, 2, USUAL_RATES[:1], longest=160),  # sentences around answers
     "c3": DataSet("choose", True, 1200, 120, 800, 2, USUAL_RATES[:1], longest=100),  # the dialogues, most of them
 }
 
@@ -76,9 +79,7 @@ SETS = {
 
 def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[str, int]:
     """Write train.jsonl, dev.jsonl and test.jsonl, as both sides read them; how many records each has."""
-    found = {part: _read(folder, part, about.task) for part in ("train", "dev", "test")}
-    if about.longest is not None:
-        found = {part: short(lines, about.longest) for part, lines in found.items()}
+    found = {part: _read(folder, part, about) for part in ("train", "dev", "test")}
     sizes = (about.train, about.dev, about.test) if limit is None else (limit, min(limit, about.dev), limit)
     parts = split(found["train"], found["dev"], found["test"], *sizes)
     out.mkdir(parents=True, exist_ok=True)
@@ -89,14 +90,15 @@ def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[
     return {part: len(lines) for part, lines in parts.items()}
 
 
-def _read(folder: Path, part: str, task: str) -> list[str]:
+def _read(folder: Path, part: str, about: DataSet) -> list[str]:
     """The records of a file, a line each; none if it is not there. Of SQuAD's layout, those that can be learnt."""
-    if task != "answer":
+    if about.task != "answer":
         file = folder / f"{part}.jsonl"
-        return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()] if file.exists() else []
+        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()] if file.exists() else []
+        return lines if about.longest is None else short(lines, about.longest)
     file = folder / f"{part}.json"
     records = read_questions(file, True, on_bad_record="skip") if file.exists() else []
-    return [_question(record) for record in records if _placed(record)]
+    return [json.dumps(_question(record, about.longest), ensure_ascii=False) for record in records if _placed(record)]
 
 
 def short(lines: list[str], longest: int) -> list[str]:
@@ -112,10 +114,30 @@ def _placed(record: Record) -> bool:
     return True
 
 
-def _question(record: Record) -> str:
+def _question(record: Record, longest: int | None) -> dict[str, Any]:
     fields = {name: record.fields[name] for name in ("id", "question", "context")}
-    texts, starts = zip(*record.fields["answers"], strict=True) if record.fields["answers"] else ((), ())
-    return json.dumps(fields | {"answer": texts, "start": starts}, ensure_ascii=False)
+    answers = record.fields["answers"]
+    if longest is not None and answers:
+        first = answers[0][1]
+        start, end = around(fields["context"], first, first + len(answers[0][0]), longest, fields["id"])
+        fields["context"] = fields["context"][start:end]
+        inside = [(text, at - start) for text, at in answers if at is not None]
+        answers = [(text, at) for text, at in inside if at >= 0 and fields["context"][at : at + len(text)] == text]
+    texts, starts = zip(*answers, strict=True) if answers else ((), ())
+    return fields | {"answer": texts, "start": starts}
+
+
+def around(context: str, start: int, end: int, longest: int, seed: str) -> tuple[int, int]:
+    """Whole sentences with these characters among them, on either side by chance, as many as there is room for."""
+    rng, edges = random.Random(seed), [0, *(found.end() for found in _SENTENCE_ENDS.finditer(context)), len(context)]
+    first = max(number for number, edge in enumerate(edges) if edge <= start)
+    last = min(number for number, edge in enumerate(edges) if edge >= end)
+    while True:
+        wider = [(max(first - 1, 0), last), (first, min(last + 1, len(edges) - 1))]
+        wider = [(a, b) for a, b in wider if (a, b) != (first, last) and edges[b] - edges[a] <= longest]
+        if not wider:
+            return edges[first], edges[last]
+        first, last = rng.choice(wider)
 
 
 def split(train: list[T], dev: list[T], test: list[T], learn: int, choose: int, judge: int) -> dict[str, list[T]]:

@@ -149,6 +149,27 @@ def test_squad_becomes_lines_and_what_cannot_be_learnt_is_left_out(tmp_path: Pat
     assert [record.fields["answers"] for record in records] == [[("cat", CONTEXT.index("cat"))]] * 2
 
 
+def test_answers_move_with_what_is_left_of_their_context(tmp_path: Path):
+    context = "red dog. blue cat. cat runs here."
+    answers = [{"text": "cat", "answer_start": place} for place in (14, 19)]
+    entry = {"id": "a", "question": "cat?", "answers": answers}
+    content = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [entry]}]}]})
+    (tmp_path / "train.json").write_text(content, encoding="utf-8")
+    tasks.prepare(tmp_path, tasks.DataSet("answer", True, 9, 9, 9, longest=10), None, tmp_path / "out")
+    (told,) = tiny.read_jsonl(tmp_path / "out" / "train.jsonl")
+    assert (told["context"], told["answer"], told["start"]) == ("blue cat. ", ["cat"], [5])
+
+
+def test_a_context_is_cut_to_sentences_around_its_answer():
+    context = "一二三。四五六七。八九十！甲乙丙丁？戊己庚辛。"
+    found = {tasks.around(context, 11, 12, 10, str(seed)) for seed in range(20)}
+    assert found == {(4, 13), (9, 18)}  # either neighbour, and no room for both
+    assert tasks.around(context, 11, 12, 3, "") == (9, 13)  # its own sentence in any case
+    assert tasks.around(context, 7, 12, 1, "") == (4, 13)  # or the two that it stands in
+    assert tasks.around(context, 0, 1, 999, "") == (0, len(context))
+    assert tasks.around("没有句号", 1, 2, 2, "") == (0, 4)
+
+
 # ---- results -------------------------------------------------------------------------------------------------
 
 
