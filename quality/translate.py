@@ -17,31 +17,30 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from timed import ENDLESS, Curve, Timed, curve_of, learn
 
-from allmask.data import Batch, Example, Record, plan_epoch
+from allmask.data import Example, Record, plan_epoch
 from allmask.model import Model
 from allmask.tasks.averaging import take_mean
 from allmask.tasks.folders import save_model
 from allmask.tasks.fresh import USUAL, Fresh
 from allmask.tasks.scores import score_translations, signatures
-from allmask.tasks.title import TitleWork
 from allmask.tasks.translate import JUDGED, Translate
 from allmask.tasks.writing import tokenizer_of
 from allmask.text import Tokenizer
-from allmask.training import Paused, Score, Settings, resolve_precision, runs, train
+from allmask.training import Settings, resolve_precision, train
 from allmask.training.schedule import SCHEDULES, noam
 
 MARIAN = "marian"
 SYSTEMS = ("transformer-small", "lstm-small", "lstm-small-plain", MARIAN)
-ENDLESS = 1_000_000  # steps: minutes end a run
 AVERAGED = 5
-Curve = list[tuple[int, float, Any]]  # steps, minutes of training, BLEU on dev
+METRIC = "bleu"
 
 
 @dataclass(frozen=True)
@@ -75,48 +74,15 @@ class Data:
 # ---- ours ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Timed:
-    """Work that ends when its minutes are over; only those of training count."""
-
-    work: TitleWork
-    run: Path
-    minutes: float
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        return self.work.lengths
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        return self.work.batch(numbers, epoch)
-
-    def evaluate(self, model: Model, step: int = 0) -> Score | None:
-        score = self.work.evaluate(model, step)
-        assert score is not None
-        return replace(score, pause=curve_of(self.run)[-1][1] >= self.minutes)
-
-
-def curve_of(run: Path) -> Curve:
-    """Steps, minutes, and BLEU where it was judged; the last entry is the last step, judged or not."""
-    seconds, curve, step = 0.0, [], 0
-    for line in runs.read_metrics(run):
-        if "eval_bleu" in line:
-            curve.append((line["step"], seconds / 60, line["eval_bleu"]))
-        else:
-            step, seconds = line["step"], seconds + line["tokens"] / max(line["speed"], 1e-9)
-    return [*curve, (step, seconds / 60, None)]
-
-
 def ours(name: str, data: Data, args: argparse.Namespace) -> list[Row]:
     """Train for the minutes; then the best weights, and the mean of the last checkpoints if it is better."""
     run = Path(args.out) / name
     model = Fresh(name, vocabulary=args.vocabulary).model(data.train, args.seed)
     task = Translate().fitted(model)
-    timed = Timed(task.work(model, data.train, data.dev), run, args.minutes)
+    timed = Timed(task.work(model, data.train, data.dev), run, args.minutes, METRIC)
     how = settings(model, args)
-    with suppress(Paused):
-        train(model, timed, how, run, resume=bool(runs.checkpoints(run)))
-    *curve, (done, spent, _) = curve_of(run)
+    learn(model, timed, how)
+    *curve, (done, spent, _) = curve_of(run, METRIC)
     result = train(model, timed.work, replace(how, steps=done), run, resume=True, quiet=True)  # takes the best weights
     size = sum(p.numel() for p in model.parameters())
     found = [Row(name, size, done, spent, data.scores(_translations(task, model, data.test, args)), curve)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import phonemes
 import pytest
+import timed
 import torch
 import translate
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_the_peer_is_of_the_same_size(model):
 def test_a_curve_counts_training_alone(tmp_path: Path):
     rows = [{"step": 1, "tokens": 600, "speed": 10.0}, {"step": 2, "tokens": 1200, "speed": 10.0}]
     tiny.write_jsonl(tmp_path / "metrics.jsonl", [*rows, {"step": 2, "eval_bleu": 7.0}, {**rows[0], "step": 3}])
-    assert translate.curve_of(tmp_path) == [(2, 3.0, 7.0), (3, 4.0, None)]
+    assert timed.curve_of(tmp_path, "bleu") == [(2, 3.0, 7.0), (3, 4.0, None)]
 
 
 # ---- sounds ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""What does a pretrained start save? Titles by a BERT, by the same body from nothing, by two stacks, by an LSTM (C10).
+
+    python quality/starts.py acl-titles --minutes 30 --out quality-runs/starts    # DATA: train.jsonl and dev.jsonl
+    python quality/starts.py acl-titles --systems pretrained,scratch --minutes 5
+
+| system | |
+|---|---|
+| pretrained | a BERT (--model) that writes under the prefix mask |
+| scratch | the same body with new weights |
+| pair | an encoder–decoder from nothing, half of the layers in each stack, as wide |
+| lstm | an LSTM encoder–decoder with attention, from nothing |
+
+All have the same pieces, the same pairs in batches of as many tokens, and as many minutes of training (evaluations and
+checkpoints not counted), at the rate that `allmask finetune` and `allmask train` take for such a model. After every
+--eval-every steps titles are written for 100 held-out texts, greedily. A title counts as readable where the mean
+ROUGE-L is that of the text's first sentence, which anybody could have written. The same command goes on with what was
+stopped, and with more --minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timed import ENDLESS, Curve, Timed, curve_of, learn
+
+import allmask
+from allmask.data import Record
+from allmask.model import Model
+from allmask.tasks.fresh import USUAL, Fresh
+from allmask.tasks.scores import is_chinese, lead_sentence, rouge
+from allmask.tasks.title import Title
+from allmask.training import Settings
+from allmask.training.schedule import noam
+
+SYSTEMS = {
+    "pretrained": "UniLM from a BERT",
+    "scratch": "UniLM from nothing",
+    "pair": "encoder–decoder from nothing",
+    "lstm": "LSTM with attention from nothing",
+}
+COLOURS = dict(zip(SYSTEMS, ("#5BA886", "#5B84D7", "#E39A57", "#B5609E"), strict=True))
+METRIC = "rouge_l"
+PRETRAINED_RATE = 5e-4  # of `allmask finetune --task title`
+
+
+@dataclass(frozen=True)
+class Start:
+    name: str
+    model: Model
+    rate: float
+
+    @classmethod
+    def of(cls, name: str, bert: Model, seed: int) -> Start:
+        """`bert` is the pretrained one, ready to write; the others are like it and know nothing."""
+        if name == "pretrained":
+            return cls(name, bert, PRETRAINED_RATE)
+        shape = bert.config
+        if name != "scratch":
+            assert bert.tokenizer is not None
+            of_stacks = {"layers": max(1, shape.layers // 2), "heads": shape.heads, "inner": shape.inner}
+            preset, given = ("lstm-small", {}) if name == "lstm" else ("transformer-small", of_stacks)
+            shape = Fresh(preset, width=shape.width, **given).shape(bert.tokenizer)
+        model = Model.fresh(shape, ["lm"], torch.Generator().manual_seed(seed))
+        model.tokenizer = bert.tokenizer
+        return cls(name, model, noam(3999, shape.width))
+
+
+@dataclass(frozen=True)
+class Told:
+    """A system's curve, and when it reached the level."""
+
+    name: str
+    parameters: int
+    curve: Curve
+    samples: list[str]
+
+    def reached(self, level: float) -> tuple[int, float] | None:
+        return next(((step, minutes) for step, minutes, score in self.curve if score >= level), None)
+
+
+def run(start: Start, task: Title, train: Sequence[Record], dev: Sequence[Record], args: argparse.Namespace) -> Told:
+    folder = Path(args.out) / start.name
+    task = task.fitted(start.model)
+    work = task.work(start.model, train, dev)
+    how = Settings(**{
+        **USUAL, "steps": ENDLESS, "lr": start.rate, "warmup": args.warmup, "batch_tokens": args.batch_tokens,
+        "eval_every": args.eval_every, "seed": args.seed, "keep": 1, "precision": args.precision,
+    })  # fmt: skip
+    spent = curve_of(folder, METRIC)[-1][1] if (folder / "metrics.jsonl").exists() else 0.0
+    if spent < args.minutes:
+        learn(start.model, Timed(work, folder, args.minutes, METRIC), how)
+        (folder / "titles.json").write_text(json.dumps(_titles(task, start.model, dev), ensure_ascii=False))
+    size = sum(parameter.numel() for parameter in start.model.parameters())
+    return Told(start.name, size, curve_of(folder, METRIC)[:-1], json.loads((folder / "titles.json").read_text()))
+
+
+def _titles(task: Title, model: Model, dev: Sequence[Record]) -> list[str]:
+    return [best[0][0] for best in task.write(model.eval(), [record.fields["source"] for record in dev[:2]])]
+
+
+# ---- what is told --------------------------------------------------------------------------------------------
+
+
+def table(found: Sequence[Told], level: float) -> str:
+    names = ("system", "parameters", f"steps to {level:.1f}", "minutes", "steps in all", "ROUGE-L then", "a title")
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for told in found:
+        steps, _, score = told.curve[-1]
+        step, minutes = told.reached(level) or (None, None)
+        when = (f"{step:,}", f"{minutes:.1f}") if minutes is not None else ("not reached", "–")
+        cells = (SYSTEMS[told.name], f"{told.parameters / 1e6:.1f}M", *when, f"{steps:,}", f"{score:.1f}")
+        lines.append("| " + " | ".join((*cells, told.samples[0].replace("|", "/"))) + " |")
+    return "\n".join(lines)
+
+
+def plot(found: Sequence[Told], level: float, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    axes: Any = figure.subplots(1, 2, sharey=True)
+    for told in found:
+        steps, minutes, scores = zip(*told.curve, strict=True)
+        for panel, values in zip(axes, (steps, minutes), strict=True):
+            panel.plot(values, scores, marker=".", color=COLOURS[told.name], label=SYSTEMS[told.name])
+    for panel, name in zip(axes, ("step", "minutes of training"), strict=True):
+        panel.axhline(level, color="#7A7A7A", linestyle=":", label="the text's first sentence")
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.2)
+    axes[0].set_ylabel("ROUGE-L, 100 held-out texts")
+    axes[0].set_ylim(bottom=0)
+    axes[1].legend(frameon=False)
+    figure.savefig(path)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = _arguments(words)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    task = Title(args.max_source, args.max_target)
+    train, dev = (task.read(args.data / f"{part}.jsonl")[: args.limit] for part in ("train", "dev"))
+    dev = dev[:100]
+    references = [record.fields["target"] for record in dev]
+    lead = [lead_sentence(record.fields["source"]) for record in dev]
+    level = rouge(lead, references, is_chinese(references))[METRIC]
+    found = []
+    for name in args.systems.split(","):
+        bert = task.prepare(allmask.load(args.model), train, args.seed)
+        found.append(run(Start.of(name, bert, args.seed), task, train, dev, args))
+        print(table(found, level), flush=True)
+    (out / "table.md").write_text(table(found, level) + "\n", encoding="utf-8")
+    plot(found, level, out / "starts.png")
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a folder with train.jsonl and dev.jsonl")
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--out", default="quality-runs/starts")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--minutes", type=float, default=30.0, help="of training, for each system")
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--warmup", type=int, default=200, help="steps")
+    parser.add_argument("--eval-every", type=int, default=50)
+    parser.add_argument("--max-source", type=int, default=128)
+    parser.add_argument("--max-target", type=int, default=64)
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
+    parser.add_argument("--limit", type=int, help="records of each file")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    main()
