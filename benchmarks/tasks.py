@@ -1,6 +1,6 @@
 """Understanding tasks with MiniLM: fine-tuning a classifier, predicting with it, and the memory that takes.
 
-    python benchmarks/tasks.py [--quick] [--json]
+    python benchmarks/tasks.py [--only training|predicting|memory] [--quick] [--json]
 
 The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67): stretches of docstrings, to be told
 apart by the module they are from. Fine-tuning: our training loop itself, with its defaults (about 32 texts a step),
@@ -62,23 +62,29 @@ SHORTEST, LONGEST, SHAPE, SCALE = 1, 65, 3.9, 5.47  # of texts without [CLS] and
 LABELS = ("a–i", "j–z")  # the first letter of the module that a text is from
 BATCH, BLOCK = 32, 4  # texts a step; steps until it is the other's turn
 TEXTS = 2000  # to predict, and as many to learn from
+PARTS = ("training", "predicting", "memory")
 REFERENCE = "transformers pipeline fp32"
 
 
 def main() -> None:
-    options = timing.arguments(__doc__)
+    options = timing.arguments(__doc__, PARTS)
+    parts = PARTS if options.only is None else (options.only,)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     start = allmask.load("minilm")
     learnt, asked = labelled_texts(start, 500 if options.quick else TEXTS)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        ours = Ours(start, learnt, folder)
-        tables = {"Fine-tuning": training_rows(ours, learnt, folder, 2 if options.quick else 8)}
-        ours.finish(30 if options.quick else 120)
-        tables[f"Predicting {len(asked):,} texts"] = predicting_rows(ours, asked, folder, 1 if options.quick else 5)
-        lines = (2_000, 20_000) if options.quick else (20_000, 200_000, 1_000_000)
-        tables["Memory of allmask predict"] = memory_rows(start, folder, lines)
+        ours, tables = Ours(start, learnt, folder), {}
+        if "training" in parts:
+            tables["Fine-tuning"] = training_rows(ours, learnt, folder, 2 if options.quick else 8)
+        if "predicting" in parts:
+            ours.finish(30 if options.quick else 120)
+            rows = predicting_rows(ours, asked, folder, 1 if options.quick else 5)
+            tables[f"Predicting {len(asked):,} texts"] = rows
+        if "memory" in parts:
+            lines = (2_000, 20_000) if options.quick else (20_000, 200_000, 1_000_000)
+            tables["Memory of allmask predict"] = memory_rows(start, folder, lines)
     about = timing.versions("transformers", "ctranslate2", "onnxruntime") | lengths_of(start, asked)
     for title, rows in tables.items():
         timing.show(title, rows, about, options.json)

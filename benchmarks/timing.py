@@ -21,8 +21,11 @@ from pathlib import Path
 Case = Callable[[], object]
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def arguments(description: str | None, parts: tuple[str, ...] = ()) -> argparse.Namespace:
+    """`parts` are tables of which one may be asked for alone."""
     parser = argparse.ArgumentParser(description=description)
+    if parts:
+        parser.add_argument("--only", choices=parts, help="one of the tables")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="less work: a first look, not a measurement")
     return parser.parse_args()
