@@ -67,7 +67,7 @@ SETS = {
     "mrpc": DataSet("classify", False, 1200, 200, 1725),
     "wnut17": DataSet("tag", False, 2000, 300, 1287, seeds=6),
     "chnsenticorp": DataSet("classify", True, 800, 150, 1000),
-    "ocnli": DataSet("classify", True, 2400, 300, 2000),
+    "ocnli": DataSet("classify", True, 2400, 300, 2000, seeds=6),
     "cluener": DataSet("tag", True, 2400, 300, 1343),
     "cmrc2018": DataSet("answer", True, 1600, 100, 600, 2, USUAL_RATES[:1], longest=160),  # sentences around answers
     "c3": DataSet("choose", True, 1200, 120, 800, 2, USUAL_RATES[:1], longest=100),  # the dialogues, most of them
