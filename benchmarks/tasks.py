@@ -237,6 +237,7 @@ def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int
         hidden = {name: case.hidden() for name, case in cases.items()}
         times = timing.medians({name: case.labels for name, case in cases.items()}, rounds)
     base = min(taken for name, taken in times.items() if "pipeline" in name)
+    alike = {name: cosine_similarity(states, hidden[REFERENCE]) for name, states in hidden.items()}
     return [
         {
             "who": name,
@@ -245,7 +246,8 @@ def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int
             "to the best pipeline": f"{base / times[name]:.2f}",
             "right": f"{(labels[name] == gold).float().mean():.2%}",
             "as fp32": f"{(labels[name] == labels[REFERENCE]).float().mean():.2%}",
-            "lowest cosine": f"{cosine_similarity(hidden[name], hidden[REFERENCE]).min():.5f}",
+            "mean cosine": f"{alike[name].mean():.4f}",
+            "lowest": f"{alike[name].min():.4f}",
         }
         for name in sorted(cases, key=lambda name: -times[name])
     ]
