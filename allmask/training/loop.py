@@ -238,7 +238,9 @@ class Trainer:
         seconds = max(1e-9, time.monotonic() - started)
         made = [(share.counted(share.batch.tokens), self.way.operations(self.model, share.batch)) for share in micro]
         units, work = (round(total) for total in self.crew.total([sum(column) for column in zip(*made, strict=True)]))
-        share = work / seconds / self.peak / self.crew.size
+        reached = work / seconds / self.crew.size
+        self.peak = max(self.peak, reached)  # measured while the machine was busy, it was too low
+        share = reached / self.peak
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
             step=self.step, loss=_finite(loss), **parts, norm=_finite(norm), lr=rate, **{self.way.unit: units},
