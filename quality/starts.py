@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timed import ENDLESS, Curve, Timed, curve_of, learn
+from timed import ENDLESS, Curve, Timed, curve_of, learn, options
 
 import allmask
 from allmask.data import Record
@@ -161,20 +161,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="a folder with train.jsonl and dev.jsonl")
+    parser = options(__doc__, "train.jsonl and dev.jsonl", list(SYSTEMS), minutes=30.0, warmup=200, eval_every=50)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--out", default="quality-runs/starts")
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--minutes", type=float, default=30.0, help="of training, for each system")
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--warmup", type=int, default=200, help="steps")
-    parser.add_argument("--eval-every", type=int, default=50)
     parser.add_argument("--max-source", type=int, default=128)
     parser.add_argument("--max-target", type=int, default=64)
-    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
-    parser.add_argument("--limit", type=int, help="records of each file")
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(words)
 
 

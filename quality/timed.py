@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,7 +51,24 @@ def curve_of(run: Path, metric: str) -> Curve:
     return [*curve, (step, seconds / 60, None)]
 
 
-def learn(model: Model, timed: Timed, how: Settings, quiet: bool = False) -> None:
+def learn(model: Model, timed: Timed, how: Settings) -> None:
     """Until the minutes are over; a run that was stopped goes on."""
     with suppress(Paused):
-        train(model, timed, how, timed.run, resume=bool(runs.checkpoints(timed.run)), quiet=quiet)
+        train(model, timed, how, timed.run, resume=bool(runs.checkpoints(timed.run)))
+
+
+def options(
+    description: str | None, files: str, systems: Sequence[str], minutes: float, warmup: int, eval_every: int
+) -> argparse.ArgumentParser:
+    """What all scripts of such runs are asked; `files` says what their folder of data holds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help=f"a folder with {files}")
+    parser.add_argument("--systems", default=",".join(systems))
+    parser.add_argument("--minutes", type=float, default=minutes, help="of training, for each system")
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--warmup", type=int, default=warmup, help="steps")
+    parser.add_argument("--eval-every", type=int, default=eval_every)
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
+    parser.add_argument("--limit", type=int, help="records of each file")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timed import ENDLESS, Curve, Timed, curve_of, learn
+from timed import ENDLESS, Curve, Timed, curve_of, learn, options
 
 from allmask.data import Example, Record, plan_epoch
 from allmask.model import Model
@@ -304,22 +304,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="a folder with train.jsonl, dev.jsonl and test.jsonl")
+    parser = options(
+        __doc__, "train.jsonl, dev.jsonl and test.jsonl", SYSTEMS, minutes=40.0, warmup=1000, eval_every=100
+    )
     parser.add_argument("--out", default="quality-runs/translate")
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--minutes", type=float, default=40.0, help="of training, for each system")
     parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, help="[default: by the width, as allmask train has it]")
-    parser.add_argument("--warmup", type=int, default=1000, help="steps")
-    parser.add_argument("--eval-every", type=int, default=100)
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--length-penalty", type=float, default=1.0)
     parser.add_argument("--max-new", type=int, default=100)
-    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
-    parser.add_argument("--limit", type=int, help="records of each file")
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(words)
 
 

@@ -160,6 +160,16 @@ def test_answers_move_with_what_is_left_of_their_context(tmp_path: Path):
     assert (told["context"], told["answer"], told["start"]) == ("blue cat. ", ["cat"], [5])
 
 
+def test_a_context_is_cut_around_the_answer_that_is_in_its_place(tmp_path: Path):
+    answers = [{"text": "cat", "answer_start": 0}, {"text": "cat", "answer_start": 14}]
+    entry = {"id": "a", "question": "cat?", "answers": answers}
+    paragraphs = [{"context": "red dog. blue cat. sings here.", "qas": [entry]}]
+    (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
+    tasks.prepare(tmp_path, tasks.DataSet("answer", True, 9, 9, 9, longest=10), None, tmp_path / "out")
+    (told,) = tiny.read_jsonl(tmp_path / "out" / "train.jsonl")
+    assert (told["context"], told["answer"], told["start"]) == ("blue cat. ", ["cat"], [5])
+
+
 def test_a_context_is_cut_to_sentences_around_its_answer():
     context = "一二三。四五六七。八九十！甲乙丙丁？戊己庚辛。"
     found = {tasks.around(context, 11, 12, 10, str(seed)) for seed in range(20)}
