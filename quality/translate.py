@@ -3,8 +3,8 @@
     python quality/translate.py DATA --minutes 40 --out quality-runs/translate     # DATA: train, dev and test.jsonl
     python quality/translate.py DATA --systems transformer-small,marian --minutes 5
 
-All systems see the same batches of the same pieces in the same order, with the same rate, smoothing and dropout's
-own default, for as many minutes of training (evaluations and checkpoints not counted), and keep the weights with the
+All systems see the same batches of the same pieces in the same order, with the same rate, smoothing and
+dropout, for as many minutes of training (evaluations and checkpoints not counted), and keep the weights with the
 best BLEU on the first records of dev. The table is scored on test.jsonl with 5 beams. What is finished stands in
 results.jsonl and is not computed again.
 """
@@ -103,7 +103,7 @@ def settings(model: Model, args: argparse.Namespace) -> Settings:
     rate = args.lr or noam(3999, model.config.width)
     return Settings(
         **USUAL, steps=ENDLESS, lr=rate, warmup=args.warmup, batch_tokens=args.batch_tokens,
-        eval_every=args.eval_every, seed=args.seed, keep=AVERAGED, precision=args.precision,
+        eval_every=args.eval_every, seed=args.seed, keep=AVERAGED, precision=args.precision, dropout=args.dropout,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def marian(data: Data, args: argparse.Namespace) -> list[Row]:
     like = Fresh("transformer-small", vocabulary=args.vocabulary).model(data.train, args.seed)
     task, tokenizer = Translate().fitted(like), tokenizer_of(like)
     torch.manual_seed(args.seed)
-    model = MarianMTModel(marian_config(like))
+    model = MarianMTModel(marian_config(like, args.dropout))
     model.generation_config = GenerationConfig.from_model_config(model.config)
     examples = task.examples(tokenizer, data.train)
     peer = Peer(model, task, tokenizer, settings(like, args), args)
@@ -127,7 +127,7 @@ def marian(data: Data, args: argparse.Namespace) -> list[Row]:
     return [Row("Marian (transformers)", size, steps, spent, data.scores(written), curve)]
 
 
-def marian_config(like: Model) -> Any:
+def marian_config(like: Model, dropout: float) -> Any:
     from transformers import MarianConfig
 
     shape, tokenizer = like.config, tokenizer_of(like)
@@ -138,7 +138,7 @@ def marian_config(like: Model) -> Any:
     }
     tokens = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.begin_id}
     return MarianConfig(
-        vocab_size=shape.vocabulary, d_model=shape.width, dropout=shape.dropout, attention_dropout=0.0,
+        vocab_size=shape.vocabulary, d_model=shape.width, dropout=dropout, attention_dropout=0.0,
         activation_dropout=0.0, activation_function="relu", scale_embedding=True, max_position_embeddings=512,
         decoder_start_token_id=tokenizer.start_id, forced_eos_token_id=None, **stacks, **tokens,
     )  # fmt: skip
@@ -310,6 +310,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", default="quality-runs/translate")
     parser.add_argument("--vocabulary", type=int, default=8000)
     parser.add_argument("--lr", type=float, help="[default: by the width, as allmask train has it]")
+    parser.add_argument("--dropout", type=float, default=0.3, help="the 0.1 of the presets is for more data")
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--length-penalty", type=float, default=1.0)
     parser.add_argument("--max-new", type=int, default=100)

@@ -399,12 +399,15 @@ class Trainer:
 
 
 def set_dropout(model: nn.Module, p: float) -> None:
-    """Another dropout for this training; what is saved keeps the model's own."""
-    for module in model.modules():
-        if isinstance(module, Dropout):
-            module.p = p
-        elif isinstance(module, Attention):
-            module.dropout = p
+    """Another dropout for this training; what is saved keeps the model's own.
+
+    It goes where the model drops anything, so one without dropout in its attention stays so; everywhere, where the
+    model drops nothing at all.
+    """
+    places = [(module, "p") for module in model.modules() if isinstance(module, Dropout)]
+    places += [(module, "dropout") for module in model.modules() if isinstance(module, Attention)]
+    for module, name in [place for place in places if getattr(*place)] or places:
+        setattr(module, name, p)
 
 
 def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
