@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from allmask import config as configs
+from allmask.attention import Attention
 from allmask.data import Example, pack
+from allmask.dropout import Dropout
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError
 from allmask.masks import Mask
 from allmask.model import Model
 from allmask.training import Paused, Score, Settings, loss_of, runs, train
-from allmask.training.loop import Trainer
+from allmask.training.loop import Trainer, set_dropout
 from allmask.training.optimiser import adamw
 
 SMALL = {"vocabulary": 30, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 32}
@@ -252,6 +254,18 @@ def test_dropout_of_a_run_is_not_the_models(tmp_path):
     train(made, Copying(), replace(FAST, dropout=0.0), tmp_path / "made", quiet=True)
     train(plain, Copying(), FAST, tmp_path / "plain", quiet=True)
     assert same(weights(made), weights(plain)) and made.config.dropout == 0.1
+
+
+def test_dropout_of_a_run_goes_where_the_model_drops():
+    """The 2017 Transformer has none inside attention; a model without any gets it everywhere."""
+    made = Model.fresh(replace(configs.transformer_small(), vocabulary=32, width=8, heads=2, inner=8), ["lm"])
+    set_dropout(made, 0.3)
+    assert all(module.dropout == 0.0 for module in made.modules() if isinstance(module, Attention))
+    assert {module.p for module in made.modules() if isinstance(module, Dropout)} == {0.0, 0.3}  # 0 in the inner layer
+    bare = model(dropout=0.0)
+    set_dropout(bare, 0.2)
+    assert all(module.dropout == 0.2 for module in bare.modules() if isinstance(module, Attention))
+    assert {module.p for module in bare.modules() if isinstance(module, Dropout)} == {0.2}
 
 
 def test_norms_and_biases_are_not_decayed():
