@@ -26,6 +26,11 @@ def note(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def many(count: int, thing: str) -> str:
+    """1 text, 2,000 texts."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
 def listen(quiet: bool = False) -> None:
     """Show what the library logs as plain lines among the notes: all of it, or warnings only."""
     import logging

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from allmask.cli import many
 from allmask.errors import UsageError
 
 WIDEST = 12  # classes, up to which the table says what each was taken for
@@ -72,7 +73,7 @@ def _expect_stop(on_bad_record: str) -> None:
 def in_words(result: dict[str, Any]) -> str:
     """Markdown tables, as for texts."""
     scores = result["scores"]
-    lines = [f"| {result['images']:,} images | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
+    lines = [f"| {many(result['images'], 'image')} | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
     lines += ["|---" * (1 + len(scores)) + "|", "| model | " + " | ".join(f"{v:.3f}" for v in scores.values()) + " |"]
     lines += ["", *_class_table(result["classes"], result["confusion"])]
     for row in result.get("errors", ()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allmask.cli import _images as images
-from allmask.cli import emit, listen, tell_skipped
+from allmask.cli import emit, listen, many, tell_skipped
 from allmask.cli.generate import (
     BATCH,
     Beams,
@@ -181,7 +181,7 @@ def _extremes(records: list[Record], written: list[str], count: int) -> dict[str
 def _in_words(result: dict[str, Any]) -> str:
     """A Markdown table: it reads well in a terminal and goes into a page as it is."""
     columns = {name: label for name, label in COLUMNS.items() if name in result["scores"]["model"]}
-    lines = [f"| {result['records']:,} records | " + " | ".join(columns.values()) + " |"]
+    lines = [f"| {many(result['records'], 'record')} | " + " | ".join(columns.values()) + " |"]
     lines += ["|---" * (1 + len(columns)) + "|"]
     for name, scores in result["scores"].items():
         lines.append(f"| {name} | " + " | ".join(f"{scores[column]:.1f}" for column in columns) + " |")
@@ -255,12 +255,12 @@ class _Seen:
 def _labels_in_words(result: dict[str, Any]) -> str:
     """Markdown tables, as for titles."""
     scores = result["scores"]
-    lines = [f"| {result['records']:,} records | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
+    lines = [f"| {many(result['records'], 'record')} | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
     lines += ["|---" * (1 + len(scores)) + "|", "| model | " + " | ".join(map(_number, scores.values())) + " |"]
     if "labels" in result:
         lines += ["", *_label_table(result["labels"], result.get("confusion"))]
     if result["cut"]:
-        lines += ["", f"{result['cut']:,} texts were cut"]
+        lines += ["", f"{many(result['cut'], 'text')} cut"]
     for row in result.get("errors", ()):
         lines += ["", f"{row['where']}: is {_said(row['label'])}, taken for {_said(row['prediction'])}{_sure(row)}"]
         lines += [f"  {row[name]}" for name in ("text", "text_b") if name in row]
@@ -302,10 +302,10 @@ def _chosen(model: str, file: Path, precision: str, limit: int | None, show: int
 
 def _choices_in_words(result: dict[str, Any]) -> str:
     scores = result["scores"]
-    lines = [f"| {result['records']:,} records | " + " | ".join(scores) + " |", "|---" * (1 + len(scores)) + "|"]
+    lines = [f"| {many(result['records'], 'record')} | " + " | ".join(scores) + " |", "|---" * (1 + len(scores)) + "|"]
     lines += ["| model | " + " | ".join(map(_number, scores.values())) + " |"]
     if result["cut"]:
-        lines += ["", f"{result['cut']:,} texts were cut"]
+        lines += ["", f"{many(result['cut'], 'text')} cut"]
     for row in result.get("errors", ()):
         taken = f"taken for {row['choice']}{_sure(row)}"
         lines += ["", f"{row['where']}: is {row['choices'][row['label']]}, {taken}"]
@@ -318,9 +318,9 @@ def _choices_in_words(result: dict[str, Any]) -> str:
 
 def _tokens_in_words(result: dict[str, Any]) -> str:
     """Markdown tables, as for titles."""
-    scores, many = result["scores"], f"{result['records']:,} records"
+    scores, records = result["scores"], many(result["records"], "record")
     digits = 1 if "scored_as" in result else 3
-    lines = [f"| {many} | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
+    lines = [f"| {records} | " + " | ".join(name.replace("_", " ") for name in scores) + " |"]
     lines += ["|---" * (1 + len(scores)) + "|"]
     lines += ["| model | " + " | ".join(f"{value:.{digits}f}" for value in scores.values()) + " |"]
     if "types" in result:

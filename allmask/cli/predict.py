@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allmask.cli import _images as images
-from allmask.cli import listen, note, ready_lines, tell_skipped
+from allmask.cli import listen, many, note, ready_lines, tell_skipped
 from allmask.cli.generate import (
     Beams,
     Folder,
@@ -141,7 +141,7 @@ def _run(job: _Job, out: str, quiet: bool) -> None:
     with _output(out) as put:
         _predict(job, answer, put, total, quiet)
     if not quiet and out != "-":
-        note(f"{out}: {total:,} records")
+        note(f"{out}: {many(total, 'record')}")
 
 
 def _check_out(out: str, file: Path) -> None:
@@ -296,7 +296,7 @@ def _label_lines(classifier: Classifier, out: str) -> None:
 
 def _tell_cut(model: Classifier | Chooser) -> None:
     if model.cut:
-        note(f"{model.cut:,} texts were cut to {model.task.max_length} tokens")
+        note(f"{many(model.cut, 'text')} cut to {model.task.max_length} tokens")
 
 
 # ---- tags and answers ----------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_less_precision_gives_the_same_labels(cli, run: Path, files: Path, preci
 def test_long_texts_are_counted(cli, run: Path, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "in.jsonl", [{"text": "red cat " * 100}, {"text": "red"}])
     ran = cli("predict", run, file, "-o", "-")
-    assert ran.code == 0 and "1 texts were cut to 48 tokens" in ran.err and len(ran.out.splitlines()) == 2
+    assert ran.code == 0 and "1 text cut to 48 tokens" in ran.err and len(ran.out.splitlines()) == 2
 
 
 # ---- scoring -----------------------------------------------------------------------------------------------------
