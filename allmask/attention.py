@@ -22,6 +22,7 @@ from allmask.masks import Mask
 
 SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
 DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
+STRIP = 256  # queries, or a window if that is wider: a longer strip would read keys that few of its queries see
 
 
 Bias = Tensor | tuple[Tensor, ...]  # see `attend`
@@ -62,9 +63,17 @@ class Route:
             return (x,)
         return x.split([block.stop - block.start for block in self.blocks], dim=1)
 
-    def visible(self, start: int, stop: int, block: Block) -> Tensor:
-        """The boolean matrix of some queries of a dense block, (B, Q, K)."""
-        return self.queries[:, start:stop].visible(self._keys_of(block), self.strict)
+    def visible(self, start: int, stop: int, block: Block, among: slice = slice(None)) -> Tensor:
+        """The boolean matrix of some queries of a dense block and some of its keys, (B, Q, K)."""
+        return self.queries[:, start:stop].visible(self._keys_of(block)[:, among], self.strict)
+
+    def near(self, start: int, stop: int, block: Block) -> slice:
+        """Keys of a dense block that a window does not hide from all of some queries, found without a matrix."""
+        places, window = self._keys_of(block).place, self.queries.window
+        if window is None or start == stop:
+            return slice(0, places.shape[1])
+        own = self.queries.place[:, start:stop]
+        return _span(((places > own.min() - window) & (places < own.max() + window)).any(0))
 
     def _keys_of(self, block: Block) -> Mask:
         return self.keys if len(self.blocks) == 1 else self.keys[:, block.start : block.stop]
@@ -321,24 +330,30 @@ def _dense(
     kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block, bias: Tensor | None = None
 ) -> Tensor:
     """A boolean matrix, made for a strip of queries at a time so that memory stays O(T)."""
-    strip = max(1, DENSE_CELLS // max(1, k.shape[0] * k.shape[1]))
+    strip, window = max(1, DENSE_CELLS // max(1, k.shape[0] * k.shape[1])), route.queries.window
+    if window is not None:
+        strip = min(strip, max(STRIP, window))
     parts = []
     for start in range(0, q.shape[1], strip):
         stop = min(start + strip, q.shape[1])
-        visible = route.visible(block.start + start, block.start + stop, block)[:, None]  # (B, 1, Q, K)
+        first, last = block.start + start, block.start + stop
         if bias is not None:
+            visible = route.visible(first, last, block)[:, None]  # (B, 1, Q, K)
             part = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
             parts.append(kernel(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
             continue
-        read = _read_by_any(visible)
-        parts.append(kernel(q[:, start:stop], k[:, read], v[:, read], visible[..., read].clone()))
+        near = route.near(first, last, block)
+        visible = route.visible(first, last, block, near)[:, None]
+        read = _span(visible.flatten(0, -2).any(0))  # only these are remembered
+        keys, values = k[:, near][:, read], v[:, near][:, read]
+        parts.append(kernel(q[:, start:stop], keys, values, visible[..., read].clone()))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _read_by_any(visible: Tensor) -> slice:
-    """The keys from the first to the last that any query reads: with a window few, and only these are remembered."""
-    read = visible.flatten(0, -2).any(0).nonzero()[:, 0]
-    return slice(int(read[0]), int(read[-1]) + 1) if len(read) else slice(0, 1)
+def _span(chosen: Tensor) -> slice:
+    """From the first to the last that is chosen; the first alone, if none is."""
+    found = chosen.nonzero()[:, 0]
+    return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 1)
 
 
 # ---- two rows ----------------------------------------------------------------------------------------------

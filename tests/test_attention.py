@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -137,6 +138,25 @@ def test_strips_change_nothing(monkeypatch):
         monkeypatch.setattr(attention, "DENSE_CELLS", cells)
         check_equal(mask)
         check_equal(mask[:1])  # a long prefix: whole causal rows instead of a matrix
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_masks(), st.integers(1, 3), st.booleans())
+def test_strips_of_a_window_read_what_it_shows(mask, strip, strict):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "STRIP", strip)
+        check_equal(replace(mask, window=mask.window or 1), strict=strict)
+
+
+def test_a_window_makes_no_matrix():
+    """Neither time nor memory grows with the square of a row: cells of the matrices made, counted."""
+    cells = []
+    for tokens in (2000, 4000):
+        route = Route.find(Mask.causal(valid(tokens), window=50))
+        (block,) = route.blocks
+        strips = [(start, min(start + 256, tokens)) for start in range(0, tokens, 256)]
+        cells += [sum(route.visible(*ends, block, route.near(*ends, block)).numel() for ends in strips)]
+    assert cells[0] < 2000 * (256 + 2 * 50) and cells[1] < 2.1 * cells[0]
 
 
 def test_bias_is_added_to_the_scores():
