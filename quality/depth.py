@@ -29,7 +29,6 @@ import torch
 from allmask.tasks.image import ImageData, ImageJudge, ImagePlan, ImageWork, work_of
 from allmask.training import Paused, Score, Settings, runs, train
 from allmask.training.runs import read_metrics
-from allmask.vision.labelled import Images
 from allmask.vision.resnet import ResNet, ResNetConfig, fresh, plain, small
 
 DEPTHS = (20, 32, 56)
@@ -73,10 +72,10 @@ class Experiment:
         return plain(shape) if name.startswith("plain") else shape
 
     def work(self, model: ResNet) -> ImageWork:
-        learnt = ImageJudge(sample(self.data.train), self.data.preparation, self.plan.settings.precision)
+        learnt = ImageJudge(self.data.train.some(SAMPLE), self.data.preparation, self.plan.settings.precision)
         others = None
         if self.data.held_out is not None:
-            others = replace(learnt, images=sample(self.data.held_out))
+            others = replace(learnt, images=self.data.held_out.some(SAMPLE))
         return replace(work_of(self.plan, self.data, model), judge=Examiner(learnt, others))
 
     def turn(self, name: str, quiet: bool) -> None:
@@ -112,10 +111,16 @@ class Experiment:
         return min(len(self.errors(name)) for name in self.names)
 
 
-def sample(images: Images) -> Images:
-    """Some, the same every time, from all over the data."""
-    chosen = torch.linspace(0, len(images) - 1, min(SAMPLE, len(images))).round().long()
-    return Images(images.pixels[chosen], images.labels[chosen], images.names)
+def expect_same(experiment: Experiment) -> None:
+    """A run goes on as it was begun, or not at all: curves of two plans in one picture would say nothing."""
+    file, plan = experiment.out / "plan.json", experiment.plan.to_dict() | {"images": experiment.data.checksums()}
+    experiment.out.mkdir(parents=True, exist_ok=True)
+    if not file.is_file():
+        file.write_text(json.dumps(plan, indent=1))
+    then = json.loads(file.read_text())
+    other = [name for name in plan if plan[name] != then.get(name)]
+    if other:
+        raise SystemExit(f"{experiment.out}: was begun with another {', '.join(other)}; name another --out")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
@@ -193,6 +198,7 @@ def main() -> None:
     plan = ImagePlan(asked.data, settings=settings)
     data = ImageData.read(plan)
     experiment = Experiment(plan.settled(data.train), data, asked.out, depths)
+    expect_same(experiment)
     experiment.run(asked.minutes, asked.quiet)
     told = results(experiment)
     (asked.out / "results.json").write_text(json.dumps(told, indent=1))

@@ -31,7 +31,7 @@ def evaluated(
     _expect_stop(on_bad_record)
     recogniser = Recogniser.open(resolve(model), precision)
     began = time.monotonic()
-    data = recogniser.read(file).first(limit)
+    data = recogniser.read(file).some(limit)
     judged = recogniser.judged(data, show)
     return {
         "model": model,

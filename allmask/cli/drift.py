@@ -45,15 +45,18 @@ def command(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Compare these numbers, with commas between.")] = None,
     features: Annotated[
-        Literal["embedding", "ngrams"], typer.Option(help="What is seen of a text: its vector, or its words, fast.")
-    ] = "embedding",
-    model: Annotated[str, typer.Option(help="The model that makes the vectors.")] = "minilm",
+        Literal["embedding", "ngrams"] | None,
+        typer.Option(help="What is seen of a text: its vector, or its words, fast. [default: embedding]"),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that makes the vectors. [default: minilm]")] = None,
     test: Annotated[
         Literal["binomial", "permutation"],
         typer.Option(help="Learn from one half, guess the other; or guess all by folds, and relabel."),
     ] = "binomial",
-    permutations: Annotated[int, typer.Option(min=1, max=9999, help="How often to relabel.")] = 999,
-    folds: Annotated[int, typer.Option(min=2, max=20, help="Of the permutation test.")] = 5,
+    permutations: Annotated[
+        int | None, typer.Option(min=1, max=9999, help="How often to relabel. [default: 999]")
+    ] = None,
+    folds: Annotated[int | None, typer.Option(min=2, max=20, help="Of the permutation test. [default: 5]")] = None,
     alpha: Annotated[float, typer.Option(help="How often a false alarm is all right.")] = 0.05,
     most: Annotated[
         int | None,
@@ -86,22 +89,32 @@ def command(
         raise UsageError("only one of the two can be -, stdin", "name a file")
     from allmask.drift import Settings
 
-    settings = Settings(alpha, test, permutations, folds, repeats, seed, top)
+    given = {name: value for name, value in (("permutations", permutations), ("folds", folds)) if value is not None}
+    if given and test != "permutation":
+        raise UsageError(f"--{' and --'.join(given)}: of the permutation test", "ask for it: --test permutation")
+    settings = Settings(alpha, test, repeats=repeats, seed=seed, shown=top, **given)
     chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
     source = _Source((first, second), field, chosen, on_bad_record, quiet)
     if source.has_images():
-        if features != "embedding" or model != "minilm":
-            raise UsageError("--features and --model are for texts", "leave them out: these are images")
+        _expect_texts("images", features, model, precision)
         verdict, samples = _images(source, settings, most or EMBEDDED)
     elif source.has_numbers():
+        _expect_texts("numbers", features, model, precision)
         verdict, samples = _numbers(source, settings, most or OTHERS)
     else:
-        represent = _embedder(model, precision, quiet) if features == "embedding" else None
+        if features == "ngrams" and (model is not None or precision != "auto"):
+            raise UsageError("--model and --precision are of vectors", "leave them out, or --features embedding")
+        represent = None if features == "ngrams" else _embedder(model or "minilm", precision, quiet)
         verdict, samples = _texts(source, settings, most or (EMBEDDED if represent else OTHERS), represent)
     if not quiet:
         _remark(verdict, samples, source.called, "images" if source.has_images() else "texts")
     emit(as_json, _data(verdict, samples, source.called), _report(verdict, samples, source.called))
     return SHIFTED if verdict.shifted else 0
+
+
+def _expect_texts(what: str, features: str | None, model: str | None, precision: str) -> None:
+    if features is not None or model is not None or precision != "auto":
+        raise UsageError("--features, --model and --precision are for texts", f"leave them out: these are {what}")
 
 
 def _name(path: Path) -> str:
@@ -121,6 +134,9 @@ class _Source:
     def has_images(self) -> bool:
         kinds = [path.is_dir() for path in self.paths]
         if kinds[0] != kinds[1]:
+            other = self.paths[1 if kinds[0] else 0]
+            if str(other) != "-" and not other.exists():
+                raise DataError(f"{other}: no such file or folder", "check the path")
             folder, file = self.called if kinds[0] else self.called[::-1]
             raise DataError(f"{folder} is a folder, {file} is not", "compare two folders of images, or two files")
         if kinds[0] and (self.field is not None or self.columns is not None):

@@ -157,6 +157,11 @@ def csv_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterato
             yield Row(f":{number}", dict(zip(header, map(Cell, cells), strict=True)))
 
 
+def csv_header(path: Path, limit: int) -> list[str]:
+    """The names of the columns alone."""
+    return _header(path, next(_cells(path, limit), None), [])
+
+
 def _cells(path: Path, limit: int) -> Iterator[tuple[int, list[str] | Bad]]:
     """The cells of each record and the line it begins on. Blank lines are no records."""
     feed = _Feed(path, limit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from allmask.drift.deciding import Decision, Told, by_halves, by_relabelling, ne
 from allmask.drift.features import (
     LENGTH,
     Features,
+    Made,
     ngram_features,
     normal_scores,
     number_features,
@@ -40,6 +43,8 @@ class Settings:
     shown: int = 5  # n-grams or columns, and as many texts, of each file
 
     def __post_init__(self):
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed is {self.seed}; expected 0 to 2**63 - 1")
         if not 0 < self.alpha <= 0.5:
             raise UsageError(f"alpha is {self.alpha}; expected more than 0 and at most 0.5")
         if self.test not in TESTS:
@@ -102,18 +107,17 @@ def compare_texts(
     """By n-grams, or by the vectors that `represent`, such as an `Embedder`, makes of texts."""
     settings = settings or Settings()
     rng = torch.Generator().manual_seed(settings.seed)
-    units = balance(first, second, settings.repeats != "keep", rng)
-    _check_enough(units, settings, called, "distinct texts" if settings.repeats != "keep" else "texts")
+    units, teaches = _drawn(first, second, settings, settings.repeats != "keep", rng, called, "texts")
     texts = [(first, second)[side][number] for side, number in zip(*_listed(units), strict=True)]
     if represent is not None:
-        features = vector_features(_finite(torch.as_tensor(represent(texts))))
-        decision = _decide(features, units, settings, rng, told)
+        features = vector_features(_finite(torch.as_tensor(represent(texts))), teaches)
+        decision = _decide(features, units, teaches, settings, rng, told)
         found = _by_share(*presence(texts), units) if decision.p <= settings.alpha else []
     else:
-        counts, names = presence(texts)
+        counts, names = presence(texts, teaches)
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.float64)
-        features = ngram_features(counts, names, lengths)
-        decision = _decide(features, units, settings, rng, told)
+        features = ngram_features(counts, names, lengths, teaches)
+        decision = _decide(features, units, teaches, settings, rng, told)
         found = _by_weight(counts, lengths, features, decision, units)
     return _verdict(decision, units, settings, found, texts)
 
@@ -130,14 +134,11 @@ def compare_numbers(
     names = list(names or [f"column {number}" for number in range(1, tables[0].shape[1] + 1)])
     rng = torch.Generator().manual_seed(settings.seed)
     keys: list[Sequence[Hashable]] = [[row.tobytes() for row in table] for table in tables]
-    units = balance(keys[0], keys[1], settings.repeats == "drop", rng)
-    _check_enough(units, settings, called, "distinct rows" if settings.repeats == "drop" else "rows")
+    units, teaches = _drawn(keys[0], keys[1], settings, settings.repeats == "drop", rng, called, "rows")
     sides = [torch.from_numpy(table)[units.number[units.side == side]] for side, table in enumerate(tables)]
-    features = number_features(torch.cat(sides), names)
-    decision = _decide(features, units, settings, rng, told)
-    found = []
-    if decision.p <= settings.alpha:
-        found = _of_columns(_weighty(features, decision, units), sides, names, settings.shown)
+    features = number_features(torch.cat(sides), names, teaches)
+    decision = _decide(features, units, teaches, settings, rng, told)
+    found = _of_columns(features, decision, units, sides, settings.shown) if decision.p <= settings.alpha else []
     return _verdict(decision, units, settings, found, None)
 
 
@@ -148,18 +149,15 @@ def compare_images(
     """By measures such as brightness and sharpness, by a small copy of each image and by its edges."""
     settings = settings or Settings()
     rng = torch.Generator().manual_seed(settings.seed)
-    units = balance(first.keys(), second.keys(), settings.repeats != "keep", rng)
-    _check_enough(units, settings, called, "distinct images" if settings.repeats != "keep" else "images")
+    units, teaches = _drawn(first.keys(), second.keys(), settings, settings.repeats != "keep", rng, called, "images")
     chosen = [units.number[units.side == side] for side in (0, 1)]
     pixels = torch.cat([first.pixels[chosen[0]], second.pixels[chosen[1]]])
     sizes = torch.cat([first.sizes[chosen[0]], second.sizes[chosen[1]]])
     table, names = table_of(pixels, sizes)
-    features = image_features(pixels, table, names)
-    decision = _decide(features, units, settings, rng, told)
-    found = []
-    if decision.p <= settings.alpha:
-        sides = [table[units.side == side] for side in (0, 1)]
-        found = _of_columns(_weighty(features, decision, units), sides, names, settings.shown)
+    features = image_features(pixels, table, names, teaches)
+    decision = _decide(features, units, teaches, settings, rng, told)
+    sides = [table[units.side == side] for side in (0, 1)]
+    found = _of_columns(features, decision, units, sides, settings.shown) if decision.p <= settings.alpha else []
     return _verdict(decision, units, settings, found, [f"{w} × {h} pixels" for w, h in sizes.tolist()])
 
 
@@ -186,19 +184,39 @@ def _finite(vectors: Tensor) -> Tensor:
     return vectors
 
 
-def _check_enough(units: Units, settings: Settings, called: tuple[str, str], what: str) -> None:
+def _drawn(
+    first: Sequence[Hashable], second: Sequence[Hashable], settings: Settings, distinct: bool, rng: torch.Generator,
+    called: tuple[str, str], what: str,
+) -> tuple[Units, Tensor]:  # fmt: skip
+    """What is compared, and (n,) who teaches: half of it, and by folds all. Too few for any verdict is an error."""
+    units, both = balance(first, second, distinct, rng), f"{called[0]} and {called[1]}"
     least = max(needed(settings.alpha), settings.folds if settings.test == "permutation" else 0)
     if units.each < least:
         raise DataError(
-            f"{called[0]} and {called[1]}: {units.each} {what} of each can be compared; "
+            f"{both}: {units.each} {'distinct ' * distinct}{what} of each can be compared; "
             f"p ≤ {settings.alpha:g} needs {least} or more of each",
             "give more records: a few hundred of each find what people would notice",
         )
-
-
-def _decide(features: Features, units: Units, settings: Settings, rng: torch.Generator, told: Told | None) -> Decision:
+    own = int((~units.shared).sum()) // 2
     if settings.test == "binomial":
-        return by_halves(features.rows, units, rng)
+        teaches = units.halves(rng)
+        surest = 0.5 ** int((~teaches & ~units.shared).sum())
+    else:
+        teaches = torch.ones(len(units.side), dtype=torch.bool)
+        surest = 1 / math.comb(2 * own, own)
+    if surest > settings.alpha and (own or Counter(first) != Counter(second)):  # the same file twice is no shift
+        raise DataError(
+            f"{both}: {units.each - own} {what} stand in both, and {own} others of each are too few to tell by",
+            "count how often each is there: --repeats keep; or give more records",
+        )
+    return units, teaches
+
+
+def _decide(
+    features: Features, units: Units, teaches: Tensor, settings: Settings, rng: torch.Generator, told: Told | None
+) -> Decision:
+    if settings.test == "binomial":
+        return by_halves(features.rows, units, teaches)
     return by_relabelling(features.rows, units, rng, settings.permutations, settings.folds, told)
 
 
@@ -225,12 +243,12 @@ def _best(found: list[Giveaway], shown: int) -> list[Giveaway]:
     return [one for side in (0, 1) for one in [one for one in found if one.more_in == side][:shown]]
 
 
-def _weighty(features: Features, decision: Decision, units: Units) -> list[tuple[str, float]]:
+def _weighty(features: Features, decision: Decision, units: Units) -> list[tuple[int, float]]:
     """Features by how much of the distance between the files, as the discriminator sees it, is due to each."""
     apart = features.rows[units.side == 1].mean(0) - features.rows[units.side == 0].mean(0)
     due = decision.weights * apart
     order = due.argsort(descending=True, stable=True).tolist()
-    return [(features.names[number], decision.weights[number].item()) for number in order if due[number] > 0]
+    return [(number, decision.weights[number].item()) for number in order if due[number] > 0]
 
 
 def _shares(counts: Tensor, units: Units) -> tuple[Tensor, Tensor]:
@@ -250,41 +268,39 @@ def _by_share(counts: Tensor, names: list[str], units: Units) -> list[Giveaway]:
 def _by_weight(counts: Tensor, lengths: Tensor, features: Features, decision: Decision, units: Units) -> list[Giveaway]:
     """N-grams, and the length in characters, by what they do in the discriminator."""
     shares = _shares(counts, units)
-    place = {name: number for number, name in enumerate(features.names[:-1])}
     found = []
-    for name, weight in _weighty(features, decision, units):
+    for number, weight in _weighty(features, decision, units):
+        name = features.names[number]
         if name == LENGTH:
             a, b = (lengths[units.side == side].median().item() for side in (0, 1))
         else:
-            a, b = (share[place[name]].item() for share in shares)
+            a, b = (share[number].item() for share in shares)
         found.append(Giveaway(name, int(weight > 0), "median" if name == LENGTH else "share", a, b, weight))
     return found
 
 
 def _of_columns(
-    weighty: list[tuple[str, float]], sides: list[Tensor], names: Sequence[str], shown: int
+    features: Features, decision: Decision, units: Units, sides: list[Tensor], shown: int
 ) -> list[Giveaway]:
-    """The first few features of each file that are made of columns."""
-    known = [one for one in weighty if any(own in names for own in (one[0], *_parts(one[0])))]
+    """The first few features of each file that are made of columns, in the columns' own units."""
+    known = [
+        (number, weight, made)
+        for number, weight in _weighty(features, decision, units)
+        if (made := features.made_of[number]) is not None
+    ]
     few = [[one for one in known if (one[1] > 0) == bool(side)][:shown] for side in (0, 1)]
-    return [_of_column(name, weight, sides, names) for name, weight in few[0] + few[1]]
+    found = []
+    for number, weight, made in few[0] + few[1]:
+        a, b = (_measured(made, side) for side in sides)
+        found.append(Giveaway(features.names[number], int(weight > 0), made.measure, a, b, weight))
+    return found
 
 
-def _parts(name: str) -> list[str]:
-    return [name.removesuffix(" (spread)"), *name.split(" × ")]
-
-
-def _of_column(name: str, weight: float, sides: list[Tensor], names: Sequence[str]) -> Giveaway:
-    """A feature of numbers in their own unit."""
-    place = {own: number for number, own in enumerate(names)}
-    if name in place:
-        measure, (a, b) = "median", [side[:, place[name]].median().item() for side in sides]
-    elif name.endswith(" (spread)") and (own := name.removesuffix(" (spread)")) in place:
-        measure, (a, b) = "quartile range", [_quartile_range(side[:, place[own]]) for side in sides]
-    else:
-        measure, pair = "correlation", [place[own] for own in name.split(" × ")]
-        a, b = [_correlation(side[:, pair]) for side in sides]
-    return Giveaway(name, int(weight > 0), measure, a, b, weight)
+def _measured(made: Made, table: Tensor) -> float:
+    if made.measure == "correlation":
+        return _correlation(table[:, list(made.columns)])
+    column = table[:, made.columns[0]]
+    return column.median().item() if made.measure == "median" else _quartile_range(column)
 
 
 def _quartile_range(column: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from allmask.data import MAX_LINE, Record, number, read_records, text
 from allmask.data.fields import Bad, missing, show
-from allmask.data.formats import csv_rows
+from allmask.data.formats import csv_header
 from allmask.data.lines import unreadable
 from allmask.drift.sampling import Reservoir
 from allmask.errors import DataError
@@ -33,8 +34,7 @@ def columns_of(path: Path) -> list[str] | None:
     if not path.is_file() or path.stat().st_size == 0:
         return None
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        first = next(csv_rows(path, {}, MAX_LINE), None)
-        return None if first is None or isinstance(first.fields, Bad) else list(first.fields)
+        return csv_header(path, MAX_LINE)
     if path.suffix.lower() == ".parquet":
         import pyarrow as arrow
         from pyarrow import parquet
@@ -64,7 +64,7 @@ def read_numbers(
 ) -> Sample:  # fmt: skip
     """A .npy array, or columns of numbers; unless named, all columns."""
     if path.suffix.lower() == ".npy":
-        return _read_array(path, most, seed)
+        return _read_array(path, most, seed, on_bad_record, Counter() if skipped is None else skipped)
     names = list(columns or _checked(path, columns_of(path) or []))
     draw: Reservoir[Record] = Reservoir(most, seed)
     kept = draw(read_records(path, dict.fromkeys(names, _number), on_bad_record, skipped))
@@ -91,33 +91,44 @@ def _checked(path: Path, names: list[str]) -> list[str]:
     return names or ["text"]
 
 
-def _read_array(path: Path, most: int, seed: str) -> Sample:
-    try:
-        array = np.load(path, allow_pickle=False, mmap_mode="r")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file", "check the path") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (ValueError, EOFError, SyntaxError) as error:
-        reason = str(error).split("\n")[0]
-        raise DataError(f"{path}: not a readable .npy file: {reason}", "write it again with numpy.save") from None
-    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2) or 0 in array.shape:
-        what = f"an array of shape {array.shape} and type {array.dtype}"
-        raise DataError(f"{path}: {what}; expected numbers (rows, columns)", "write it again with numpy.save")
+def _read_array(path: Path, most: int, seed: str, on_bad_record: str, skipped: Counter[str]) -> Sample:
+    array = _array(path)
     rows = Reservoir[int](most, seed)(range(len(array)))
     table = np.asarray(array[rows], dtype=np.float64).reshape(len(rows), -1)
-    return Sample(_finite(path, table, rows), [f"{path}: row {row + 1}" for row in rows], len(array))
-
-
-def _finite(path: Path, table: np.ndarray, rows: list[int]) -> np.ndarray:
     bad = np.argwhere(~np.isfinite(table))
-    if len(bad):
+    if len(bad) and on_bad_record != "skip":
         row, column = bad[0]
         raise DataError(
             f"{path}: row {rows[row] + 1}, column {column + 1} is {table[row, column]}; expected a finite number",
             "fill in, or leave out, what is missing",
         )
-    return table
+    left_out = np.unique(bad[:, 0])
+    if len(left_out):
+        skipped["not a finite number"] += len(left_out)
+    kept = np.delete(np.array(rows), left_out)
+    return Sample(np.delete(table, left_out, 0), [f"{path}: row {row + 1}" for row in kept.tolist()], len(array))
+
+
+def _array(path: Path) -> np.ndarray:
+    """What numpy says of a damaged header is of many kinds."""
+    hint = "write it again with numpy.save"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numbers that overflow in a header are an error as well
+            array = np.load(path, allow_pickle=False, mmap_mode="r")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file", "check the path") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise DataError(f"{path}: not a readable .npy file: {reason}", hint) from None
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: several arrays, not one", hint)
+    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2) or 0 in array.shape:
+        what = f"an array of shape {array.shape} and type {array.dtype}"
+        raise DataError(f"{path}: {what}; expected numbers (rows, columns)", hint)
+    return array
 
 
 def same_columns(first: Sample, second: Sample, paths: tuple[Path, Path]) -> np.ndarray:

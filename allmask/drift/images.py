@@ -1,7 +1,7 @@
 """Folders of images, and what a discriminator sees of one: a few measures with names, a small copy, its edges.
 
-Images of any size and kind are compared: each is scaled to the same square, of which the middle is taken. What classes
-they have, if their folders say so, is not looked at.
+Images of any size and kind are compared: each is scaled to the same square, distorted if it is none. What classes they
+have, if their folders say so, is not looked at.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allmask.drift.features import Features, number_features, scaled, vector_features
+from allmask.drift.features import Features, Made, number_features, scaled, vector_features
 from allmask.drift.sampling import Reservoir
 from allmask.errors import DataError
-from allmask.vision.images import decoded, images_below
+from allmask.vision.images import images_below
+from allmask.vision.pictures import header_of, pixels_of
 
 SIDE, COARSE, CELLS = 32, 8, 4  # pixels of a side, of the small copy's, and the cells in which edges are counted
 MEASURES = ("width", "height", "brightness", "contrast", "colourfulness", "warmth", "sharpness", "symmetry")
@@ -34,9 +36,12 @@ class Pictures:
     sizes: Tensor  # (n, 2) width and height as they were
     where: list[str]
     total: int
+    digests: list[bytes] | None = None  # of the files
 
     def keys(self) -> list[bytes]:
-        """Two images with the same key are the same image."""
+        """Two images with the same key are the same: files byte for byte, otherwise what is seen of them."""
+        if self.digests is not None:
+            return self.digests
         rows = torch.cat([self.pixels.flatten(1), self.sizes.to(torch.int32).view(torch.uint8).view(-1, 8)], dim=1)
         return [row.tobytes() for row in rows.numpy()]
 
@@ -48,29 +53,24 @@ def read_images(
     """What is no image is an error that names the file, or is left out and counted."""
     files = images_below(folder)
     chosen = Reservoir[Path](most, seed)(files)
-    pixels, sizes, where = [], [], []
+    pixels, sizes, where, digests = [], [], [], []
     for number, file in enumerate(chosen, 1):
         try:
-            pixels.append(decoded([file], SIDE, SIDE, 3))
+            header = header_of(file)  # what is no image, or too large, is refused before it is decoded
+            pixels.append(pixels_of(file, 3, (SIDE, SIDE), whole=True))
         except DataError:
             if on_bad_record != "skip":
                 raise
             (skipped if skipped is not None else Counter())["unreadable image"] += 1
             continue
-        sizes.append(_size(file))
+        sizes.append((header.width, header.height))
         where.append(str(file))
+        digests.append(sha256(file.read_bytes()).digest())
         if told is not None:
             told(number, len(chosen))
     if not pixels:
         raise DataError(f"{folder}: none of its {len(files):,} images can be read", "fetch or write them again")
-    return Pictures(torch.cat(pixels), torch.tensor(sizes), where, len(files))
-
-
-def _size(file: Path) -> tuple[int, int]:
-    from PIL import Image
-
-    with Image.open(file) as image:
-        return image.size
+    return Pictures(torch.stack(pixels), torch.tensor(sizes), where, len(files), digests)
 
 
 def table_of(pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[str]]:
@@ -97,16 +97,17 @@ def table_of(pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[str]]:
     return torch.cat([torch.stack(measures, dim=1), small.flatten(1)], dim=1), [*MEASURES, *names]
 
 
-def image_features(pixels: Tensor, table: Tensor, names: list[str]) -> Features:
+def image_features(pixels: Tensor, table: Tensor, names: list[str], teaches: Tensor) -> Features:
     """Ranks of the measures, their spreads and products; the small copy; and edges. A third of a row each."""
     light = (pixels.double() * _LIGHT.double()[:, None, None]).sum(1)
     edges = torch.cat([F.avg_pool2d(one[:, None], SIDE // CELLS).flatten(1) for one in _edges(light)], dim=1)
     count = len(MEASURES)
-    measured = number_features(table[:, :count], names[:count])
-    small, drawn = vector_features(table[:, count:]), vector_features(edges.sqrt())
+    measured = number_features(table[:, :count], names[:count], teaches)
+    small, drawn = vector_features(table[:, count:], teaches), vector_features(edges.sqrt(), teaches)
     rows = torch.cat([measured.rows, small.rows, drawn.rows], dim=1)
     called = [f"edges {way} in cell {cell}" for way in ("down", "across") for cell in range(1, CELLS**2 + 1)]
-    return Features(scaled(rows), [*measured.names, *names[count:], *called])
+    made_of = [*measured.made_of, *(Made("median", (place,)) for place in range(count, len(names)))]
+    return Features(scaled(rows, teaches), [*measured.names, *names[count:], *called], made_of + [None] * len(called))
 
 
 def _edges(light: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from allmask.tasks import image
 from allmask.tasks.folders import made_beside
 from allmask.training import runs, train
 from allmask.vision import files
-from allmask.vision.labelled import Preparation
+from allmask.vision.labelled import Preparation, all_over
 from allmask.vision.resnet import ResNet, fresh, small
 
 log = logging.getLogger("allmask")
@@ -62,12 +62,10 @@ class Judge:
     @classmethod
     def of(cls, found: files.Loaded, pixels: Tensor, where: str | Path) -> Judge:
         """A network of image classes, with what it says of real images."""
-        if found.preparation is None:
-            raise DataError(f"{where}: does not say what images it reads", "train it with: allmask train --task image")
-        found.preparation.expect(where, pixels)
+        preparation = expect_fit(found, pixels, where)
         network = found.model.eval()
-        features, classes = _seen(network, found.preparation, pixels[:MOST])
-        return cls(network, found.preparation, Moments.of(features), _shares(classes, network.config.classes))
+        features, classes = _seen(network, preparation, pixels[all_over(len(pixels), MOST)])
+        return cls(network, preparation, Moments.of(features), _shares(classes, network.config.classes))
 
     def __call__(self, pixels: Tensor) -> dict[str, float]:
         """Of images as bytes (N, C, H, W)."""
@@ -79,6 +77,14 @@ class Judge:
             "classes": torch.special.entr(shares).sum().exp().item(),
             "covered": (shares >= _PRESENT * self.shares)[there].double().mean().item(),
         }
+
+
+def expect_fit(found: files.Loaded, pixels: Tensor, where: str | Path) -> Preparation:
+    """How a network reads such images, if it does."""
+    if found.preparation is None:
+        raise DataError(f"{where}: does not say what images it reads", "train it with: allmask train --task image")
+    found.preparation.expect(where, pixels)
+    return found.preparation
 
 
 @torch.no_grad()

@@ -36,10 +36,12 @@ from allmask.tasks.folders import (
     saved_values,
     write_result,
 )
-from allmask.tasks.layout import Layout, begun
+from allmask.tasks.layout import BATCH, Layout, begun
 from allmask.training import Result, Score, Settings, runs, train
+from allmask.training.distributed import expect_alone
 from allmask.training.plots import points, smoothed
 from allmask.vision import files as networks
+from allmask.vision.learning import FEWEST
 
 log = logging.getLogger("allmask")
 TASK = "gan"
@@ -73,6 +75,8 @@ class GanPlan:
             raise UsageError(f"loss is {self.loss!r}; expected {' or '.join(LOSSES)}")
         if self.k < 1:
             raise UsageError(f"k is {self.k}; expected steps of the discriminator, 1 or more")
+        if self.settings.batch_tokens < FEWEST:
+            raise UsageError(f"{BATCH} is {self.settings.batch_tokens}; expected {FEWEST} or more")
         strange = [name for name in ("data", "size", "channels", "judge") if getattr(self, name) is not None]
         if self.is_toy and strange:
             raise UsageError(f"{', '.join(strange)}: for images, not for a toy", "leave it out, or --preset dcgan")
@@ -119,6 +123,7 @@ class Data:
     examples: Tensor
     images: image.ImageData | None = None
     plan: image.ImagePlan | None = None  # of the classifier
+    network: networks.Loaded | None = None  # the classifier itself, where one was named
 
     @classmethod
     def read(cls, plan: GanPlan) -> Data:
@@ -128,7 +133,11 @@ class Data:
         images = image.ImageData.read(asked)
         pixels = images.train.pixels
         learns = judging.plan_of(asked.data, plan.size, plan.channels, len(pixels), plan.settings.seed)
-        return cls(pixels, images, learns)
+        network = None
+        if plan.judge is not None:
+            network = networks.load(plan.judge)
+            judging.expect_fit(network, pixels, plan.judge)
+        return cls(pixels, images, learns, network)
 
     def checksum(self) -> str:
         found = hashlib.sha256(repr(tuple(self.examples.shape)).encode())
@@ -144,6 +153,7 @@ class Data:
 
 def start(plan: GanPlan, out: Path, quiet: bool = False) -> dict[str, Any]:
     """Start a run and see it through. Nothing is written before the data is checked."""
+    expect_alone()
     expect_free(out)
     data = Data.read(plan)
     return _go_on(_begin(plan, data, out), data, out, quiet)
@@ -196,11 +206,8 @@ def _judge(
     """What looks at the generator now and then, and how examples become what the discriminator reads."""
     if plan.is_toy:
         return ToyJudge(out), lambda examples: examples
-    if plan.judge is not None:
-        found = networks.load(plan.judge)
-    else:
-        assert data.images is not None and data.plan is not None
-        found = judging.trained(data.plan, data.images, out / "judge", quiet)
+    assert data.images is not None and data.plan is not None
+    found = data.network or judging.trained(data.plan, data.images, out / "judge", quiet)
     judge = judging.Judge.of(found, data.examples, plan.judge or out / "judge")
     if data.images is not None and data.images.held_out is not None:
         floor = judge(data.images.held_out.pixels)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MEAN, DEVIATION = 3.0, 0.7  # of the data
 COUNT = 8192  # of the data
 LOW, HIGH, POINTS = -2.0, 7.0, 181
+LOG_2 = float(np.log(2.0))
 _QUANTILES, _ARROWS = 1 << 15, 13
 _SEEN = 2e-3  # the least density of which anything is drawn
 _BLUE, _BLACK, _GREEN, _GREY = "#5B84D7", "#2B2B2B", "#5BA886", "#9A9A9A"
@@ -44,6 +45,8 @@ class Frame:
     odds: np.ndarray  # what the discriminator says: the log-odds that x is real
     noise: np.ndarray  # a few numbers of it
     mapped: np.ndarray  # and what the generator makes of them
+    mean: np.ndarray  # () of all that it makes
+    beyond: np.ndarray  # the log-odds of each number, out of _QUANTILES, that it makes outside the picture
 
     @property
     def told(self) -> np.ndarray:
@@ -56,15 +59,23 @@ class Frame:
         return theory.best_discriminator(self.data, self.made)
 
     def metrics(self) -> dict[str, float]:
-        apart = theory.jensen_shannon(self.data, self.made, self.x)
+        """Integrals over the picture, and sums over what was made beyond it, where there is next to no data."""
+        apart = (
+            theory.jensen_shannon(self.data, self.made, self.x) + self._outside(np.full_like(self.beyond, LOG_2)) / 2
+        )
         weight = (self.data + self.made) / 2.0
+        unsure = float(np.trapezoid(weight * np.abs(self.told - 0.5), self.x))
         return {
             "divergence": apart,
-            "value": theory.value(self.odds, self.data, self.made, self.x),
+            "value": theory.value(self.odds, self.data, self.made, self.x)
+            - self._outside(np.logaddexp(0.0, self.beyond)),
             "best_value": 2.0 * apart + theory.LOWEST_VALUE,
-            "from_half": float(np.trapezoid(weight * np.abs(self.told - 0.5), self.x)),  # ½ on average in the end
-            "mean": float(np.trapezoid(self.made * self.x, self.x)),
+            "from_half": unsure + self._outside(np.abs(np.tanh(self.beyond / 2.0)) / 2.0) / 2,  # 0 in the end
+            "mean": float(self.mean),
         }
+
+    def _outside(self, each: np.ndarray) -> float:
+        return float(each.sum() / _QUANTILES)
 
     def save(self, path: Path) -> None:
         np.savez(path, **asdict(self))
@@ -83,7 +94,11 @@ def frame_of(model: Gan) -> Frame:
     odds = model.log_odds(torch.from_numpy(x).float()[:, None]).double().numpy()
     few = np.linspace(0, _QUANTILES - 1, _ARROWS + 2).round().astype(int)[1:-1]
     data = theory.normal_density(x, MEAN, DEVIATION)
-    return Frame(x, data, theory.density_of(made, x), odds, spread.numpy().ravel()[few], made[few])
+    step = x[1] - x[0]
+    outside = made[(made < LOW - step / 2) | (made > HIGH + step / 2)]
+    beyond = model.log_odds(torch.from_numpy(outside).float()[:, None]).double().numpy().ravel()
+    noise = spread.numpy().ravel()[few]
+    return Frame(x, data, theory.density_of(made, x), odds, noise, made[few], made.mean(), beyond)
 
 
 def judged(frame: Frame) -> Score:

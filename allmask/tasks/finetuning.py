@@ -45,6 +45,7 @@ from allmask.tasks.folders import (
 from allmask.tasks.plan import Plan, TaskOfPlan
 from allmask.tasks.values import as_yaml
 from allmask.training import Result, train
+from allmask.training.distributed import expect_alone
 from allmask.training.loop import Work
 from allmask.training.plots import plot_run
 
@@ -63,6 +64,7 @@ class Data:
 
 def finetune(plan: Plan, out: Path, quiet: bool = False) -> dict[str, Any]:
     """Start a run and see it through. Nothing is written before the data is checked and the model loaded."""
+    expect_alone()
     expect_free(out)
     data = read_data(plan)
     if plan.several:

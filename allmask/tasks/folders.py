@@ -27,6 +27,8 @@ def expect_free(out: Path, ours: frozenset[str] = frozenset()) -> None:
     if out.is_file() or (out.is_dir() and not ours.issuperset(item.name for item in out.iterdir())):
         hint = "to go on with this run: --resume" if (out / CONFIG).is_file() else "name another --out"
         raise ResourceError(f"{out}: already there", hint)
+    if out.absolute() == Path.cwd():
+        raise ResourceError(f"{out}: the folder you are in cannot become a run's", "name another: --out run")
     above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ResourceError(f"{out}: cannot write in {above}", "choose another --out")

@@ -35,6 +35,7 @@ from allmask.tasks.folders import (
 from allmask.tasks.layout import BATCH, Layout, begun
 from allmask.tasks.marks import Marks, mark
 from allmask.training import Result, Score, Settings, Way, resolve_precision, runs, train
+from allmask.training.distributed import expect_alone
 from allmask.training.peak import TRAINING
 from allmask.training.plots import plot_run
 from allmask.vision import files
@@ -81,6 +82,8 @@ class ImagePlan:
         """The same with nothing left open."""
         sides = images.pixels.shape[2:]
         crop = min(sides) // 8 if self.crop is None else self.crop
+        if crop >= min(sides):
+            raise UsageError(f"crop is {crop}; an image of {sides[1]} × {sides[0]} could be shifted out of sight")
         return replace(self, crop=crop, flip=images.pixels.shape[1] > 1 if self.flip is None else self.flip)
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,6 +210,7 @@ def judge_of(plan: ImagePlan, data: ImageData) -> ImageJudge | None:
 
 def start(plan: ImagePlan, out: Path, quiet: bool = False) -> dict[str, Any]:
     """Start a run and see it through. Nothing is written before the data is checked."""
+    expect_alone()
     expect_free(out)
     data = ImageData.read(plan)
     return _go_on(_begin(plan, data, out), data, out, quiet)

@@ -189,6 +189,12 @@ def launched() -> bool:
     return all(name in os.environ for name in _LAUNCHED)
 
 
+def expect_alone() -> None:
+    """Of what one process trains: that torchrun did not start several."""
+    if launched() and os.environ["WORLD_SIZE"] != "1":
+        raise UsageError("this is trained by one process", "start it without torchrun")
+
+
 @contextmanager
 def company(shard: bool = False) -> Iterator[Alone | Crew]:
     """Those who run this command. `shard`: each keeps a part of the weights, not all of them."""

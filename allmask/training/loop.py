@@ -7,7 +7,6 @@ dropout from (seed, step). So a resumed run is bit for bit the run that was neve
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +23,14 @@ from allmask import native
 from allmask.attention import Attention
 from allmask.data import Batch, Loader, batches, plan_epoch
 from allmask.dropout import Dropout
-from allmask.errors import DivergedError, Interrupted, UsageError
+from allmask.errors import DivergedError, Interrupted
 from allmask.model import Model
 from allmask.objectives import losses_of
 from allmask.objectives.losses import Losses
 from allmask.training import runs
 from allmask.training.average import Average
 from allmask.training.board import Board
-from allmask.training.distributed import Alone, Crew, launched
+from allmask.training.distributed import Alone, Crew, expect_alone
 from allmask.training.gradients import clip, embedding_gradient
 from allmask.training.optimiser import optimiser_of
 from allmask.training.peak import measured_peak, operations
@@ -127,8 +126,8 @@ def train(
     With `settings.ema` it is their running mean that is judged and left there. Every process of a crew calls this with
     the same arguments. In a sharded one each is left with its part of the model, and the result has the whole.
     """
-    if isinstance(crew, Alone) and launched() and os.environ["WORLD_SIZE"] != "1":
-        raise UsageError("this is trained by one process", "start it without torchrun")
+    if isinstance(crew, Alone):
+        expect_alone()
     crew.first(lambda: runs.prepare(run, resume))
     trainer = Trainer(model, work, settings, run, quiet or not crew.lead, crew)
     if resume and crew.shared(bool(runs.checkpoints(run))):

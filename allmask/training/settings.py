@@ -59,6 +59,8 @@ class Settings:
             raise UsageError(f"precision is {self.precision!r}; expected auto, fp32 or bf16")
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
             raise UsageError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed is {self.seed}; expected 0 to 2**63 - 1")
         if self.ema is not None and not 0.0 < self.ema < 1.0:
             raise UsageError(f"ema is {self.ema}; expected 0 < ema < 1, such as 0.999")
         if self.layer_decay is not None and not 0.0 < self.layer_decay <= 1.0:

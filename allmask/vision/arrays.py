@@ -197,12 +197,13 @@ def _four_dimensions(where: str, images: np.ndarray) -> np.ndarray:
         return images.reshape(-1, 3, 32, 32)
     if len(shape) == 3:
         return images[:, None]
-    if len(shape) == 4 and shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if len(shape) == 4 and shape[1] in (1, 3):
-        return images
+    for channels in ((1, 3), (2, 4)):  # the second with an opacity
+        if len(shape) == 4 and shape[3] in channels:
+            return images.transpose(0, 3, 1, 2)
+        if len(shape) == 4 and shape[1] in channels:
+            return images
     raise DataError(
-        f"{where}: an array of shape {list(shape)}; expected images × height × width, and 1 or 3 channels last or first"
+        f"{where}: an array of shape {list(shape)}; expected images × height × width, and 1 to 4 channels last or first"
     )
 
 

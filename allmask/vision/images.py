@@ -41,8 +41,8 @@ def read(
     """The data set at a path, or one part of it. `size` and `channels` convert the images of a folder."""
     if part not in PARTS:
         raise UsageError(f"part is {part!r}; expected {' or '.join(PARTS)}")
-    if (size is not None and size < 1) or channels not in (None, 1, 3):
-        raise UsageError(f"size {size}, channels {channels}: expected a size from 1 and 1 or 3 channels")
+    if (size is not None and size < 1) or channels not in (None, 1, 2, 3, 4):
+        raise UsageError(f"size {size}, channels {channels}: expected a size from 1 and 1 to 4 channels")
     path = Path(path)
     packed = _packed(path, part, limit)
     if packed is None:
@@ -78,8 +78,8 @@ def has_part(path: str | Path, part: str) -> bool:
         return any(file for start in _IDX[part] for file in path.glob(f"{start}-images*idx3-ubyte*"))
     if kind in ("cifar", "sheets"):
         return any(path.glob((_CIFAR if kind == "cifar" else SHEETS)[part]))
-    divided = any((path / name).is_dir() for name in PARTS["train"])
-    return kind in (*_WORDS, "pickle") or (divided and any((path / name).is_dir() for name in PARTS[part]))
+    divided = any(_is_part(path / name) for name in PARTS["train"])
+    return kind in (*_WORDS, "pickle") or (divided and any(_is_part(path / name) for name in PARTS[part]))
 
 
 def _packed(path: Path, part: str, limit: int) -> Images | None:
@@ -132,7 +132,7 @@ def _cifar_names(folder: Path) -> tuple[str, ...]:
 
 def _part_of(folder: Path, part: str) -> Path:
     """The folder of this part; the folder itself is for training, if it is not divided."""
-    inside = {name: folder / name for names in PARTS.values() for name in names if (folder / name).is_dir()}
+    inside = {name: folder / name for names in PARTS.values() for name in names if _is_part(folder / name)}
     if not any(name in inside for name in PARTS["train"]):
         if part == "train":
             return folder
@@ -141,6 +141,16 @@ def _part_of(folder: Path, part: str) -> Path:
     if not found:
         raise DataError(f"{folder}: no {part} part", f"expected a subfolder {' or '.join(PARTS[part])} beside train")
     return found[0]
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether there are classes in it. A folder train/ of images is a class: of trains."""
+    if not folder.is_dir():
+        return False
+    with reading(folder):
+        inside = list(folder.iterdir())
+    has_images = any(item.suffix.lower() in ENDINGS and item.is_file() for item in inside)
+    return not has_images and any(item.is_dir() for item in inside)
 
 
 # ---- a folder of folders -----------------------------------------------------------------------------------------

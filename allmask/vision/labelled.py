@@ -30,9 +30,13 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def first(self, count: int | None) -> Images:
-        """The first so many; None: all."""
-        return Images(self.pixels[:count], self.labels[:count], self.names, self.files[:count])
+    def some(self, most: int | None) -> Images:
+        """At most so many, from all over the data: folders stand in it class by class. None: all."""
+        if most is None or most >= len(self):
+            return self
+        chosen = all_over(len(self), most)
+        files = tuple(self.files[number] for number in chosen.tolist()) if self.files else ()
+        return Images(self.pixels[chosen], self.labels[chosen], self.names, files)
 
     def place(self, number: int) -> str:
         """Where an image is to be found."""
@@ -50,6 +54,11 @@ class Images:
             )
         numbers = torch.tensor([names.index(name) for name in self.names])
         return Images(self.pixels, numbers[self.labels], names, self.files)
+
+
+def all_over(total: int, most: int) -> Tensor:
+    """At most so many numbers below a total, as far apart as they can be."""
+    return torch.linspace(0, total - 1, min(most, total), dtype=torch.float64).round().long()
 
 
 def _some(names: tuple[str, ...], most: int = 12) -> str:
@@ -72,6 +81,9 @@ def checked(
         classes = f"there are {len(names)} classes" if names else f"expected 0 to {_MOST_CLASSES - 1:,}"
         raise DataError(f"{where}: the label of image {number + 1:,} is {wrong}; {classes}")
     names = names or tuple(map(str, range(highest + 1)))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{where}: two classes are called {twice}", "rename one of the two")
     if lowest == highest:
         raise DataError(
             f"{where}: all {len(labels):,} images are of one class, {names[lowest]}",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")  # of these; no other decoder is asked
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "CMYK": 3, "YCbCr": 3, "RGBA": 4, "PA": 4}  # of PIL's modes
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _MOST_PIXELS = 64_000_000  # of one image, before it is made smaller: 200 MB
@@ -46,17 +47,17 @@ def header_of(file: Path) -> Header:
         return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
 
 
-def pixels_of(file: Path, channels: int, size: tuple[int, int] | None = None) -> Tensor:
-    """(C, H, W). With a size (width, height), scaled to cover it and cut out of the middle."""
+def pixels_of(file: Path, channels: int, size: tuple[int, int] | None = None, whole: bool = False) -> Tensor:
+    """(C, H, W). With a size (width, height), scaled to cover it and cut out of the middle; or `whole`, distorted."""
     from PIL import ImageOps
 
     with opened(file) as image:
         upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-        return _made(upright, channels, size)
+        return _made(upright, channels, size, whole)
 
 
 def pixels_from(where: str, array: np.ndarray, channels: int, size: tuple[int, int]) -> Tensor:
-    """The same of an array: height × width, or with 1 or 3 channels last or first; bytes, or fractions from 0 to 1."""
+    """The same of an array: height × width, or with 1 to 4 channels last or first; bytes, or fractions from 0 to 1."""
     from PIL import Image
 
     if array.ndim not in (2, 3) or not array.size:
@@ -65,12 +66,13 @@ def pixels_from(where: str, array: np.ndarray, channels: int, size: tuple[int, i
     return _made(Image.fromarray(found[..., 0] if found.shape[2] == 1 else found), channels, size)
 
 
-def _made(image: Image, channels: int, size: tuple[int, int] | None) -> Tensor:
+def _made(image: Image, channels: int, size: tuple[int, int] | None, whole: bool = False) -> Tensor:
     from PIL import Image, ImageOps
 
     made = image.convert(_MODES[channels])
     if size is not None:
-        made = ImageOps.fit(made, size, Image.Resampling.BILINEAR)
+        how = Image.Resampling.BILINEAR
+        made = made.resize(size, how) if whole else ImageOps.fit(made, size, how)
     values = torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
     return values.view(made.height, made.width, channels).permute(2, 0, 1)
 
@@ -88,5 +90,6 @@ def opened(file: Path) -> Iterator[Image]:
     with reading(file):
         if not file.stat().st_size:
             raise DataError(f"{file}: an empty file, not an image", "remove it or fetch it again")
-        with Image.open(file) as image:
+        Image.init()
+        with Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
             yield image

@@ -96,7 +96,7 @@ def test_measures_are_what_they_are_called():
 def test_rows_are_as_the_discriminator_wants_them():
     pictures = noise(30, 5)
     table, names = table_of(pictures.pixels, pictures.sizes)
-    features = image_features(pictures.pixels, table, names)
+    features = image_features(pictures.pixels, table, names, torch.ones(len(table), dtype=torch.bool))
     assert features.rows.shape == (30, len(features.names))
     np.testing.assert_allclose(features.rows.mean(0), 0.0, atol=1e-12)
     assert features.rows.square().sum(1).mean().item() == pytest.approx(1.0)

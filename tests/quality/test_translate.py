@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record, pack
+from allmask.layers import sinusoids
 from allmask.tasks.fresh import Fresh
 from allmask.tasks.translate import Translate
 from allmask.tasks.writing import tokenizer_of
@@ -59,6 +60,25 @@ def test_the_peer_is_of_the_same_size(model):
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     assert count == sum(parameter.numel() for parameter in model.parameters())
     assert made.config.decoder_start_token_id == model.config.start_token
+
+
+@torch.no_grad()
+def test_the_peer_begins_with_our_weights(model):
+    """With our waves for positions, which it orders in another way, it says the same."""
+    from transformers import MarianMTModel
+
+    made = MarianMTModel(translate.marian_config(model, 0.1)).eval()
+    translate.begin_alike(made, model)
+    examples = Translate().fitted(model).examples(tokenizer_of(model), RECORDS[:3])
+    inputs, labels = translate.padded(examples, made.config.pad_token_id)
+    other = made(**inputs).logits[labels != -100]
+    for stack in (made.model.encoder, made.model.decoder):
+        stack.embed_positions.weight.copy_(sinusoids(*stack.embed_positions.weight.shape))
+    theirs = made(**inputs).logits[labels != -100]
+    batches = [pack([example]) for example in examples]
+    ours = torch.cat([model.eval()(one.ids, one.mask).logits[one.labels >= 0] for one in batches])
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+    assert (other - ours).abs().max() > 1e-3
 
 
 def test_a_curve_counts_training_alone(tmp_path: Path):

@@ -168,7 +168,7 @@ def test_folders_that_are_none(tmp_path, folder):
     (folder / "empty").mkdir()
     refused(folder, "empty: no images in it")
     refused(folder, "expected a size", kind=UsageError, size=0)
-    refused(folder, "expected a size", kind=UsageError, channels=2)
+    refused(folder, "expected a size", kind=UsageError, channels=5)
 
 
 def test_memory_is_bounded(folder):
