@@ -44,7 +44,7 @@ from allmask.tasks.tag import Tag
 from allmask.tasks.tagger import Tagger
 from allmask.tasks.title import Title
 from allmask.tasks.translate import Translate
-from allmask.tasks.writing import Written, stream_text, write
+from allmask.tasks.writing import Written, stream_text, tokenizer_of, write
 
 log = logging.getLogger("allmask")
 TASKS = {"title": Title, "translate": Translate, "generate": (Title, Translate, Continuation)}
@@ -59,6 +59,7 @@ class Pipeline:
     task: Title | Translate | Continuation
     precision: str = "auto"  # fp32, bf16, int8; auto is the fastest here
     writer: Writer = field(init=False, repr=False)
+    cut: int = field(default=0, init=False)  # texts so far that were longer than the model reads
 
     def __post_init__(self):
         self.writer = self.task.writer(self.model, self.precision)
@@ -78,11 +79,19 @@ class Pipeline:
 
     def write(self, texts: Sequence[str], batch: int = 32, **options: Any) -> Iterator[Written]:
         """The n-best texts of each with their hypotheses, which carry the scores, a batch at a time."""
-        return write(self.task, self.model, texts, self.settings(**options), batch, self.writer)
+        settings = self.settings(**options)
+        self._count_cut(texts)
+        return write(self.task, self.model, texts, settings, batch, self.writer)
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
         """One text in pieces, as it is written; greedy or sampled."""
-        return stream_text(self.task, self.model, text, self.settings(**options), self.writer)
+        settings = self.settings(**options)
+        self._count_cut([text])
+        return stream_text(self.task, self.model, text, settings, self.writer)
+
+    def _count_cut(self, texts: Sequence[str]) -> None:
+        encoded = tokenizer_of(self.model).encode_batch(list(texts), special=False)
+        self.cut += sum(len(one) > self.task.max_source for one in encoded)
 
     def settings(self, **options: Any) -> Decoding:
         unknown = sorted(set(options) - set(Decoding.__dataclass_fields__))

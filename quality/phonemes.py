@@ -19,8 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import allmask
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.folders import is_finished
+from allmask.tasks.finetuning import finetune, resume
+from allmask.tasks.folders import CONFIG
 from allmask.tasks.plan import Plan
 
 PARTS = 20  # of which one is to judge by, one is held out while learning
@@ -115,8 +115,11 @@ def main(words: Sequence[str] | None = None) -> None:
     told = (f"{name} {len(part):,} words, {sum(map(len, part.values())):,} ways" for name, part in parts.items())
     print("split by SHA-256 of the word:", "; ".join(told), flush=True)
     write_files(parts, args.out / "data")
-    if not is_finished(args.out / "run"):
-        finetune(plan(args.out / "data", args), args.out / "run")
+    run = args.out / "run"
+    if (run / CONFIG).is_file():
+        resume(run)  # a finished one is left as it is
+    else:
+        finetune(plan(args.out / "data", args), run)
     report(parts["test"], args)
 
 

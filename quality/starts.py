@@ -69,6 +69,8 @@ class Start:
             shape = Fresh(preset, width=shape.width, **given).shape(bert.tokenizer)
         model = Model.fresh(shape, ["lm"], torch.Generator().manual_seed(seed))
         model.tokenizer = bert.tokenizer
+        if name == "scratch":  # how frequent tokens are is known to both
+            model.head("lm_head").load_state_dict({"bias": bert.head("lm_head").state_dict()["bias"]}, strict=False)
         return cls(name, model, noam(3999, shape.width))
 
 

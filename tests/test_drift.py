@@ -16,7 +16,14 @@ from sklearn.linear_model import LogisticRegression
 from allmask.drift import Reservoir, Settings, binomial_tail, compare_numbers, compare_texts, needed
 from allmask.drift.deciding import by_relabelling
 from allmask.drift.discriminator import fit
-from allmask.drift.features import grams, normal_scores
+from allmask.drift.features import (
+    grams,
+    ngram_features,
+    normal_scores,
+    number_features,
+    presence,
+    vector_features,
+)
 from allmask.drift.sampling import balance
 from allmask.errors import DataError, UsageError
 
@@ -211,6 +218,51 @@ def test_the_same_file_twice_is_the_same():
     assert (verdict.p, verdict.accuracy, verdict.trials, verdict.shared) == (1.0, 0.5, 0, 50)
     table = np.random.default_rng(0).normal(size=(50, 30))
     assert not compare_numbers(table, table).shifted
+
+
+def test_too_few_texts_of_ones_own_are_no_verdict():
+    """Nothing could have been found, whatever the difference: that is not "no shift"."""
+    both = sentences(300, 0)
+    first, second = [*both, "this", "that"], [*both, "these", "those"]
+    for test in ("binomial", "permutation"):
+        with pytest.raises(DataError, match="300 texts stand in both, and 2 others of each are too few"):
+            compare_texts(first, second, settings=Settings(test=test))
+    with pytest.raises(DataError, match="0 others of each"):
+        compare_texts(both, both + both[:50])
+    compare_texts([*both, *sentences(6, 1)], [*both, *sentences(6, 2)])
+
+
+@pytest.mark.parametrize("kind", ["numbers", "vectors", "ngrams"])
+def test_what_is_seen_of_a_guessed_record_depends_on_it_and_the_teachers(kind: str):
+    """Else guesses would depend on each other, and the binomial test would not be exact."""
+    rng = torch.Generator().manual_seed(0)
+    table, teaches = torch.randn(40, 3, generator=rng, dtype=torch.float64), torch.arange(40) % 2 == 0
+
+    def seen(table: torch.Tensor) -> torch.Tensor:
+        if kind == "numbers":
+            return number_features(table, ["a", "b", "c"], teaches).rows
+        if kind == "vectors":
+            return vector_features(table, teaches).rows
+        texts = [" ".join(WORDS[int(abs(value) * 3) % 20] for value in row) for row in table.tolist()]
+        lengths = torch.tensor([len(text) for text in texts], dtype=torch.float64)
+        return ngram_features(*presence(texts, teaches), lengths, teaches).rows
+
+    before = seen(table)
+    changed = torch.where((torch.arange(40) == 5)[:, None], table * 7.0 + 3.0, table)  # it is guessed
+    after = seen(changed)
+    assert after.isfinite().all() and not torch.equal(after[5], before[5])
+    assert torch.equal(after[teaches], before[teaches]) and torch.equal(after[7:], before[7:])
+    constant = torch.where(teaches[:, None], 1.5, table)  # nothing to learn from
+    assert kind == "ngrams" or seen(constant).abs().max() < 1e-9
+
+
+def test_names_of_columns_may_say_anything():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(300, 2)), rng.normal(size=(300, 2))
+    second[:, 1] = second[:, 0]
+    verdict = compare_numbers(first, second, ["w × h", "d (spread)"])
+    found = {(one.name, one.measure) for one in verdict.giveaways}
+    assert ("w × h × d (spread)", "correlation") in found
 
 
 def test_frequencies_count_where_repeats_are_kept():

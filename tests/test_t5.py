@@ -13,11 +13,14 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import allmask
 from allmask.checkpoints.t5 import T5
 from allmask.config import PRESETS
+from allmask.data import Record
 from allmask.decoding import Decoding, PairWriter, generate
 from allmask.errors import CheckpointError
 from allmask.layers import RelativePositions
 from allmask.masks import Mask
 from allmask.model import Model
+from allmask.tasks.title import Title
+from allmask.text import train_on
 
 SIZES = {
     "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
@@ -209,6 +212,24 @@ def test_exact_parameter_counts(preset):
     with torch.device("meta"):
         model = Model(PRESETS[preset](), ["lm"])
     assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS[preset]
+
+
+def test_a_body_without_an_output_learns_to_write(tmp_path):
+    """A new output layer has no bias that could begin with frequencies."""
+    theirs_of("tied, gated with relu", T5Model, tie_word_embeddings=False, vocab_size=130).save_pretrained(tmp_path)
+    made = allmask.load(tmp_path)
+    made.tokenizer = train_on(["red cat", "blue dog"], "unigram", 130)
+    records = [Record({"source": "red cat", "target": "blue dog"}, "here:1")]
+    ready = Title().fitted(made).prepare(made, records)
+    assert ready.lm_head is not None and ready.lm_head.bias is None
+
+
+def test_an_activation_without_a_word_is_not_renamed(tmp_path):
+    """T5's "gated-gelu" is the formula with a tanh; another is written in our own layout."""
+    sizes = {"width": 32, "layers": 1, "decoder_layers": 1, "heads": 2, "inner": 16, "vocabulary": 60}
+    made = Model.fresh(replace(PRESETS["t5-v1.1-small"](), activation="gelu", **sizes), ["lm"])
+    made.save(tmp_path / "t5")
+    assert allmask.load(tmp_path / "t5").config == made.config
 
 
 def test_fresh_weights_have_the_sizes_of_transformers():

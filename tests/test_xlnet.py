@@ -15,7 +15,7 @@ import allmask
 from allmask.checkpoints.xlnet import XLNET
 from allmask.config import PRESETS
 from allmask.decoding import fill
-from allmask.errors import CheckpointError
+from allmask.errors import CheckpointError, UsageError
 from allmask.inference.memory import following, perplexity, surprisals
 from allmask.masks import Mask
 from allmask.model import Model
@@ -314,6 +314,10 @@ def test_long_texts_in_segments_surprise_as_transformers_says(folders):
         expected.append(-out.logits.log_softmax(-1).gather(-1, row[..., None])[0, :, 0])
     found = surprisals(ours, ids, length=4, memory=5)
     torch.testing.assert_close(found, torch.cat(expected)[1:], atol=1e-5, rtol=0)
+    sizes = {"vocabulary": 9, "width": 8, "heads": 2, "inner": 8, "layers": 1, "max_positions": 8}
+    short = Model.fresh(replace(PRESETS["bert-base"](), **sizes), ["lm"])
+    with pytest.raises(UsageError, match="segments of 9 tokens: this model has 8 positions"):
+        surprisals(short, torch.arange(20) % 7, length=9, query=1)
     assert perplexity(ours, ids, 4, 5) == pytest.approx(float(found.double().mean().exp()), rel=1e-5)
 
 

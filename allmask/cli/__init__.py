@@ -31,6 +31,12 @@ def many(count: int, thing: str) -> str:
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
+def tell_cut(count: int, limit: int) -> None:
+    """Texts that were longer than a model reads."""
+    if count:
+        note(f"{many(count, 'text')} cut to {limit:,} tokens")
+
+
 def listen(quiet: bool = False) -> None:
     """Show what the library logs as plain lines among the notes: all of it, or warnings only."""
     import logging

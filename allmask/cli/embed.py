@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from allmask.cli import emit, listen, many, note, ready_lines, tell_skipped
+from allmask.cli import emit, listen, note, ready_lines, tell_cut, tell_skipped
 from allmask.cli.generate import Folder, Precision
 from allmask.errors import ResourceError, UsageError
 
@@ -88,8 +88,7 @@ def command(
     else:
         found = _search(embedder, source, search, top, quiet)
         emit(as_json, found, "\n".join(f"{row['score']:6.3f}  {row['where']}  {_line(row['text'])}" for row in found))
-    if embedder.cut:
-        note(f"{many(embedder.cut, 'text')} cut to {embedder.model.config.max_positions} tokens")
+    tell_cut(embedder.cut, embedder.model.config.max_positions)
 
 
 def _line(text: str, limit: int = 100) -> str:

@@ -125,7 +125,7 @@ def command(
     records = _read(file, on_bad_record, limit)
     began = time.monotonic()
     written = _write(pipeline, records, options, quiet)
-    result: dict[str, Any] = {"model": model, "file": str(file), "records": len(records)}
+    result: dict[str, Any] = {"model": model, "file": str(file), "records": len(records), "cut": pipeline.cut}
     result |= {"seconds": round(time.monotonic() - began, 2), "scores": pipeline.task.score(written, records)}
     result |= _counted(pipeline, records)
     if show:
@@ -188,6 +188,8 @@ def _in_words(result: dict[str, Any]) -> str:
     reference = result["scores"]["model"]["reference_length"]
     lines.append(f"| reference | {'| ' * (len(columns) - 1)}{reference:.1f} |")
     lines += [f"{COLUMNS[name]}: {signature}" for name, signature in result.get("signatures", {}).items()]
+    if result["cut"]:
+        lines += ["", f"{many(result['cut'], 'text')} cut"]
     for name, rows in result.get("examples", {}).items():
         lines += ["", f"{name}:"]
         for row in rows:

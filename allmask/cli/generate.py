@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allmask.cli import listen, note, ready_lines
+from allmask.cli import listen, note, ready_lines, tell_cut
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def command(
             _stream(pipeline, batch, options)
         else:
             _write(pipeline, batch, options, show_mask, as_json)
+    tell_cut(pipeline.cut, pipeline.task.max_source)
 
 
 def _check(text: str | None, stream: bool, show_mask: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allmask.cli import _images as images
-from allmask.cli import listen, many, note, ready_lines, tell_skipped
+from allmask.cli import listen, many, note, ready_lines, tell_cut, tell_skipped
 from allmask.cli.generate import (
     Beams,
     Folder,
@@ -107,7 +108,7 @@ def command(
         _expect_file(file, "chooses")
         chooser = open_chooser(model, precision)
         _run(_choosing(chooser, file, on_bad_record, keep_fields), out, quiet)
-        _tell_cut(chooser)
+        tell_cut(chooser.cut, chooser.task.max_length)
         return
     if not is_classifier(model):
         _expect_file(file)
@@ -119,7 +120,7 @@ def command(
         _label_lines(classifier, out)
     else:
         _run(_labelling(classifier, file, on_bad_record, keep_fields), out, quiet)
-    _tell_cut(classifier)
+    tell_cut(classifier.cut, classifier.task.max_length)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class _Job:
     window: int
     done: str  # to the records, in a word
     hidden: tuple[str, ...] = ()  # fields that are read and not written
+    after: Callable[[], None] = lambda: None  # what is told in the end
 
 
 def _run(job: _Job, out: str, quiet: bool) -> None:
@@ -142,6 +144,7 @@ def _run(job: _Job, out: str, quiet: bool) -> None:
         _predict(job, answer, put, total, quiet)
     if not quiet and out != "-":
         note(f"{out}: {many(total, 'record')}")
+    job.after()
 
 
 def _check_out(out: str, file: Path) -> None:
@@ -237,14 +240,21 @@ def _writing(
     others = [name for name in ("id", "target", *keep) if name != "source"]
     fields = {"source": text, **{name: Maybe(lambda value: value) for name in others}}
 
+    opened: list[Pipeline] = []
+
     def open_writer() -> Callable[[list[Record]], list[dict[str, Any]]]:
         from allmask.pipelines import open_pipeline
 
         pipeline = open_pipeline(model, precision, options.get("max_new"))
         pipeline.settings(**options)
+        opened.append(pipeline)
         return lambda window: _write_sorted(pipeline, window, options)
 
-    return _Job(lambda skipped: read_records(file, fields, on_bad_record, skipped), open_writer, WINDOW, "written")
+    def after() -> None:
+        tell_cut(opened[0].cut, opened[0].task.max_source)
+
+    read = partial(read_records, file, fields, on_bad_record)
+    return _Job(read, open_writer, WINDOW, "written", after=after)
 
 
 def _write_sorted(pipeline: Pipeline, window: list[Record], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -292,11 +302,6 @@ def _label_lines(classifier: Classifier, out: str) -> None:
             for line in lines:
                 told = {"text": line, **next(found).to_dict()} if line.strip() else None
                 put("" if told is None else json.dumps(told, ensure_ascii=False))
-
-
-def _tell_cut(model: Classifier | Chooser) -> None:
-    if model.cut:
-        note(f"{many(model.cut, 'text')} cut to {model.task.max_length} tokens")
 
 
 # ---- tags and answers ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ with batches(lambda numbers: pack([examples[n] for n in numbers]), plan) as load
     for batch in loader: …
 """
 
-from allmask.data.examples import NO_LABEL, Asked, Batch, Example, pack, pack_flat
+from allmask.data.examples import NO_LABEL, Asked, Batch, Example, pack, pack_flat, packs
 from allmask.data.fields import Bad, Checker, Maybe, label, list_of, number, text
 from allmask.data.loading import Loader, batches
 from allmask.data.planning import plan_epoch
@@ -14,5 +14,5 @@ from allmask.data.records import MAX_LINE, Record, read_records, usable
 
 __all__ = [
     "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "Example", "Loader", "Maybe", "Record", "batches",
-    "label", "list_of", "number", "pack", "pack_flat", "plan_epoch", "read_records", "text", "usable",
+    "label", "list_of", "number", "pack", "pack_flat", "packs", "plan_epoch", "read_records", "text", "usable",
 ]  # fmt: skip

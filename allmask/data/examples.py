@@ -150,6 +150,16 @@ def pack(examples: Sequence[Example]) -> Batch:
     return pack_flat(lengths, ids, order, segments, labels, place=place)
 
 
+def packs(examples: Sequence[Example], tokens: int = 4096) -> list[Batch]:
+    """All of them, those of similar length together, at most so many tokens in a row; a longer one stands alone."""
+    rows: list[list[Example]] = []
+    for example in sorted(examples, key=len):
+        if not rows or (1 + len(rows[-1])) * len(example) > tokens:
+            rows.append([])
+        rows[-1].append(example)
+    return [pack(row) for row in rows]
+
+
 def pack_flat(
     lengths: np.ndarray, ids: np.ndarray, order: np.ndarray, segments: np.ndarray, labels: np.ndarray,
     name: str = "lm", query: int | None = None, relations: np.ndarray | None = None, place: np.ndarray | None = None,

@@ -51,8 +51,10 @@ def surprisals(model: Model, ids: Tensor, length: int, memory: int = 0, query: i
     """
     if ids.ndim != 1 or len(ids) < 2 or length < 1:
         raise UsageError(f"surprisals: ids are {tuple(ids.shape)} and length is {length}; expected (N,) and 1 at least")
-    if memory and model.config.reach < len(ids):
-        raise UsageError(f"a memory of a text of {len(ids)} tokens: this model has {model.config.reach} positions")
+    span = len(ids) if memory else min(length, len(ids))
+    if model.config.reach < span:
+        what = "a memory of a text" if memory else "segments"
+        raise UsageError(f"{what} of {span} tokens: this model has {model.config.reach} positions")
     if query is None and model.body.embedding.question is None:
         raise UsageError("surprisals: this model has no vector for what is unknown", "pass query=, the id of [MASK]")
     cache, found = Cache(), []

@@ -200,10 +200,8 @@ def _expect_sentinels(recipe: Recipe, model: Model) -> None:
 
 
 def _expect_tokens(model: Model, corpus: Corpus) -> None:
-    """A new output layer begins with how frequent tokens are, where it has a bias to say so."""
-    if getattr(model.lm_head, "bias", None) is not None:
-        counts = np.bincount(corpus.ids[:COUNTED], minlength=model.config.vocabulary)
-        expect_frequencies(model, torch.from_numpy(counts))
+    counts = np.bincount(corpus.ids[:COUNTED], minlength=model.config.vocabulary)
+    expect_frequencies(model, torch.from_numpy(counts))
 
 
 # ---- the text ------------------------------------------------------------------------------------------------

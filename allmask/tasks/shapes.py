@@ -18,6 +18,7 @@ def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: in
     `rows` is how many tokens are embedded, where that is more than the tokenizer has.
     """
     config, follows = PRESETS[preset](), {}
+    _expect_known(preset, config, given)
     if "width" in given:
         heads = max(1, given["width"] // HEAD_WIDTH) if config.heads > 1 else 1
         follows |= {"heads": heads, "inner": max(1, given["width"] * config.inner // config.width)}
@@ -30,3 +31,11 @@ def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: in
     except CheckpointError as error:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(error.message, f"check {flags}") from None
+
+
+def _expect_known(preset: str, config: Config, given: Mapping[str, int]) -> None:
+    """A recurrent body has no heads, and an inner width only where it scores what it looks at."""
+    strange = ("heads", "inner") if config.family == "elmo" or not config.source_attention else ("heads",)
+    found = [f"--{name}" for name in strange if name in given and config.family in ("lstm", "elmo")]
+    if found:
+        raise UsageError(f"{' and '.join(found)}: {preset} has nothing of that kind", "leave it out")

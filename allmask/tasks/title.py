@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from allmask.data import NO_LABEL, Batch, Example, Record, pack, read_records, text
+from allmask.data import NO_LABEL, Batch, Example, Record, pack, packs, read_records, text
 from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
@@ -90,12 +90,14 @@ class Title:
         begin, end = _specials(tokenizer)
         return [*begin, *truncate(ids, self.max_source, self.truncate), end]
 
-    def examples(self, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+    def examples(self, tokenizer: Tokenizer, records: Sequence[Record], start: int | None = None) -> list[Example]:
+        """`start` is what a decoder reads first, if it is not what the tokenizer would say."""
         sources = _ids(tokenizer, [record.fields["source"] for record in records])
         targets = _ids(tokenizer, [record.fields["target"] for record in records])
         self._tell_cuts(sources, targets)
         prompts = (self._prompt(ids, tokenizer) for ids in sources)
-        return [self._example(prompt, target, tokenizer) for prompt, target in zip(prompts, targets, strict=True)]
+        pairs = zip(prompts, targets, strict=True)
+        return [self._example(prompt, target, tokenizer, start) for prompt, target in pairs]
 
     def _tell_cuts(self, sources: list[list[int]], targets: list[list[int]]) -> None:
         for name, rows, limit in (("sources", sources, self.max_source), ("targets", targets, self.max_target)):
@@ -103,11 +105,13 @@ class Title:
             if cut:
                 log.info("%s of %s %s are cut to %s tokens", f"{cut:,}", f"{len(rows):,}", name, limit)
 
-    def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer) -> Example:
+    def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer, start: int | None) -> Example:
         """[CLS] source [SEP] target [SEP], segments 0 and 1; each position before a target token must predict it."""
         if self.mask == PAIR:
             written = [*target[: self.max_target], _specials(tokenizer)[1]]
-            return Example.pair(prompt, [_start(tokenizer), *written[:-1]], written)
+            first = tokenizer.start_id if start is None else start
+            assert first is not None
+            return Example.pair(prompt, [first, *written[:-1]], written)
         ids = np.array([*prompt, *target[: self.max_target], _specials(tokenizer)[1]])
         is_target = np.arange(len(ids)) >= len(prompt)
         labels = np.where(np.append(is_target[1:], False), np.roll(ids, -1), NO_LABEL)
@@ -173,7 +177,8 @@ class Title:
         return model
 
     def _pruned(self, model: Model, records: Sequence[Record]) -> Model:
-        if tokenizer_of(model).kind == "unigram":  # whose words would be cut anew
+        if tokenizer_of(model).kind == "unigram":
+            log.info("vocabulary: of a unigram all is kept, as words would be cut anew without some of it")
             return model
         texts = (value for record in records for value in record.fields.values())
         kept = propose_keep_tokens(tokenizer_of(model), texts)
@@ -191,8 +196,9 @@ class Title:
     ) -> TitleWork:  # fmt: skip
         """What is held out is written for by the model as it is, whatever the precision of training."""
         tokenizer = tokenizer_of(model)
-        examples = self.examples(tokenizer, records)
-        judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
+        start = model.config.start_token
+        examples = self.examples(tokenizer, records, start)
+        judge = Judge(self, list(held_out), self.examples(tokenizer, held_out, start)) if held_out else None
         return TitleWork(examples, judge, auxiliary)
 
 
@@ -228,7 +234,7 @@ class Judge:
     shown: int = 2
 
     def __call__(self, model: Model) -> Score:
-        loss = mean_loss(model, [pack(self.examples[i : i + 32]) for i in range(0, len(self.examples), 32)])
+        loss = mean_loss(model, packs(self.examples))
         chosen = self.records[: self.written]
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
@@ -254,11 +260,6 @@ def _specials(tokenizer: Tokenizer) -> tuple[list[int], int]:
     if tokenizer.end_id is None or (tokenizer.cls_id is None and tokenizer.pad_id is None):
         raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model or an encoder–decoder")
     return [] if tokenizer.begin_id is None else [tokenizer.begin_id], tokenizer.end_id
-
-
-def _start(tokenizer: Tokenizer) -> int:
-    assert tokenizer.start_id is not None
-    return tokenizer.start_id
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

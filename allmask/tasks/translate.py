@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from allmask.data import Example, Record, pack
+from allmask.data import Example, Record, packs
 from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.masks import Mask
@@ -29,6 +29,7 @@ from allmask.training import Score, mean_loss
 
 SMOOTHING = 0.1
 BEST = ("bleu", "loss")  # what may choose the best weights
+TIE = 1e-4  # what a point of chrF weighs beside one of BLEU, which is 0 where no target has four words
 JUDGED = 200  # records that are translated at each evaluation; the loss is that of all
 
 
@@ -73,8 +74,8 @@ class Translate:
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
         return self.rows.prompts(tokenizer, sources)
 
-    def examples(self, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        return self.rows.examples(tokenizer, records)
+    def examples(self, tokenizer: Tokenizer, records: Sequence[Record], start: int | None = None) -> list[Example]:
+        return self.rows.examples(tokenizer, records, start)
 
     def mask_of(self, is_target: torch.Tensor) -> Mask:
         return self.rows.mask_of(is_target)
@@ -115,8 +116,9 @@ class Translate:
         auxiliary: Auxiliary | None = None, precision: str = "auto",
     ) -> TitleWork:  # fmt: skip
         tokenizer = tokenizer_of(model)
-        examples = self.examples(tokenizer, records)
-        judge = Judge(self, list(held_out), self.examples(tokenizer, held_out)) if held_out else None
+        start = model.config.start_token
+        examples = self.examples(tokenizer, records, start)
+        judge = Judge(self, list(held_out), self.examples(tokenizer, held_out, start)) if held_out else None
         return TitleWork(examples, judge, auxiliary)
 
 
@@ -131,12 +133,13 @@ class Judge:
     shown: int = 2
 
     def __call__(self, model: Model) -> Score:
-        loss = mean_loss(model, [pack(self.examples[i : i + 32]) for i in range(0, len(self.examples), 32)])
+        loss = mean_loss(model, packs(self.examples))
         chosen = self.records[: self.written]
         texts = self._translations(model, chosen)
         scores = score_translations(texts, [record.fields["target"] for record in chosen])
         told = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
-        return Score(-loss if self.task.best == "loss" else scores["bleu"], told, samples(chosen[: self.shown], texts))
+        value = -loss if self.task.best == "loss" else scores["bleu"] + TIE * scores["chrf"]
+        return Score(value, told, samples(chosen[: self.shown], texts))
 
     def _translations(self, model: Model, records: Sequence[Record]) -> list[str]:
         """Those of similar length together; a young model that knows no end stops soon after the longest target."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from allmask.decoding import Decoding, Hypothesis, MaskWriter, PairWriter, Writer, generate, stream
@@ -50,7 +49,7 @@ def end_of(tokenizer: Tokenizer) -> int | None:
 
 def pair_writer(model: Model, precision: str | None) -> Writer:
     """The same of an encoder–decoder."""
-    start = tokenizer_of(model).start_id
+    start = tokenizer_of(model).start_id if model.config.start_token is None else model.config.start_token
     begin = None if start is None else [start]
     if precision is None:
         return PairWriter(model, begin)
@@ -77,10 +76,11 @@ def writer_for(
 
 
 def expect_frequencies(model: Model, counts: Tensor) -> None:
-    """Start a fresh output bias at how often each token is written: what the first hundred steps would find out."""
-    with torch.no_grad():
+    """Start a fresh output bias, if there is any, at how often each token is written, as steps would find out."""
+    bias = getattr(model.lm_head, "bias", None)
+    if bias is not None:
         shares = (counts + 1.0) / (counts + 1.0).sum()
-        model.head("lm_head").get_parameter("bias").copy_(shares.log())
+        bias.data.copy_(shares.log())
 
 
 def write(

@@ -45,6 +45,8 @@ def read_pieces(path: Path) -> Pieces:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return _pieces(data, path)
+    except CheckpointError:
+        raise
     except (ValueError, IndexError, struct.error) as error:
         raise CheckpointError(f"{path}: not a sentencepiece vocabulary: {error}", _DAMAGED) from error
 

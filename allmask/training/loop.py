@@ -6,6 +6,7 @@ dropout from (seed, step). So a resumed run is bit for bit the run that was neve
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import time
@@ -39,6 +40,7 @@ from allmask.training.schedule import SCHEDULES
 from allmask.training.settings import Settings
 from allmask.training.stages import stage_of
 
+log = logging.getLogger("allmask")
 ALONE = Alone()
 
 
@@ -164,6 +166,8 @@ class Trainer:
             set_dropout(self.model, self.settings.dropout)
         if isinstance(self.model, Model):
             self.model.body.recompute = self.settings.recompute
+            if self.settings.recompute and self.model.config.family in ("lstm", "elmo"):
+                log.warning("recompute: recurrent layers remember all of it; smaller batches need less memory")
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
         self.device = next(self.model.parameters()).device.type
         saved = self.model.state_dict().keys()

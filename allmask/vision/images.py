@@ -148,7 +148,7 @@ def _is_part(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     with reading(folder):
-        inside = list(folder.iterdir())
+        inside = [item for item in folder.iterdir() if not item.name.startswith(".")]
     has_images = any(item.suffix.lower() in ENDINGS and item.is_file() for item in inside)
     return not has_images and any(item.is_dir() for item in inside)
 

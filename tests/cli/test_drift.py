@@ -40,9 +40,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["txt", "csv", "npy"])
 def test_exit_codes(cli, files: Path, kind: str):
-    same = cli("drift", files / f"a.{kind}", files / f"same.{kind}", "--features", "ngrams")
+    how = ("--features", "ngrams") if kind == "txt" else ()
+    same = cli("drift", files / f"a.{kind}", files / f"same.{kind}", *how)
     assert same.code == 0 and same.out.startswith("no shift found\np ")
-    new = cli("drift", files / f"a.{kind}", files / f"new.{kind}", "--features", "ngrams")
+    new = cli("drift", files / f"a.{kind}", files / f"new.{kind}", *how)
     assert new.code == 7 and new.out.startswith("shifted\np ")
     assert {"txt": "zebra", "csv": "income", "npy": "column 2"}[kind] in new.out
 
@@ -129,6 +130,17 @@ def test_relabelling(cli, files: Path):
         (["{files}/a.npy", "{files}/nan.npy"], 3, "nan.npy: row 5, column 2 is nan"),
         (["{files}/a.npy", "{files}/wide.npy"], 3, "wide.npy: 3 columns; "),
         (["{files}/a.npy", "{files}/broken.npy"], 3, "broken.npy: not a readable .npy file"),
+        (["{files}/a.npy", "{files}/cut.npy"], 3, "cut.npy: not a readable .npy file"),
+        (["{files}/a.npy", "{files}/huge.npy"], 3, "huge.npy: not a readable .npy file"),
+        (["{files}/a.npy", "{files}/several.npy"], 3, "several.npy: several arrays, not one"),
+        (["{files}/a.txt", "{files}"], 3, "is a folder"),
+        (["{files}/none", "{files}"], 3, "none: no such file or folder"),
+        (["{files}/a.npy", "{files}/a.npy", "--features", "ngrams"], 2, "are for texts"),
+        (["{files}/a.csv", "{files}/a.csv", "--model", "x"], 2, "are for texts"),
+        (["{files}/a.txt", "{files}/a.txt", "--features", "ngrams", "--model", "x"], 2, "are of vectors"),
+        (["{files}/a.txt", "{files}/a.txt", "--folds", "3"], 2, "--folds: of the permutation test"),
+        (["{files}/a.txt", "{files}/a.txt", "--seed", "99999999999999999999"], 2, "seed is"),
+        (["{files}/most.txt", "{files}/seldom.txt", "--features", "ngrams"], 3, "others of each are too few"),
         (["{files}/a.npy", "{files}/words.npy"], 3, "words.npy: an array of shape (2,) and type <U3"),
         (["{files}/a.npy", "{files}/objects.npy"], 3, "objects.npy: not a readable .npy file"),
         (["{files}/a.npy", "{files}/a.txt"], 3, "a.npy is a table of numbers"),
@@ -153,6 +165,13 @@ def test_what_cannot_be_compared(cli, files: Path, words: list[str], code: int, 
     np.save(files / "wide.npy", np.ones((9, 3)))
     np.save(files / "words.npy", np.array(["one", "two"]))
     np.save(files / "objects.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
+    lines(files / "most.txt", [f"answer {number // 8}" for number in range(160)])
+    lines(files / "seldom.txt", [f"answer {number % 5}" for number in range(120)] + [f"answer {n}" for n in range(21)])
+    (files / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00\x14\x00{'shape': (3, \n        ")
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 2), }\n" % 10**22
+    (files / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(header), 0]) + header)
+    with (files / "several.npy").open("wb") as file:
+        np.savez(file, a=table)
     (files / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'")
     ran = cli("drift", *[word.format(files=files) for word in words])
     assert ran.code == code and says in ran.err and "Traceback" not in ran.err and ran.out == ""
@@ -164,6 +183,20 @@ def test_bad_records_can_be_skipped(cli, files: Path, tmp_path: Path):
     broken.write_text(good + "1,\n" + "nan,2\n")
     ran = cli("drift", files / "a.csv", broken, "--on-bad-record", "skip")
     assert ran.code == 0 and "skipped records: 2 × wrong type" in ran.err
+
+
+def test_rows_that_are_no_numbers_are_skipped_in_arrays_and_tables(cli, tmp_path: Path):
+    table = np.random.default_rng(0).normal(size=(60, 2))
+    table[0, 1] = np.nan
+    np.save(tmp_path / "a.npy", table)
+    np.save(tmp_path / "b.npy", table[1:])
+    ran = cli("drift", tmp_path / "a.npy", tmp_path / "b.npy", "--on-bad-record", "skip")
+    assert ran.code == 0 and "skipped records: 1 × not a finite number" in ran.err, ran.err
+    rows = [f"{a},{b}" for a, b in table[1:].tolist()]
+    lines(tmp_path / "a.csv", ["age,income", "1", *rows])  # one cell too few, in the first row
+    lines(tmp_path / "b.csv", ["age,income", *rows])
+    ran = cli("drift", tmp_path / "a.csv", tmp_path / "b.csv", "--on-bad-record", "skip")
+    assert ran.code == 0 and "1 × wrong number of columns" in ran.err, ran.err
 
 
 def test_a_large_file_is_drawn_from_all_over(cli, tmp_path: Path):

@@ -217,6 +217,16 @@ def test_it_is_written_and_predicted_with(cli, translator: Path, corpus: Path, t
     assert ran.code == 0 and "■" in ran.err
 
 
+def test_sources_that_are_cut_are_counted(cli, translator: Path, tmp_path: Path):
+    rows = [{"source": "red cat " * 300, "target": "红猫"}, {"source": "red cat", "target": "红猫"}]
+    tiny.write_jsonl(tmp_path / "long.jsonl", rows)
+    told = "1 text cut to 254 tokens"
+    assert told in cli("predict", translator, tmp_path / "long.jsonl", "-o", tmp_path / "out.jsonl").err
+    assert told in cli("generate", translator, "--text", rows[0]["source"]).err
+    assert json.loads(cli("evaluate", translator, tmp_path / "long.jsonl", "--json").out)["cut"] == 1
+    assert "1 text cut" in cli("evaluate", translator, tmp_path / "long.jsonl").out
+
+
 def test_a_translator_is_no_writer_of_titles(translator: Path):
     with pytest.raises(allmask.errors.CheckpointError, match='was not fine-tuned for "title"'):
         allmask.pipeline("title", translator)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allmask import config as configs
 from allmask.attention import Route
-from allmask.data import NO_LABEL, Asked, Batch, Example, pack
+from allmask.data import NO_LABEL, Asked, Batch, Example, pack, packs
 from allmask.errors import UsageError
 from allmask.masks import Mask
 from allmask.transformer import Transformer
@@ -168,3 +168,12 @@ def test_counts_by_name():
     weighed = Asked(where, one, torch.tensor([0.5, 2.0]))
     assert replace(silent, asked=weighed, also=replace(plain, name="mlm")).counts == {"task": 2, "mlm": 2}
     assert replace(plain, also=plain).tokens == 2 * plain.tokens
+
+
+@settings(max_examples=40)
+@given(st.lists(examples(), min_size=1, max_size=12), st.integers(1, 30))
+def test_packs_hold_all_examples_and_no_more_tokens_than_asked(some: list[Example], tokens: int):
+    made = packs(some, tokens)
+    assert sorted(id for batch in made for id in batch.ids[0].tolist()) == sorted(id for one in some for id in one.ids)
+    for batch in made:
+        assert batch.ids.shape[1] <= tokens or int(batch.mask.group.max()) == 0

@@ -141,6 +141,20 @@ def test_what_is_no_image_is_named_or_left_out(tmp_path: Path):
 # ---- the command -----------------------------------------------------------------------------------------------
 
 
+def test_all_of_an_image_is_seen(tmp_path: Path):
+    """Wide images whose ends alone differ."""
+    rng = np.random.default_rng(0)
+    for name, ends in (("a", 128), ("b", 255)):
+        (tmp_path / name).mkdir()
+        for number in range(40):
+            pixels = rng.integers(90, 166, (32, 96, 3), dtype=np.uint8)
+            pixels[:, :32] = np.clip(pixels[:, :32].astype(int) + ends - 128, 0, 255)
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
+    first, second = (read_images(tmp_path / name, 100, "0") for name in ("a", "b"))
+    assert compare_images(first, second).shifted
+    assert len(set(first.keys())) == 40
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from allmask.cli.main import main
 

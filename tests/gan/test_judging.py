@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import linalg
 
 from allmask.errors import DataError
+from allmask.gan import judging
 from allmask.gan.judging import Judge, Moments, frechet
 from allmask.gan.pictures import as_examples, as_pixels, write_grid
 from allmask.vision.files import Loaded
@@ -46,6 +47,15 @@ def test_frechet_by_hand():
 def test_what_is_the_same_has_no_distance_also_with_features_that_never_change():
     found = Moments.of(rows(50, 6, 3, rank=2))
     assert frechet(found, found) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_real_images_are_looked_at_from_all_over_the_data(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    """Folders are read class by class: the first thousands of them are of the first classes."""
+    monkeypatch.setattr(judging, "MOST", 40)
+    ordered = quarters(torch.arange(80) // 20)
+    found = Judge.of(Loaded(judge.network, None, judge.preparation), ordered, "here")
+    assert found.shares.tolist() == pytest.approx([0.25] * 4, abs=0.03)
+    assert found(ordered)["frechet"] < 0.05 < found(ordered[:20])["frechet"]
 
 
 @pytest.fixture

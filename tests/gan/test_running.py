@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,18 @@ def test_a_frame_is_a_pair_of_densities(tmp_path: Path):
     assert all(np.array_equal(getattr(frame, name), getattr(again, name)) for name in ("x", "data", "made", "odds"))
 
 
+def test_what_is_made_outside_the_picture_counts():
+    """By hand: a generator far away shares nothing with the data, so the divergence is log 2 and the best value 0."""
+    model = fresh(GanConfig("toy", (1,), **PRESETS["toy"]), torch.Generator().manual_seed(0))
+    start = toy.frame_of(model).metrics()
+    assert start["mean"] == pytest.approx(0.0, abs=1e-3)
+    torch.nn.init.constant_(model.generator.get_parameter("straight.bias"), -20.0)
+    found = toy.frame_of(model).metrics()
+    assert found["divergence"] == pytest.approx(math.log(2.0), abs=1e-6) and found["divergence"] > start["divergence"]
+    assert found["best_value"] == pytest.approx(0.0, abs=1e-6) and found["mean"] == pytest.approx(-20.0, abs=1e-2)
+    assert found["value"] <= found["best_value"]
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------------
 
 
@@ -156,6 +169,9 @@ def test_a_frame_is_a_pair_of_densities(tmp_path: Path):
         ({"label_smoothing": 0.1}, 2, "--label-smoothing is for other tasks"),
         ({"layers": 4}, 2, "--layers is for texts"),
         ({"data": "nowhere"}, 3, "nowhere: not there"),
+        ({"judge": "nowhere"}, 4, "nowhere"),
+        ({"preset": "toy", "batch_images": 2}, 2, "batch_images is 2"),
+        ({"seed": 10**20}, 2, "seed is"),
     ],
 )
 def test_what_means_nothing_is_refused(tmp_path: Path, asked: dict, code: int, says: str, capsys):

@@ -23,7 +23,8 @@ from allmask.tasks.fresh import Fresh
 from allmask.tasks.plan import Plan
 from allmask.tasks.scores import score_translations, signatures
 from allmask.tasks.title import Title
-from allmask.tasks.translate import Translate
+from allmask.tasks.translate import Judge, Translate
+from allmask.tasks.writing import tokenizer_of
 from allmask.text import Tokenizer, train_on
 from allmask.training import Result, Score, Settings, mean_loss, runs, train
 from tests import tiny
@@ -149,7 +150,8 @@ def test_a_judge(task: Translate, model: Model, best: str):
     task, rows = replace(task, best=best), ROWS[:7]
     score = task.work(model, rows, rows).evaluate(model)
     assert score is not None and set(score.metrics) == {"loss", "bleu", "chrf"}
-    assert score.value == (score.metrics["bleu"] if best == "bleu" else -score.metrics["loss"])
+    by_bleu = score.metrics["bleu"] + 1e-4 * score.metrics["chrf"]
+    assert score.value == pytest.approx(by_bleu if best == "bleu" else -score.metrics["loss"])
     tokenizer = model.tokenizer
     assert tokenizer is not None
     limit = 2 * max(len(tokenizer.encode(row.fields["target"]).ids) - 1 for row in rows)
@@ -158,6 +160,31 @@ def test_a_judge(task: Translate, model: Model, best: str):
     assert score.metrics["chrf"] == pytest.approx(task.score(texts, rows)["model"]["chrf"])
     assert score.samples[2] == f"  written    {texts[0]}"
     assert task.work(model, rows).evaluate(model) is None
+
+
+def test_where_bleu_is_always_nothing_chrf_decides(task: Translate, model: Model):
+    """No target has four words, so BLEU is 0 of anything; the judge still prefers what is nearer."""
+    rows = [Record({"source": row.fields["source"], "target": "红猫"}, row.where) for row in ROWS[:3]]
+    assert sacrebleu.BLEU().corpus_score(["a b"], [["a b"]]).score == 0.0
+    judge = Judge(task, rows, task.examples(tokenizer_of(model), rows))
+    values = []
+    for text in ("x", "红", "红猫"):
+        judge._translations = lambda model, records, text=text: [text] * len(records)
+        values.append(judge(model).value)
+    assert values == sorted(values) and values[0] < values[1] < values[2]
+
+
+def test_a_decoder_begins_as_its_config_says(task: Translate, model: Model):
+    """The tokenizer's own idea is for models that say nothing."""
+    tokenizer = tokenizer_of(model)
+    other = Model(replace(model.config, start_token=5), ["lm"])
+    other.load_state_dict(model.state_dict())
+    other.tokenizer = tokenizer
+    (first,) = task.work(other, ROWS[:1]).examples
+    assert first.ids[first.order > 0][0] == 5 != tokenizer.start_id
+    assert getattr(task.writer(other), "start", None) == [5]
+    (usual,) = task.work(model, ROWS[:1]).examples
+    assert usual.ids[usual.order > 0][0] == tokenizer.start_id == model.config.start_token
 
 
 # ---- a new model -----------------------------------------------------------------------------------------------
@@ -182,6 +209,13 @@ def test_one_embedding_for_source_target_and_output(model: Model):
     layers = (attention + feed_forward + 2 * norm) + (2 * attention + feed_forward + 3 * norm)
     assert sum(p.numel() for p in model.parameters()) == tokens * width + layers
     assert model.config.embedding_scaled and model.config.position_kind == "sinusoidal"
+
+
+@pytest.mark.parametrize("words", [{"heads": 4}, {"inner": 99}])
+def test_shapes_that_a_recurrent_body_has_not(words):
+    with pytest.raises(UsageError, match="lstm-small-plain has nothing of that kind"):
+        Fresh("lstm-small-plain", vocabulary=60, **words).model(ROWS, 1)
+    assert Fresh("lstm-small", vocabulary=60, width=16, inner=8).model(ROWS, 1).config.inner == 8
 
 
 def test_another_vocabulary_may_be_given(tmp_path: Path):
@@ -292,6 +326,13 @@ def test_the_mean_of_the_last_checkpoints(run: Path, model: Model, task: Transla
     assert (found, taken) == (task, steps)
     for name, tensor in model.state_dict().items():
         assert torch.allclose(made.state_dict()[name], tensor + more, atol=1e-6)
+
+
+def test_the_best_checkpoint_of_long_ago_is_none_of_the_last(run: Path):
+    (run / "config.yaml").write_text("keep: 2\n")  # step 1 is there because it was the best
+    assert mean_model(run)[2] == [2, 3]
+    with pytest.raises(UsageError, match="has 2 checkpoints, not 3"):
+        mean_model(run, 3)
 
 
 def test_a_running_mean_goes_before_the_weights(run: Path, model: Model):

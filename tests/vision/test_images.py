@@ -17,7 +17,7 @@ from PIL import Image
 
 from allmask.errors import DataError, ResourceError, UsageError
 from allmask.vision.arrays import CIFAR10
-from allmask.vision.images import read
+from allmask.vision.images import has_part, read
 from allmask.vision.labelled import normalised, statistics
 
 
@@ -169,6 +169,24 @@ def test_folders_that_are_none(tmp_path, folder):
     refused(folder, "empty: no images in it")
     refused(folder, "expected a size", kind=UsageError, size=0)
     refused(folder, "expected a size", kind=UsageError, channels=5)
+
+
+def test_a_class_may_be_called_train(folder):
+    (folder / "cat").rename(folder / "train")
+    assert read(folder).names == ("train", "狗") and not has_part(folder, "train")
+    (folder / "train" / "a.png").unlink()  # with subfolders alone it is a part
+    assert has_part(folder, "train")
+
+
+def test_no_other_decoder_is_asked_whatever_a_file_is_called(folder):
+    (folder / "cat" / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n")
+    refused(folder, "a.png", "cannot be read")
+
+
+def test_names_that_stand_for_two_classes(tmp_path):
+    arrays = {"images": noise(4, 3, 3), "labels": np.array([0, 1, 0, 1]), "names": np.array(["a", "a"])}
+    np.savez(tmp_path / "two.npz", **arrays)
+    refused(tmp_path / "two.npz", "two.npz: two classes are called a")
 
 
 def test_memory_is_bounded(folder):

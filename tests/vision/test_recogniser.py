@@ -51,6 +51,24 @@ def answers(network: Path, data: Path) -> torch.Tensor:
         return found.model((pixels - mean[:, None, None]) / deviation[:, None, None])
 
 
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_images_with_an_opacity(cli, mode: str, tmp_path: Path):
+    """What was learnt from can be judged, from files as from arrays."""
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new(mode, (8, 8), (number * 40,) * len(mode)).save(tmp_path / "data" / name / f"{number}.png")
+    pixels = read(tmp_path / "data").pixels
+    config = ResNetConfig((1,), (4,), stem="small", classes=2, channels=len(mode))
+    model = fresh(config, torch.Generator().manual_seed(3))
+    save(tmp_path / "network", model, Labels("single", ("a", "b")), Preparation.of(pixels))
+    ran = cli("evaluate", tmp_path / "network", tmp_path / "data", "--limit", 4, "--json")
+    assert ran.code == 0 and [row["images"] for row in json.loads(ran.out)["classes"].values()] == [2, 2], ran.err
+    recognise = allmask.pipeline("image", tmp_path / "network")
+    told = recognise([tmp_path / "data" / "a" / "1.png", pixels[1].permute(1, 2, 0).numpy()])
+    assert told[0].probabilities == pytest.approx(told[1].probabilities)
+
+
 def test_evaluate(cli, network: Path, data: Path):
     found, gold = answers(network, data).argmax(1), read(data).labels
     ran = cli("evaluate", network, data, "--precision", "fp32", "--show", 2, "--json")
