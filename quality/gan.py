@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 
-from allmask.gan import toy
+from allmask.gan import judging, toy
 from allmask.gan.learning import LOSSES, GanWork, fixed, generator_loss
 from allmask.gan.networks import PRESETS, Gan, GanConfig, fresh
-from allmask.gan.running import GanPlan, resume, start
+from allmask.gan.running import Data, GanPlan, resume, saved_plan, start
 from allmask.training import Score, Settings, train
+from allmask.vision import files
 
 AHEAD = (1, 3, 10, 30, 100, 300, 1000)  # steps of the discriminator
 _METRICS = ("frechet", "classes", "covered")
@@ -63,6 +64,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def run(asked: dict[str, Any], out: Path) -> dict[str, Any]:
     """What a run tells at its end."""
     if (out / "config.yaml").is_file():
+        begun = saved_plan(out)
+        other = begun.differences({name: value for name, value in asked.items() if name != "epochs"})
+        if other:
+            raise SystemExit(f"{out}: was begun with another plan ({', '.join(other)}); name another --out")
         return resume(out, quiet=True)
     return start(GanPlan.from_dict(asked), out, quiet=True)
 
@@ -147,7 +152,7 @@ def images(out: Path, data: str, seconds: float, quick: bool) -> str:
     began = time.monotonic()
     run({"preset": "mlp", "data": data, "epochs": 1.0}, out / "first")  # and the judge of all others
     asked = {"data": data, "judge": str(out / "first" / "judge" / "final")}
-    rows = []
+    rows = [["real images, held out", "", "", *_real(data, out / "first" / "judge" / "final")]]
     for number, (preset, loss) in enumerate(kinds[:1] if quick else kinds):
         left = seconds - (time.monotonic() - began)
         epochs = (
@@ -158,6 +163,15 @@ def images(out: Path, data: str, seconds: float, quick: bool) -> str:
         told = run({**asked, "preset": preset, "loss": loss, "epochs": epochs}, out / f"{preset}-{loss}")
         rows.append([preset, loss, str(told["steps"])] + [f"{told['metrics'][name]:.3g}" for name in _METRICS])
     return f"## Images\n\n{table(['preset', 'loss', 'steps', *_METRICS], rows)}"
+
+
+def _real(data: str, judge: Path) -> list[str]:
+    """What the judge says of real images that it has not seen."""
+    found = Data.read(GanPlan.from_dict({"data": data}))
+    if found.images is None or found.images.held_out is None:
+        return ["–"] * len(_METRICS)
+    told = judging.Judge.of(files.load(judge), found.examples, judge)(found.images.held_out.pixels)
+    return [f"{told[name]:.3g}" for name in _METRICS]
 
 
 def _epochs(out: Path, asked: dict[str, Any], seconds: float) -> float:
