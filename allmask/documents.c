@@ -12,7 +12,6 @@
    Matrices are multiplied in units of 32 bits: one fp32 number, or two bf16 numbers that are neighbours along the
    depth of the product. `half` is 1 for bf16 and 0 for fp32, so width >> half counts units. All sums are in fp32. */
 
-#include <immintrin.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,13 +21,12 @@
 
 #include "exponential.h"
 
-#define ROWS 8      /* of a tile: ROWS × LANES sums are held in registers */
+#define ROWS (REGISTERS / 4) /* of a tile: ROWS × LANES sums take half of the registers */
 #define STRIP 32    /* queries at a time */
 #define THREADS 256 /* at most */
 
 typedef float real __attribute__((may_alias));
 typedef uint32_t unit __attribute__((may_alias));
-typedef __m512i line; /* 16 units */
 
 /* One call, as Python fills it in; forward leaves `grad` and what follows it empty. */
 typedef struct {
@@ -56,40 +54,39 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- arithmetic -------------------------------------------------------------------------------------------- */
 
-INLINE vec load(const float *from) { return _mm512_loadu_ps(from); }
-INLINE void save(float *to, vec x) { _mm512_storeu_ps(to, x); }
-INLINE line load_units(const unit *from) { return _mm512_loadu_si512(from); }
-INLINE void save_units(unit *to, line x) { _mm512_storeu_si512(to, x); }
-
 /* The places of keys j to j + 15 that are among the first `seen` */
-INLINE __mmask16 among(int64_t j, int64_t seen) {
-    return seen - j >= LANES ? 0xffff : seen > j ? (1 << (seen - j)) - 1 : 0;
-}
+INLINE mask among(int64_t j, int64_t seen) { return first(seen - j); }
 
 /* What needs a processor that multiplies bf16; without it, nobody calls this library with bf16. */
 #ifdef __AVX512BF16__
 INLINE __m256i rounded(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
-INLINE vec multiply_add_pairs(vec sum, unit a, line b) {
+INLINE vec multiply_add_pairs(vec sum, unit a, ints b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+}
+
+/* Two rows of 16 numbers in bf16 as units, the first row in the low halves */
+INLINE ints paired(__m256i even, __m256i odd) {
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
 #else
 INLINE __m256i rounded(vec x) { return (void)x, _mm256_setzero_si256(); }
-INLINE vec multiply_add_pairs(vec sum, unit a, line b) { return (void)a, (void)b, sum; }
+INLINE vec multiply_add_pairs(vec sum, unit a, ints b) { return (void)a, (void)b, sum; }
+INLINE ints paired(__m256i even, __m256i odd) { return (void)even, (void)odd, no_ints(); }
 #endif
 
 /* sum + a · b, where a is one unit for all places of b */
-INLINE vec multiply_add(int half, vec sum, const unit *a, line b) {
+INLINE vec multiply_add(int half, vec sum, const unit *a, ints b) {
     if (half) return multiply_add_pairs(sum, *a, b);
-    return sum + *(const real *)a * (vec)b;
+    return mul_add(all(*(const real *)a), as_floats(b), sum);
 }
 
-/* c[8][16] += a[8][depth] · b[depth][16]: rows of a are `row` units apart, its columns `step`, rows of b `wide` */
+/* c[ROWS][16] += a[ROWS][depth] · b[depth][16]: rows of a are `row` units apart, its columns `step`, rows of b `wide` */
 INLINE void product(int half, const unit *a, int64_t row, int64_t step, const unit *b, int64_t wide, int64_t depth,
                     vec c[ROWS]) {
     vec sum[ROWS];
     memcpy(sum, c, sizeof sum);
     for (int64_t d = 0; d < depth; d++) {
-        line across = load_units(b + d * wide);
+        ints across = load_ints(b + d * wide);
         for (int i = 0; i < ROWS; i++) sum[i] = multiply_add(half, sum[i], a + i * row + d * step, across);
     }
     memcpy(c, sum, sizeof sum);
@@ -105,41 +102,74 @@ static uint64_t mix(uint64_t x) {
 }
 
 /* Which weights of keys j to j + 15 are kept, by the 64 bits of their query */
-INLINE __mmask16 kept(uint64_t query, int64_t j, uint32_t dropped) {
-    typedef uint32_t numbers __attribute__((vector_size(LANES * 4)));
-    const numbers places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    numbers x = (places + (uint32_t)j) * 0x9e3779b9u + (uint32_t)query;
-    x = (x ^ x >> 16) * 0x21f0aaadu;
-    x = x + (uint32_t)(query >> 32);
-    x = (x ^ x >> 15) * 0x735a2d97u;
-    x = x ^ x >> 15;
-    return _mm512_cmp_epu32_mask((line)x, _mm512_set1_epi32((int)dropped), _MM_CMPINT_NLT);
+INLINE mask kept(uint64_t query, int64_t j, uint32_t dropped) {
+    ints x = mul_ints(add_ints(places(), all_ints((int32_t)j)), all_ints((int32_t)0x9e3779b9u));
+    x = add_ints(x, all_ints((int32_t)query));
+    x = mul_ints(either(x, shifted(x, 16)), all_ints(0x21f0aaad));
+    x = add_ints(x, all_ints((int32_t)(query >> 32)));
+    x = mul_ints(either(x, shifted(x, 15)), all_ints(0x735a2d97));
+    return at_least(either(x, shifted(x, 15)), all_ints((int32_t)dropped));
 }
 
 /* ---- layouts ------------------------------------------------------------------------------------------------- */
 
-/* to[pitch][padded] = from[padded][pitch] transposed, 16 × 16 at a time: four times a perfect shuffle of the rows */
+/* Sixteen rows, transposed in place */
+#ifdef __AVX512F__
+INLINE void transpose(ints a[LANES]) { /* four times a perfect shuffle of the rows */
+    const ints low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const ints high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int round = 0; round < 4; round++) {
+        ints b[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            b[2 * i] = _mm512_permutex2var_epi32(a[i], low, a[i + LANES / 2]);
+            b[2 * i + 1] = _mm512_permutex2var_epi32(a[i], high, a[i + LANES / 2]);
+        }
+        memcpy(a, b, sizeof b);
+    }
+}
+#else
+INLINE void transpose_eight(__m256i a[8]) { /* pairs, then fours, then halves */
+    __m256i b[8];
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm256_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm256_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        b[i] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x20);
+        b[i + 4] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x31);
+    }
+    memcpy(a, b, sizeof b);
+}
+INLINE void transpose(ints a[LANES]) { /* four quarters, of which two change places */
+    for (int half = 0; half < 2; half++) {
+        __m256i left[8], right[8];
+        for (int i = 0; i < 8; i++) left[i] = a[8 * half + i].a, right[i] = a[8 * half + i].b;
+        transpose_eight(left);
+        transpose_eight(right);
+        for (int i = 0; i < 8; i++) a[8 * half + i] = (ints){left[i], right[i]};
+    }
+    for (int i = 0; i < 8; i++) {
+        __m256i right = a[i].b;
+        a[i].b = a[i + 8].a;
+        a[i + 8].a = right;
+    }
+}
+#endif
+
+/* to[pitch][padded] = from[padded][pitch] transposed */
 static void turn(const unit *from, int64_t padded, int64_t pitch, unit *to) {
-    const line low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const line high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t j = 0; j < padded; j += LANES)
         for (int64_t d = 0; d < pitch; d += LANES) {
-            line a[LANES], b[LANES];
-            for (int i = 0; i < LANES; i++) a[i] = load_units(from + (j + i) * pitch + d);
-            for (int round = 0; round < 4; round++) {
-                for (int i = 0; i < LANES / 2; i++) {
-                    b[2 * i] = _mm512_permutex2var_epi32(a[i], low, a[i + LANES / 2]);
-                    b[2 * i + 1] = _mm512_permutex2var_epi32(a[i], high, a[i + LANES / 2]);
-                }
-                memcpy(a, b, sizeof a);
-            }
-            for (int i = 0; i < LANES; i++) save_units(to + (d + i) * padded + j, a[i]);
+            ints a[LANES];
+            for (int i = 0; i < LANES; i++) a[i] = load_ints(from + (j + i) * pitch + d);
+            transpose(a);
+            for (int i = 0; i < LANES; i++) save_ints(to + (d + i) * padded + j, a[i]);
         }
-}
-
-/* Two rows of 16 numbers in bf16 as units, the first row in the low halves */
-INLINE line paired(__m256i even, __m256i odd) {
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
 
 /* Rows of tokens as the second factor of a product along the tokens: fp32 as they are, bf16 two tokens to a unit.
@@ -151,9 +181,9 @@ INLINE const unit *along_tokens(int half, const unit *rows, int64_t count, int64
     for (int64_t j = 0; j < count; j += 2)
         for (int64_t d = 0; d < width; d += LANES) {
             const unit *first = rows + j * pitch + d / 2;
-            line pair = paired(_mm256_loadu_si256((const __m256i *)first),
+            ints pair = paired(_mm256_loadu_si256((const __m256i *)first),
                                _mm256_loadu_si256((const __m256i *)(first + pitch)));
-            save_units(to + j / 2 * width + d, pair);
+            save_ints(to + j / 2 * width + d, pair);
         }
     return to;
 }
@@ -173,14 +203,14 @@ INLINE const unit *along_queries(int half, const float *weights, int64_t rows, i
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t j = 0; j < keys; j += LANES) {
             const float *even = weights + r * wide + j;
-            save_units(to + r / 2 * wide + j, paired(rounded(load(even)), rounded(load(even + wide))));
+            save_ints(to + r / 2 * wide + j, paired(rounded(load(even)), rounded(load(even + wide))));
         }
     return to;
 }
 
 INLINE void store(int half, vec x, char *to, int64_t at) {
     if (half) _mm256_storeu_si256((__m256i *)(to + 2 * at), rounded(x));
-    else _mm512_storeu_ps(to + 4 * at, x);
+    else save((float *)(to + 4 * at), x);
 }
 
 /* ---- one document and head ------------------------------------------------------------------------------------ */
@@ -206,7 +236,7 @@ static void fetch(const Call *call, const Piece *piece, const char *base, int64_
     for (int64_t j = 0; j < count; j++) {
         const char *from = place(base, row, call, piece, first + j);
         for (int64_t d = 0; d < pitch; d += LANES)
-            save_units(to + j * pitch + d, _mm512_maskz_loadu_epi32(among(d, units), from + d * sizeof(unit)));
+            save_ints(to + j * pitch + d, load_some_ints(among(d, units), from + d * sizeof(unit)));
     }
     memset(to + count * pitch, 0, (padded - count) * pitch * sizeof(unit));
 }
@@ -216,44 +246,46 @@ INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t 
                   int64_t keys, float factor, float *scores) {
     for (int64_t j = 0; j < keys; j += LANES)
         for (int64_t r = 0; r < rows; r += ROWS) {
-            vec c[ROWS] = {0};
+            vec c[ROWS];
+            for (int i = 0; i < ROWS; i++) c[i] = zeros();
             product(half, a + r * pitch, pitch, 1, turned + j, wide, depth, c);
-            for (int i = 0; i < ROWS; i++) save(scores + (r + i) * wide + j, c[i] * factor);
+            for (int i = 0; i < ROWS; i++) save(scores + (r + i) * wide + j, mul(c[i], all(factor)));
         }
 }
 
 /* Scores of one query become weights, not yet divided by their sum; beyond its sight they are 0. */
 INLINE void weigh(float *s, int64_t seen, int64_t keys, float *top, float *sum) {
-    const vec never = _mm512_set1_ps(-INFINITY);
-    vec most = never, all = _mm512_setzero_ps();
+    const vec never = all(-INFINITY);
+    vec most = never, total = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
-        vec scores = _mm512_mask_mov_ps(never, among(j, seen), load(s + j));
+        vec scores = choose(among(j, seen), load(s + j), never);
         save(s + j, scores);
-        most = _mm512_max_ps(scores, most);
+        most = larger_of(scores, most);
     }
-    *top = _mm512_reduce_max_ps(most);
+    *top = largest_of(most);
     for (int64_t j = 0; j < keys; j += LANES) {
-        vec weights = exponential(load(s + j) - *top);
+        vec weights = exponential(sub(load(s + j), all(*top)));
         save(s + j, weights);
-        all += weights;
+        total = add(total, weights);
     }
-    *sum = _mm512_reduce_add_ps(all);
+    *sum = sum_of(total);
 }
 
 INLINE void drop(float *s, int64_t keys, uint64_t query, uint32_t dropped) {
-    for (int64_t j = 0; j < keys; j += LANES) save(s + j, _mm512_maskz_mov_ps(kept(query, j, dropped), load(s + j)));
+    for (int64_t j = 0; j < keys; j += LANES) save(s + j, choose(kept(query, j, dropped), load(s + j), zeros()));
 }
 
 /* What the weighted sum of the rows is for each query, times a factor of its own: `count` tokens from `first` on */
 INLINE void blend(int half, const Call *call, const Piece *piece, int64_t first, int64_t count, const unit *weights,
                   int64_t seen, const unit *rows, int64_t row, const float *factors, char *to) {
-    int64_t wide = piece->padded >> half, all = call->heads * call->width;
+    int64_t wide = piece->padded >> half, apart = call->heads * call->width;
     for (int64_t r = 0; r < count; r += ROWS)
         for (int64_t d = 0; d < call->width; d += LANES) {
-            vec c[ROWS] = {0};
+            vec c[ROWS];
+            for (int i = 0; i < ROWS; i++) c[i] = zeros();
             product(half, weights + r * wide, wide, 1, rows + d, row, (seen + half) >> half, c);
-            char *token = place(to, all, call, piece, piece->start + first + r);
-            for (int64_t i = 0; i < ROWS && r + i < count; i++) store(half, c[i] * factors[r + i], token, i * all + d);
+            char *token = place(to, apart, call, piece, piece->start + first + r);
+            for (int64_t i = 0; i < ROWS && r + i < count; i++) store(half, mul(c[i], all(factors[r + i])), token, i * apart + d);
         }
 }
 
@@ -290,20 +322,20 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
    become gradients of the scores. */
 INLINE void weigh_again(float *s, float *g, int64_t seen, int64_t keys, float top, float inverse, uint32_t dropped,
                         float factor, uint64_t query) {
-    vec mean = _mm512_setzero_ps();
+    vec mean = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
-        vec weight = exponential(load(s + j) - top) * inverse, slope = load(g + j) * factor;
-        weight = _mm512_maskz_mov_ps(among(j, seen), weight);
-        if (dropped) slope = _mm512_maskz_mov_ps(kept(query, j, dropped), slope);
-        mean += weight * slope;
+        vec weight = mul(exponential(sub(load(s + j), all(top))), all(inverse)), slope = mul(load(g + j), all(factor));
+        weight = choose(among(j, seen), weight, zeros());
+        if (dropped) slope = choose(kept(query, j, dropped), slope, zeros());
+        mean = mul_add(weight, slope, mean);
         save(s + j, weight);
         save(g + j, slope);
     }
-    float middle = _mm512_reduce_add_ps(mean);
+    float middle = sum_of(mean);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = load(s + j);
-        save(g + j, weight * (load(g + j) - middle));
-        if (dropped) save(s + j, _mm512_maskz_mov_ps(kept(query, j, dropped), weight));
+        save(g + j, mul(weight, sub(load(g + j), all(middle))));
+        if (dropped) save(s + j, choose(kept(query, j, dropped), weight, zeros()));
     }
 }
 
@@ -323,7 +355,7 @@ INLINE void hand_over(int half, const Call *call, const Piece *piece, const floa
     for (int64_t j = 0; j < piece->keys; j++) {
         char *token = place(to, call->heads * call->width, call, piece, piece->key_start + j);
         for (int64_t d = 0; d < call->width; d += LANES)
-            store(half, load(sums + j * call->width + d) * factor, token, d);
+            store(half, mul(load(sums + j * call->width + d), all(factor)), token, d);
     }
 }
 

@@ -1,7 +1,7 @@
 """C files of this package as libraries: built once with the system's compiler, kept in the user's cache.
 
 They are optional everywhere. Where there is no compiler, or the processor lacks an instruction, `library` is None and
-torch does the work.
+torch does the work. Files that include lanes.h take AVX-512 or AVX2, whichever the processor has.
 """
 
 from __future__ import annotations
@@ -19,29 +19,39 @@ from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("allmask")
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+AVX2 = ("avx2", "fma")
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
 
 
 @cache
-def library(source: Path, instructions: Sequence[str]) -> ctypes.CDLL | None:
-    """The compiled file, built if need be, for a processor with these instruction sets; None where it cannot be had."""
+def library(source: Path, *choices: Sequence[str]) -> ctypes.CDLL | None:
+    """The compiled file, built if need be; None where it cannot be had.
+
+    Each choice is a set of instructions to build it with, best first: the first that this processor has is taken.
+    """
     try:
-        _need(instructions)
+        instructions = next(filter(has, choices), None)
+        if instructions is None:
+            raise RuntimeError(f"this processor has no {', '.join(sorted(set(choices[-1]) - _flags()))}")
         return ctypes.CDLL(str(_built(source, (*FLAGS, *(f"-m{name}" for name in instructions)))))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
         log.info("%s is not used, torch's own kernels are (%s)", source.name, error)
         return None
 
 
-def _need(instructions: Sequence[str]) -> None:
+def has(instructions: Sequence[str]) -> bool:
     """All of them, by the processor's own word: code that it cannot run would end the process."""
+    return set(instructions) <= _flags()
+
+
+@cache
+def _flags() -> set[str]:
+    """Of this processor; none where that is not known."""
     try:
-        flags = Path("/proc/cpuinfo").read_text().replace("_", "").split()
+        return set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     except OSError:
-        raise RuntimeError("what this processor can do is not known") from None
-    missing = sorted(set(instructions) - set(flags))
-    if missing:
-        raise RuntimeError(f"this processor has no {', '.join(missing)}")
+        return set()
 
 
 def _built(source: Path, flags: Sequence[str]) -> Path:

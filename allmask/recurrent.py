@@ -113,6 +113,11 @@ def embedded(embedding: Embedding, ids: Tensor) -> Tensor:
 # ---- recurrences -------------------------------------------------------------------------------------------
 
 
+def _autocasts(device: torch.device) -> bool:
+    """Whether there is an LSTM in bf16: for a CPU that does not compute in it, torch has none."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+
+
 class Recurrence(nn.Module):
     """One LSTM layer in one direction."""
 
@@ -127,6 +132,12 @@ class Recurrence(nn.Module):
 
         What comes after the end of a line is read too, where that is the fastest way: nothing in it comes from there.
         """
+        if not _autocasts(x.device):
+            with torch.autocast("cpu", enabled=False):
+                return self._read(x.to(self.lstm.weight_ih_l0.dtype), lengths, state, keep)
+        return self._read(x, lengths, state, keep)
+
+    def _read(self, x: Tensor, lengths: Tensor, state: State | None, keep: bool) -> tuple[Tensor, State | None]:
         began = None if state is None else (state[0].to(x.dtype)[None], state[1].to(x.dtype)[None])
         if not keep or bool((lengths == x.shape[1]).all()):
             out, (said, kept) = self.lstm(x, began)

@@ -20,7 +20,7 @@ from allmask import native
 
 PIECE = 1024  # tokens of the vocabulary
 SOURCE = Path(__file__).with_suffix(".c")
-INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16")
+INSTRUCTIONS = (*native.AVX512, "avx512bf16")
 THREADS = 4  # the kernel has one; torch with more than this is as fast
 
 

@@ -446,11 +446,11 @@ def test_transforms_of_torch_see_through():
 def test_memory_grows_with_the_tokens_only():
     """What is kept for the backward pass, beside the inputs: two numbers for a token and head."""
     need(torch.float32)
-    q, k, v = draw_qkv(600, 2, 16, torch.float32)
+    q, k, v = draw_qkv(300, 2, 16, torch.float32)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        attend_documents(q, k, v, (Block(0, 600, "causal"),))
-    assert sorted(kept) == [2 * 2 * 600, *[600 * 2 * 16] * 3]
+        attend_documents(q, k, v, (Block(0, 300, "causal"),))
+    assert sorted(kept) == [2 * 2 * 300, *[300 * 2 * 16] * 3]
 
 
 def test_documents_are_laid_out_one_after_another():

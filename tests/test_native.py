@@ -74,3 +74,10 @@ def test_a_cache_others_can_write_is_not_trusted(source, tmp_path):
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     assert native.library(source, ()) is None
+
+
+def test_the_first_set_that_the_processor_has(source, monkeypatch):
+    asked = []
+    monkeypatch.setattr(native, "has", lambda instructions: asked.append(instructions) or not instructions)
+    assert native.library(source, ("avx9000",), (), ("avx2",)).twice(2) == 4
+    assert asked == [("avx9000",), ()]

@@ -1,4 +1,4 @@
-"""The compiled step: step.c, built once with the system's compiler, for processors with AVX-512 VNNI.
+"""The compiled step: step.c, built once with the system's compiler, for processors with AVX-512 VNNI or AVX2.
 
 It is optional. Without a compiler or such a processor, or should its answers ever differ from torch's, the torch engine
 takes its place; nothing else changes.
@@ -48,7 +48,7 @@ def fits(model: Model) -> bool:
 
 def library() -> Any:
     """The compiled code, built if need be; None where it cannot be had."""
-    return native.library(SOURCE, INSTRUCTIONS)
+    return native.library(SOURCE, *INSTRUCTIONS)
 
 
 # ---- the structures of step.c ----------------------------------------------------------------------------------

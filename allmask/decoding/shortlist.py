@@ -21,7 +21,7 @@ FEW = 64  # more are found faster by sorting
 
 def library() -> Any:
     """The compiled code, built if need be; None where it cannot be had."""
-    return native.library(SOURCE, INSTRUCTIONS)
+    return native.library(SOURCE, *INSTRUCTIONS)
 
 
 def log_totals(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-/* One decoding step, for processors with AVX-512 VNNI. engines.py says in torch what this must compute.
+/* One decoding step, with AVX-512 VNNI or AVX2. engines.py says in torch what this must compute.
 
    Weights are bytes with one scale an output, bf16 or fp32. For bytes the activations of each token are bytes, too, with
    a scale of their own. No row's rounding depends on the other rows. Keys and values of the text are bf16 or fp32,
@@ -38,32 +38,32 @@ typedef struct {
 INLINE void score_text(const Kind kind, const float *q, const void *keys, int64_t at, int64_t d, int64_t padded,
                        int64_t length, float *score) {
     for (int64_t k = 0; k < length; k += KEYS) {
-        __m512 sum[4];
-        UNROLLED for (int c = 0; c < 4; c++) sum[c] = _mm512_setzero_ps();
+        vec sum[4];
+        UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
         for (int64_t i = 0; i < d; i++)
             UNROLLED for (int c = 0; c < 4; c++)
-                sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), load(kind, keys, at + i * padded + k + 16 * c), sum[c]);
-        UNROLLED for (int c = 0; c < 4; c++) _mm512_storeu_ps(score + k + 16 * c, sum[c]);
+                sum[c] = mul_add(all(q[i]), load_as(kind, keys, at + i * padded + k + 16 * c), sum[c]);
+        UNROLLED for (int c = 0; c < 4; c++) save(score + k + 16 * c, sum[c]);
     }
     for (int64_t k = length; k % KEYS; k++) score[k] = -INFINITY;
 }
 
 static float dot(const float *a, const float *b, int64_t n) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), sum);
-    return _mm512_reduce_add_ps(sum);
+    vec sum = zeros();
+    for (int64_t i = 0; i < n; i += 16) sum = mul_add(load(a + i), load(b + i), sum);
+    return sum_of(sum);
 }
 
 static float exponentiate(float *score, int64_t n) { /* in place; returns the sum */
-    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(score + i));
-    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    vec most = all(-INFINITY), sum = zeros();
+    for (int64_t i = 0; i < n; i += 16) most = larger_of(most, load(score + i));
+    most = all(largest_of(most));
     for (int64_t i = 0; i < n; i += 16) {
-        __m512 e = expo(_mm512_sub_ps(_mm512_loadu_ps(score + i), most));
-        sum = _mm512_add_ps(sum, e);
-        _mm512_storeu_ps(score + i, e);
+        vec e = expo(sub(load(score + i), most));
+        sum = add(sum, e);
+        save(score + i, e);
     }
-    return _mm512_reduce_add_ps(sum);
+    return sum_of(sum);
 }
 
 typedef enum { TEXT = 1, OWN = 2 } Reads;
@@ -85,19 +85,19 @@ INLINE void attend(const Kind kind, const int reads, const Network *n, const Mem
             score[seen + j] += near[ago < n->reach ? ago : n->reach - 1];
         }
         for (int64_t j = seen + mine; j < end; j++) score[j] = -INFINITY;
-        __m512 share = _mm512_set1_ps(1.f / exponentiate(score, end));
+        vec share = all(1.f / exponentiate(score, end));
         for (int64_t i = 0; i < d; i += 16) {
-            __m512 sum[4];
-            UNROLLED for (int c = 0; c < 4; c++) sum[c] = _mm512_setzero_ps();
+            vec sum[4];
+            UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
             for (int64_t k = 0; k < seen; k += 4)
                 UNROLLED for (int c = 0; c < 4; c++)
-                    sum[c] = _mm512_fmadd_ps(_mm512_set1_ps(score[k + c]), load(kind, m->values, at + i + (k + c) * d), sum[c]);
+                    sum[c] = mul_add(all(score[k + c]), load_as(kind, m->values, at + i + (k + c) * d), sum[c]);
             for (int64_t j = 0; j < mine; j++) {
-                __m512 value = _mm512_loadu_ps(values + (j * m->slots + path[j]) * width + i);
-                sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(score[seen + j]), value, sum[0]);
+                vec value = load(values + (j * m->slots + path[j]) * width + i);
+                sum[0] = mul_add(all(score[seen + j]), value, sum[0]);
             }
-            __m512 all = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
-            _mm512_storeu_ps(y + i, _mm512_mul_ps(all, share));
+            vec all = add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+            save(y + i, mul(all, share));
         }
     }
 }
@@ -120,13 +120,13 @@ static void each(const float *x, float *y, Norm norm, int64_t rows, int64_t n, d
     for (int64_t r = 0; r < rows; r++) normalise(x + r * n, y + r * n, norm, n, epsilon);
 }
 
-static void add(float *x, const float *y, int64_t n) {
+static void add_to(float *x, const float *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] += y[i];
 }
 
 /* Logits (rows, head.out) of hidden states (rows, width), which are overwritten. 0 if there was no memory. */
 int head(const Network *n, int64_t rows, float *x, float *logits) {
-    int8_t *q = malloc(rows * (n->width + 8));
+    Byte *q = malloc(room_for(rows, n->width));
     float *y = malloc(rows * n->width * sizeof(float));
     if (q && y) {
         if (n->transform.weight) {
@@ -149,7 +149,7 @@ static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t w
         }
 }
 
-typedef struct { float *x, *h, *y, *z, *score; int8_t *q; } Space; /* x is the hidden states, all others are between */
+typedef struct { float *x, *h, *y, *z, *score; Byte *q; } Space; /* x is the hidden states, all others are between */
 
 /* What a step of a layer reads: hidden states, normalised if that comes first */
 static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
@@ -159,7 +159,7 @@ static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
 
 /* What it says, in s.h, joins them */
 static void leave(const Network *n, Norm norm, int64_t rows, Space s) {
-    add(s.x, s.h, rows * n->width);
+    add_to(s.x, s.h, rows * n->width);
     if (!n->pre) each(s.x, s.x, norm, rows, n->width, n->epsilon);
 }
 
@@ -195,7 +195,7 @@ int step(const Network *n, const Memory *m, float *x, float *logits) {
     int64_t rows = m->rows, width = n->width, wide = larger(larger(n->inner, 3 * n->heads * n->d), width);
     float *between = malloc(rows * (width + 2 * wide) * sizeof(float));
     float *score = malloc((m->padded + KEYS + m->time + 32) * sizeof(float));
-    int8_t *q = malloc(rows * (wide + 8));
+    Byte *q = malloc(room_for(rows, wide));
     int good = between && score && q;
     if (good) {
         Space s = {x, between, between + rows * width, between + rows * (width + wide), score, q};

@@ -2,7 +2,7 @@
 
 What a norm gives is evened out first, and the weights that read it are stretched the other way: see `stretch_of`.
 The products are whole numbers, so no token's result depends on how many there are. `ByteLinear` and `ByteLayer` compute
-them in C (encoder.c, for processors with AVX-512 VNNI), `Int8Linear` says in torch what they must compute, and takes
+them in C (encoder.c, with AVX-512 VNNI or AVX2), `Int8Linear` says in torch what they must compute, and takes
 their place where C cannot be had.
 """
 
@@ -28,18 +28,18 @@ from allmask.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer, Relative
 log = logging.getLogger("allmask")
 
 SOURCE = Path(__file__).with_name("encoder.c")
-INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma")
+INSTRUCTIONS = ((*native.AVX512, "avx512vnni"), native.AVX2)  # either will do
 KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}
 ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 OUTPUTS = 64  # of a block of weights
 LANES = 16  # numbers that are computed at a time
 SHARE = 64  # rows, at least, for each thread
-SLOW = "int8: without a C compiler and AVX-512 VNNI torch computes it, slower than bf16 or fp32"
+SLOW = "int8: without a C compiler and AVX2 torch computes it, slower than bf16 or fp32"
 
 
 def library() -> Any:
     """The compiled code, built if need be; None where it cannot be had."""
-    return native.library(SOURCE, INSTRUCTIONS)
+    return native.library(SOURCE, *INSTRUCTIONS)
 
 
 # ---- in torch ------------------------------------------------------------------------------------------------

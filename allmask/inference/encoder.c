@@ -1,4 +1,4 @@
-/* The linear layers of a text's many rows, in bytes, for processors with AVX-512 VNNI. bytes.py says in torch what this
+/* The linear layers of a text's many rows, in bytes, with AVX-512 VNNI or AVX2. bytes.py says in torch what this
    must compute.
 
    Rows go through in chunks, so that what is between two products stays in the cache. The hidden states are fp32; what
@@ -19,30 +19,24 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* n numbers from `at` on as fp32: where they are, or widened into `to` */
 static const float *widened(const void *from, Kind kind, int64_t at, int64_t n, float *to) {
     if (kind == FP32) return (const float *)from + at;
-    for (int64_t i = 0; i < n; i += 16) _mm512_storeu_ps(to + i, load(BF16, from, at + i));
+    for (int64_t i = 0; i < n; i += 16) save(to + i, load_as(BF16, from, at + i));
     return to;
 }
 
 static void narrow(const float *from, int64_t n, uint16_t *to) { /* to the nearest bf16, ties to even */
-    for (int64_t i = 0; i < n; i += 16) {
-        __mmask16 real = n - i >= 16 ? 0xffff : (1 << (n - i)) - 1;
-        __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(real, from + i));
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        _mm256_mask_storeu_epi16(to + i, real, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-    }
+    for (int64_t i = 0; i < n; i += 16) save_bf16(to + i, n - i, load_some(first(n - i), from + i));
 }
 
 /* ---- activations that bytes cannot tell from the exact ones ----------------------------------------------------- */
 
 /* x · (1 + t(x)) / 2, where t is erf(x / √2) or GELU's tanh: odd, and 1 to 2e-5 beyond 4.25. Up to there a polynomial
    keeps GELU to 3e-5; the step from one byte to the next is 0.8 % of a row's largest. */
-INLINE __m512 quick_gelu(__m512 x, const float odd[9]) {
-    const __m512 end = _mm512_set1_ps(4.25f), half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
-    __m512 z = _mm512_max_ps(_mm512_min_ps(x, end), _mm512_sub_ps(_mm512_setzero_ps(), end));
-    __m512 square = _mm512_mul_ps(z, z), p = _mm512_set1_ps(odd[8]);
-    UNROLLED for (int i = 7; i >= 0; i--) p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(odd[i]));
-    return _mm512_fmadd_ps(_mm512_mul_ps(p, z), half, half);
+INLINE vec quick_gelu(vec x, const float odd[9]) {
+    const vec end = all(4.25f), half = mul(x, all(0.5f));
+    vec z = larger_of(smaller_of(x, end), sub(zeros(), end));
+    vec square = mul(z, z), p = all(odd[8]);
+    UNROLLED for (int i = 7; i >= 0; i--) p = mul_add(p, square, all(odd[i]));
+    return mul_add(mul(p, z), half, half);
 }
 
 /* A row in place; returns its largest size. */
@@ -51,16 +45,16 @@ INLINE float bend(const int64_t kind, float *x, int64_t n) {
                             -1.02950689e-05f, 3.97233919e-07f, -9.03066777e-09f, 9.09421635e-11f};
     const float by_tanh[] = {0.797575712f,     -0.132906377f,   0.0198099241f,    -0.00225738576f, 0.000190960243f,
                              -1.14460217e-05f, 4.5303824e-07f, -1.05108757e-08f, 1.07534197e-10f};
-    __m512 most = _mm512_setzero_ps();
+    vec most = zeros();
     for (int64_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_loadu_ps(x + i);
-        if (kind == 1) v = _mm512_max_ps(v, _mm512_setzero_ps());
+        vec v = load(x + i);
+        if (kind == 1) v = larger_of(v, zeros());
         if (kind == 2) v = quick_gelu(v, by_erf);
         if (kind == 3) v = quick_gelu(v, by_tanh);
-        _mm512_storeu_ps(x + i, v);
-        most = _mm512_max_ps(most, _mm512_abs_ps(v));
+        save(x + i, v);
+        most = larger_of(most, size_of(v));
     }
-    return _mm512_reduce_max_ps(most);
+    return largest_of(most);
 }
 
 static float activated(int64_t kind, float *x, int64_t n) {
@@ -77,7 +71,7 @@ static float activated(int64_t kind, float *x, int64_t n) {
 /* y (rows, out) = f of x (rows, in), each fp32 or bf16 */
 int project(const Linear *f, int64_t rows, const void *x, int64_t x_kind, void *y, int64_t y_kind) {
     float *wide = aligned_alloc(64, CHUNK * f->in * sizeof(float)), *out = malloc(CHUNK * f->out * sizeof(float));
-    int8_t *bytes = aligned_alloc(64, CHUNK * (f->in + 16));
+    Byte *bytes = malloc(room_for(CHUNK, f->in));
     int good = wide && out && bytes;
     for (int64_t r = 0; good && r < rows; r += CHUNK) {
         int64_t some = smaller(CHUNK, rows - r), n = some * f->out;
@@ -100,7 +94,7 @@ static void leave(const Around *around, const float *x, const float *step, int64
 /* y = x + f of `mixed`, what attention read: the end of a layer's first step */
 int join(const Linear *f, const Around *around, int64_t rows, const void *mixed, int64_t kind, const float *x, float *y) {
     float *wide = aligned_alloc(64, CHUNK * f->in * sizeof(float)), *step = malloc(CHUNK * f->out * sizeof(float));
-    int8_t *bytes = aligned_alloc(64, CHUNK * (f->in + 16));
+    Byte *bytes = malloc(room_for(CHUNK, f->in));
     int good = wide && step && bytes;
     for (int64_t r = 0; good && r < rows; r += CHUNK) {
         int64_t some = smaller(CHUNK, rows - r);
@@ -115,10 +109,10 @@ int join(const Linear *f, const Around *around, int64_t rows, const void *mixed,
 }
 
 /* step (some, width) = contract(activate(expand(h))); `inner` and `bytes` are for what is between */
-static void feed_chunk(const Feed *part, int64_t some, const float *h, float *step, float *inner, int8_t *bytes) {
+static void feed_chunk(const Feed *part, int64_t some, const float *h, float *step, float *inner, Byte *bytes) {
     const Linear *second = &part->contract;
     linear(&part->expand, h, some, inner, bytes);
-    Inputs in = places(second, inner, some, bytes);
+    Inputs in = spread(second, inner, some, bytes);
     for (int64_t r = 0; r < some; r++) {
         float *row = inner + r * second->in, top = activated(part->activation, row, second->in);
         quantise(row, NULL, second->in, top, in.bytes + r * second->in, in.scale + r, in.shift + r);
@@ -130,7 +124,7 @@ static void feed_chunk(const Feed *part, int64_t some, const float *h, float *st
 int feed(const Feed *part, const Around *around, int64_t rows, const float *x, float *y) {
     int64_t width = part->expand.in, wide = part->expand.out;
     float *h = aligned_alloc(64, CHUNK * 2 * width * sizeof(float)), *inner = malloc(CHUNK * wide * sizeof(float));
-    int8_t *bytes = aligned_alloc(64, CHUNK * (larger(width, wide) + 16));
+    Byte *bytes = malloc(room_for(CHUNK, larger(width, wide)));
     int good = h && inner && bytes, pre = around && around->pre;
     for (int64_t r = 0; good && r < rows; r += CHUNK) {
         int64_t some = smaller(CHUNK, rows - r);

@@ -1,18 +1,15 @@
-/* Linear layers, norms and activations of fp32 rows, for processors with AVX-512 VNNI: what step.c and encoder.c share.
+/* Linear layers, norms and activations of fp32 rows, with AVX-512 VNNI or AVX2: what step.c and encoder.c share.
 
    Weights are bytes with one scale an output, bf16 or fp32; for bytes the activations of each token are bytes, too, with
    a scale of their own. No row's rounding depends on the other rows. */
 
-#include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS 6    /* of activations that share one pass over a block of weights: 6 × 4 sums stay in registers */
-#define OUTPUTS 64 /* of a block of weights: four registers of sixteen sums */
-#define UNROLLED _Pragma("GCC unroll 8")
-#define INLINE static inline __attribute__((always_inline))
+#include "../lanes.h"
+
+#define OUTPUTS 64 /* of a block of weights: four times sixteen sums */
 
 typedef enum { BYTES, BF16, FP32 } Kind;
 typedef struct {
@@ -24,161 +21,235 @@ typedef struct { const float *weight, *bias; } Norm; /* without a weight there i
 
 /* ---- sixteen numbers at a time ----------------------------------------------------------------------------- */
 
-INLINE __m512 load(const Kind kind, const void *p, int64_t at) { /* bf16 is the upper half of fp32 */
-    if (kind == FP32) return _mm512_loadu_ps((const float *)p + at);
-    __m256i half = _mm256_loadu_si256((const __m256i *)((const uint16_t *)p + at));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+INLINE vec load_as(const Kind kind, const void *p, int64_t at) {
+    return kind == FP32 ? load((const float *)p + at) : load_bf16((const uint16_t *)p + at);
 }
 
-INLINE __m512 expo(__m512 x) { /* 2^n · e^r with |r| <= ln 2 / 2 */
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-200.f)), _mm512_set1_ps(88.f));
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 y = _mm512_set1_ps(1.f / 720);
+INLINE vec expo(vec x) { /* 2^n · e^r with |r| <= ln 2 / 2 */
+    x = smaller_of(larger_of(x, all(-200.f)), all(88.f));
+    vec n = to_nearest(mul(x, all(1.44269504f)));
+    vec r = mul_sub(n, all(0.693359375f), x);
+    r = mul_sub(n, all(-2.12194440e-4f), r);
+    vec y = all(1.f / 720);
     const float taylor[] = {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f};
-    UNROLLED for (int i = 0; i < 6; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(taylor[i]));
-    return _mm512_scalef_ps(y, n);
+    UNROLLED for (int i = 0; i < 6; i++) y = mul_add(y, r, all(taylor[i]));
+    return times_power(y, n);
 }
 
-INLINE __m512 gelu(__m512 x) { /* erf by Abramowitz and Stegun 7.1.26, to 1.5e-7 */
-    __m512 z = _mm512_abs_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f))), one = _mm512_set1_ps(1.f);
-    __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(_mm512_set1_ps(0.3275911f), z, one));
-    __m512 y = _mm512_set1_ps(1.061405429f);
+INLINE vec gelu(vec x) { /* erf by Abramowitz and Stegun 7.1.26, to 1.5e-7 */
+    vec z = size_of(mul(x, all(0.70710678f))), one = all(1.f);
+    vec t = divide(one, mul_add(all(0.3275911f), z, one));
+    vec y = all(1.061405429f);
     const float poly[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.f};
-    UNROLLED for (int i = 0; i < 5; i++) y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(poly[i]));
-    __m512 erf = _mm512_fnmadd_ps(y, expo(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(z, z))), one);
-    erf = _mm512_mask_sub_ps(erf, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps(), erf);
-    return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.5f)), _mm512_add_ps(one, erf));
+    UNROLLED for (int i = 0; i < 5; i++) y = mul_add(y, t, all(poly[i]));
+    vec erf = mul_sub(y, expo(sub(zeros(), mul(z, z))), one);
+    erf = choose(negative(x), sub(zeros(), erf), erf);
+    return mul(mul(x, all(0.5f)), add(one, erf));
 }
 
-INLINE __m512 gelu_tanh(__m512 x) { /* x · (1 + tanh u) / 2 is x / (1 + e^-2u) */
-    __m512 u = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_mul_ps(x, x), x), _mm512_set1_ps(0.044715f), x);
-    __m512 e = expo(_mm512_mul_ps(u, _mm512_set1_ps(-2 * 0.79788456f)));
-    return _mm512_div_ps(x, _mm512_add_ps(e, _mm512_set1_ps(1.f)));
+INLINE vec gelu_tanh(vec x) { /* x · (1 + tanh u) / 2 is x / (1 + e^-2u) */
+    vec u = mul_add(mul(mul(x, x), x), all(0.044715f), x);
+    vec e = expo(mul(u, all(-2 * 0.79788456f)));
+    return divide(x, add(e, all(1.f)));
 }
 
 static void activate(float *x, int64_t n, int64_t kind) {
     for (int64_t i = 0; kind && i < n; i += 16) {
-        __m512 v = _mm512_loadu_ps(x + i);
-        v = kind == 1 ? _mm512_max_ps(v, _mm512_setzero_ps()) : kind == 2 ? gelu(v) : gelu_tanh(v);
-        _mm512_storeu_ps(x + i, v);
+        vec v = load(x + i);
+        v = kind == 1 ? larger_of(v, zeros()) : kind == 2 ? gelu(v) : gelu_tanh(v);
+        save(x + i, v);
     }
 }
 
 static void normalise(const float *x, float *y, Norm norm, int64_t n, double epsilon) {
-    __m512 sum = _mm512_setzero_ps(), square = sum;
-    for (int64_t i = 0; norm.bias && i < n; i += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(x + i));
-    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / n);
+    vec sum = zeros(), square = sum;
+    for (int64_t i = 0; norm.bias && i < n; i += 16) sum = add(sum, load(x + i));
+    vec mean = all(sum_of(sum) / n);
     for (int64_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_sub_ps(_mm512_loadu_ps(x + i), mean);
-        square = _mm512_fmadd_ps(v, v, square);
+        vec v = sub(load(x + i), mean);
+        square = mul_add(v, v, square);
     }
-    __m512 by = _mm512_set1_ps((float)(1.0 / sqrt(_mm512_reduce_add_ps(square) / n + epsilon)));
+    vec by = all((float)(1.0 / sqrt(sum_of(square) / n + epsilon)));
     for (int64_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_mul_ps(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(x + i), mean), by),
-                                 _mm512_loadu_ps(norm.weight + i));
-        _mm512_storeu_ps(y + i, norm.bias ? _mm512_add_ps(v, _mm512_loadu_ps(norm.bias + i)) : v);
+        vec v = mul(mul(sub(load(x + i), mean), by),
+                                 load(norm.weight + i));
+        save(y + i, norm.bias ? add(v, load(norm.bias + i)) : v);
     }
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------------- */
+
+/* `Byte` is what an activation is kept as; `Weights` are four inputs of sixteen outputs each, 128 too high, to be
+   unsigned; `Four` are the four inputs that they meet. `dot_bytes` adds the sixteen products, exactly. */
+
+#ifdef __AVX512F__
+
+#define ROWS 6       /* of activations that share one pass over a block of weights: 6 × 4 sums stay in registers */
+#define WIDE(rows) 4 /* times sixteen sums of each */
+
+typedef int8_t Byte;
+typedef __m512i Weights, Four;
+
+INLINE void save_bytes(Byte *to, ints x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(x)); }
+INLINE Weights load_weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
+
+INLINE Four load_four(const Byte *from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return _mm512_set1_epi32(four);
+}
+
+INLINE void dot_bytes(ints *sum, Weights w, Four x) {
+    /* _mm512_dpbusd_epi32; gcc 12 copies every sum to another register and back around the intrinsic */
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(x));
+}
+
+#else
+
+#define ROWS 4
+#define WIDE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+
+/* Products are of 16 bits each: pairs of bytes would not fit. So a byte has two, and of four inputs the first and third
+   stand before the second and fourth, as masking and shifting leave them of the weights. */
+typedef int16_t Byte;
+typedef struct { __m256i even[2], odd[2]; } Weights;
+typedef struct { __m256i even, odd; } Four;
+
+INLINE void save_bytes(Byte *to, ints x) {
+    const __m256i sorted = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+                                            0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    __m256i mixed = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8); /* from quarters a, b, a, b */
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(mixed, sorted));
+}
+
+INLINE Weights load_weights(const uint8_t *from) {
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i a = _mm256_loadu_si256((const __m256i *)from), b = _mm256_loadu_si256((const __m256i *)(from + 32));
+    return (Weights){{_mm256_and_si256(a, low), _mm256_and_si256(b, low)},
+                     {_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)}};
+}
+
+INLINE __m256i broadcast(const Byte *pair) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)pair)); }
+INLINE Four load_four(const Byte *from) { return (Four){broadcast(from), broadcast(from + 2)}; }
+
+INLINE void add_products(__m256i *sum, __m256i w, __m256i x) {
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(w, x));
+    __asm__("" : "+x"(*sum)); /* in this order: gcc 12 adds products to each other first, and runs out of registers */
+}
+
+INLINE void dot_bytes(ints *sum, Weights w, Four x) {
+    add_products(&sum->a, w.even[0], x.even);
+    add_products(&sum->b, w.even[1], x.even);
+    add_products(&sum->a, w.odd[0], x.odd);
+    add_products(&sum->b, w.odd[1], x.odd);
+}
+
+#endif
+
+INLINE vec balanced(const float *x, const float *balance, int64_t i) {
+    vec v = load(x + i);
+    return balance ? mul(v, load(balance + i)) : v;
+}
+
+INLINE float largest(const float *x, const float *balance, int64_t n) {
+    vec most = zeros();
+    for (int64_t i = 0; i < n; i += 16) most = larger_of(most, size_of(balanced(x, balance, i)));
+    return largest_of(most);
+}
+
+/* Bytes from -127 to 127 of numbers up to `top` */
+INLINE void quantise(const float *x, const float *balance, int64_t n, float top, Byte *q, float *scale,
+                     int32_t *shift) {
+    vec by = all(top > 0 ? 127.f / top : 0.f);
+    ints sum = no_ints();
+    for (int64_t i = 0; i < n; i += 16) {
+        ints v = to_ints(mul(balanced(x, balance, i), by));
+        sum = add_ints(sum, v);
+        save_bytes(q + i, v);
+    }
+    *scale = top / 127.f;
+    *shift = 128 * sum_of_ints(sum); /* by so much the weights, 128 too high, make all sums too large */
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
-INLINE __m512 balanced(const float *x, const float *balance, int64_t i) {
-    __m512 v = _mm512_loadu_ps(x + i);
-    return balance ? _mm512_mul_ps(v, _mm512_loadu_ps(balance + i)) : v;
-}
+typedef struct { const float *x; Byte *bytes; float *scale; int32_t *shift; } Inputs;
 
-INLINE float largest(const float *x, const float *balance, int64_t n) {
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(balanced(x, balance, i)));
-    return _mm512_reduce_max_ps(most);
-}
-
-/* Bytes from -127 to 127 of numbers up to `top` */
-INLINE void quantise(const float *x, const float *balance, int64_t n, float top, int8_t *q, float *scale,
-                     int32_t *shift) {
-    __m512 by = _mm512_set1_ps(top > 0 ? 127.f / top : 0.f);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 16) {
-        __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(balanced(x, balance, i), by));
-        sum = _mm512_add_epi32(sum, v);
-        _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtsepi32_epi8(v));
-    }
-    *scale = top / 127.f;
-    *shift = 128 * _mm512_reduce_add_epi32(sum); /* weights are stored 128 too high, to be unsigned */
-}
-
-INLINE void dot_bytes(__m512i *sum, __m512i unsigned_bytes, __m512i signed_bytes) {
-    /* _mm512_dpbusd_epi32; gcc 12 copies every sum to another register and back around the intrinsic */
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(unsigned_bytes), "v"(signed_bytes));
-}
-
-typedef struct { const float *x; int8_t *bytes; float *scale; int32_t *shift; } Inputs;
-
-INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t first, __m512 y[ROWS][4]) {
-    const uint8_t *w = (const uint8_t *)f->weight + first * f->in;
-    __m512i sum[ROWS][4];
-    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) sum[r][c] = _mm512_setzero_si512();
+/* `start` is where a block of weights begins, `at` which of its outputs are summed: 16 · WIDE(rows) from there on */
+INLINE void sum_bytes(const int rows, const Linear *f, Inputs in, int64_t start, int64_t at, vec y[ROWS][4]) {
+    const uint8_t *w = (const uint8_t *)f->weight + start * f->in + 4 * at;
+    const int wide = WIDE(rows);
+    ints sum[ROWS][4];
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < wide; c++) sum[r][c] = no_ints();
     for (int64_t k = 0; k < f->in; k += 4, w += 4 * OUTPUTS) {
-        __m512i part[4];
-        UNROLLED for (int c = 0; c < 4; c++) part[c] = _mm512_loadu_si512(w + 64 * c);
+        Weights part[4];
+        UNROLLED for (int c = 0; c < wide; c++) part[c] = load_weights(w + 64 * c);
         /* the next block comes while this one is multiplied: a step's weights are not in the cache */
-        UNROLLED for (int c = 0; c < 4; c++) _mm_prefetch((const char *)w + OUTPUTS * f->in + 64 * c, _MM_HINT_T1);
+        UNROLLED for (int c = 0; c < wide; c++) _mm_prefetch((const char *)w + OUTPUTS * f->in + 64 * c, _MM_HINT_T1);
         UNROLLED for (int r = 0; r < rows; r++) {
-            int32_t four;
-            memcpy(&four, in.bytes + r * f->in + k, 4);
-            __m512i x = _mm512_set1_epi32(four);
-            UNROLLED for (int c = 0; c < 4; c++) dot_bytes(&sum[r][c], part[c], x);
+            Four x = load_four(in.bytes + r * f->in + k);
+            UNROLLED for (int c = 0; c < wide; c++) dot_bytes(&sum[r][c], part[c], x);
         }
     }
-    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) {
-        __m512 whole = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][c], _mm512_set1_epi32(in.shift[r])));
-        __m512 by = _mm512_loadu_ps(f->scale + first + 16 * c);
-        y[r][c] = _mm512_mul_ps(whole, _mm512_mul_ps(by, _mm512_set1_ps(in.scale[r])));
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < wide; c++) {
+        vec whole = to_floats(sub_ints(sum[r][c], all_ints(in.shift[r])));
+        vec by = load(f->scale + start + at + 16 * c);
+        y[r][c] = mul(whole, mul(by, all(in.scale[r])));
     }
 }
 
-INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t first, __m512 y[ROWS][4]) {
-    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++) y[r][c] = _mm512_setzero_ps();
+INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, int64_t at,
+                       vec y[ROWS][4]) {
+    const int wide = WIDE(rows);
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < wide; c++) y[r][c] = zeros();
     for (int64_t k = 0; k < f->in; k++) {
-        __m512 part[4];
-        UNROLLED for (int c = 0; c < 4; c++) part[c] = load(kind, f->weight, first * f->in + k * OUTPUTS + 16 * c);
-        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < 4; c++)
-            y[r][c] = _mm512_fmadd_ps(part[c], _mm512_set1_ps(in.x[r * f->in + k]), y[r][c]);
+        vec part[4];
+        UNROLLED for (int c = 0; c < wide; c++)
+            part[c] = load_as(kind, f->weight, start * f->in + k * OUTPUTS + at + 16 * c);
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < wide; c++)
+            y[r][c] = mul_add(part[c], all(in.x[r * f->in + k]), y[r][c]);
     }
 }
 
-INLINE void block(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t first, float *out) {
-    __m512 y[ROWS][4];
-    if (kind == BYTES) sum_bytes(rows, f, in, first, y);
-    else sum_floats(rows, kind, f, in, first, y);
-    UNROLLED for (int c = 0; c < 4; c++) {
-        int64_t at = first + 16 * c, left = f->out - at;
-        __mmask16 real = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-        __m512 bias = f->bias ? _mm512_maskz_loadu_ps(real, f->bias + at) : _mm512_setzero_ps();
-        UNROLLED for (int r = 0; r < rows; r++)
-            _mm512_mask_storeu_ps(out + r * f->out + at, real, _mm512_add_ps(y[r][c], bias));
+INLINE void block(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, float *out) {
+    const int wide = WIDE(rows);
+    for (int64_t at = 0; at < OUTPUTS; at += 16 * wide) {
+        vec y[ROWS][4];
+        if (kind == BYTES) sum_bytes(rows, f, in, start, at, y);
+        else sum_floats(rows, kind, f, in, start, at, y);
+        UNROLLED for (int c = 0; c < wide; c++) {
+            int64_t to = start + at + 16 * c;
+            mask real = first(f->out - to);
+            vec bias = f->bias ? load_some(real, f->bias + to) : zeros();
+            UNROLLED for (int r = 0; r < rows; r++) save_some(real, out + r * f->out + to, add(y[r][c], bias));
+        }
     }
 }
 
 INLINE void blocks(const Kind kind, const Linear *f, Inputs in, int64_t rows, float *out) {
-    for (int64_t first = 0; first < f->out; first += OUTPUTS)
+    for (int64_t start = 0; start < f->out; start += OUTPUTS)
         for (int64_t r = 0; r < rows; r += ROWS) {
             Inputs part = {in.x + r * f->in, in.bytes + r * f->in, in.scale + r, in.shift + r};
-#define CASE(n) case n: block(n, kind, f, part, first, out + r * f->out); break;
-            switch (rows - r < ROWS ? rows - r : ROWS) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#define CASE(n) case n: block(n, kind, f, part, start, out + r * f->out); break;
+            switch (rows - r < ROWS ? rows - r : ROWS) {
+                CASE(1) CASE(2) CASE(3) CASE(4)
+#if ROWS > 4
+                CASE(5) CASE(6)
+#endif
+            }
         }
 }
 
-/* Rows of bytes with their scales, in memory for rows · (in + 8) bytes */
-INLINE Inputs places(const Linear *f, const float *x, int64_t rows, int8_t *bytes) {
+static int64_t room_for(int64_t rows, int64_t in) { return rows * (in * sizeof(Byte) + 8); } /* in bytes */
+
+/* Rows of bytes with their scales, in memory for `room_for` them */
+INLINE Inputs spread(const Linear *f, const float *x, int64_t rows, Byte *bytes) {
     float *scale = (float *)(bytes + rows * f->in);
     return (Inputs){x, bytes, scale, (int32_t *)(scale + rows)};
 }
 
-static void linear(const Linear *f, const float *x, int64_t rows, float *y, int8_t *bytes) {
-    Inputs in = places(f, x, rows, bytes);
+static void linear(const Linear *f, const float *x, int64_t rows, float *y, Byte *bytes) {
+    Inputs in = spread(f, x, rows, bytes);
     if (f->kind == FP32) blocks(FP32, f, in, rows, y);
     else if (f->kind == BF16) blocks(BF16, f, in, rows, y);
     else {

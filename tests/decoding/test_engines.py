@@ -224,7 +224,7 @@ def test_a_norm_over_the_batch_is_not_for_engines():
 
 
 def test_without_the_compiled_step_torch_does_it(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda source, instructions: None)
+    monkeypatch.setattr(native, "library", lambda source, *choices: None)
     model = tiny()
     for precision in ("auto", "fp32", *LESS):
         writer = writer_for(model, precision)

@@ -186,7 +186,7 @@ def test_the_model_may_go_on_learning(engine, precision):
 
 
 def test_without_the_compiled_step_torch_does_it(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda source, instructions: None)
+    monkeypatch.setattr(native, "library", lambda source, *choices: None)
     for precision in ("auto", "fp32", *LESS):
         writer = pair_writer_for(tiny(), precision)
         assert isinstance(writer.engine, TorchEngine)

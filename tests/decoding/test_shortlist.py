@@ -19,7 +19,7 @@ def way(request, monkeypatch):
     if request.param == "torch":
         monkeypatch.setattr(shortlist, "library", lambda: None)
     elif shortlist.library() is None:
-        pytest.skip("no compiler, or a processor without AVX-512")
+        pytest.skip("no compiler, or a processor without AVX2")
 
 
 def drawn(rows: int, tokens: int, seed: int) -> torch.Tensor:
