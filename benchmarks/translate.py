@@ -6,7 +6,8 @@ Writing: 64 tokens of source, exactly 32 new ones, one text and sixteen, greedy 
 the same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 pieces), written by
 transformers' `generate` and, converted, by CTranslate2 in int8. Training: pairs as long as sentences are, 6 to 64
 tokens and 20 on average, dropout, label smoothing, forward, backward and Adam in bf16. The peer pads, either what comes
-or, "length groups", as many pairs of about the mean length. One thread, CPU time, interleaved, medians.
+or, "length groups", as many pairs of about the mean length. One thread, CPU time, interleaved, medians. Where the
+processor does not compute in bf16, both train in fp32.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ from allmask.config import transformer_base
 from allmask.data import Example, pack
 from allmask.decoding import Decoding, Writer, generate
 from allmask.decoding.engines import pair_writer_for
+from allmask.inference.frozen import computes_bf16
 from allmask.model import Model
 from allmask.training import Settings, loss_of
 from allmask.training.optimiser import adamw
 
 SOURCE, NEW = 64, 32
 PAIRS, QUICK_PAIRS, SMOOTHING = 96, 24, 0.1
-OURS = "allmask bf16 autocast"
+HALF = computes_bf16(torch.device("cpu"))
+TRAINING = {"bf16 autocast": torch.float32, "bf16 weights": torch.bfloat16} if HALF else {"fp32": torch.float32}
+OURS = f"allmask {next(iter(TRAINING))}"
 WORK = {"1 text, greedy": (1, 1), "1 text, beam 5": (1, 5), "16 texts, greedy": (16, 1), "16 texts, beam 5": (16, 5)}
+PRECISIONS = ("fp32", "bf16", "int8") if HALF else ("fp32", "int8")
 PEERS = ("transformers fp32", "CTranslate2 int8")
 CONFIG = transformer_base()
 PAD = CONFIG.vocabulary - 1  # of Marian, which also starts with it
@@ -50,7 +55,7 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     model, marian = Model.fresh(CONFIG, ["lm"], rng), MarianMTModel(marian_config()).eval()
     about = timing.versions("transformers", "ctranslate2")
-    writers = {precision: pair_writer_for(model.eval(), precision) for precision in ("fp32", "bf16", "int8")}
+    writers = {precision: pair_writer_for(model.eval(), precision) for precision in PRECISIONS}
     rows = writing_rows(marian, writers, rng, options.quick)
     agree = {"lowest cosine of logits to fp32": agreement(writers, rng)}
     timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | agree, options.json)
@@ -134,8 +139,9 @@ def ours(writer: Writer) -> Write:
 def peers(marian: MarianMTModel) -> dict[str, Write]:
     with tempfile.TemporaryDirectory() as folder:
         marian.save_pretrained(folder)
-        half = MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        found = {"transformers fp32": theirs(marian), "transformers bf16": theirs(half)}
+        found = {"transformers fp32": theirs(marian)}
+        if HALF:
+            found["transformers bf16"] = theirs(MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).eval())
         return found | ({"CTranslate2 int8": ctranslate2_writes(folder)} if find_spec("ctranslate2") else {})
 
 
@@ -182,14 +188,14 @@ def training_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, qui
     pairs = draw_pairs(QUICK_PAIRS if quick else PAIRS, rng)
     grouped = like_lengths(pairs, rng)
     batch = pack([example(*pair) for pair in pairs])
-    half = MarianMTModel(marian.config).bfloat16()
-    adam = {side: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for side in (marian, half)}
+    sides = {kind: MarianMTModel(marian.config).to(dtype) for kind, dtype in TRAINING.items()}
+    adam = {kind: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for kind, side in sides.items()}
     optimiser = adamw(model, Settings(lr=1e-5, weight_decay=0.0))
     cases, real = {}, {}
     for name, some in (("", pairs), (", length groups", grouped)):
-        for kind, side in (("bf16 autocast", marian), ("bf16 weights", half)):
+        for kind, side in sides.items():
             who = f"transformers {kind}{name}"
-            cases[who] = partial(learn, side, adam[side], partial(peer_loss, side, *pad(some)))
+            cases[who] = partial(learn, side, adam[kind], partial(peer_loss, side, *pad(some)))
             real[who] = tokens_of(some)
     cases[OURS] = lambda: learn(model, optimiser, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets)
     real[OURS] = tokens_of(pairs)
@@ -254,7 +260,7 @@ def peer_loss(model: nn.Module, sources: Tensor, real: Tensor, targets: Tensor, 
 def learn(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     model.train()
     whole = next(model.parameters()).dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16, enabled=whole):
+    with torch.autocast("cpu", torch.bfloat16, enabled=HALF and whole):
         value = loss()
     value.backward()
     optimiser.step()

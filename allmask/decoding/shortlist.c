@@ -6,6 +6,7 @@
 #define STRIDE 64 /* numbers that are compared with the worst of the best at a time */
 
 INLINE vec some(const float *x, int64_t i, int64_t n) {
+    if (n - i >= LANES) return load(x + i);
     mask real = first(n - i);
     return choose(real, load_some(real, x + i), all(-INFINITY));
 }
@@ -23,7 +24,7 @@ static float log_total(const float *x, int64_t n) {
     if (bad || !isfinite(top)) return NAN;
     for (int64_t i = 0; i < n; i += 16) {
         vec e = expo(sub(some(x, i, n), all(top)));
-        sum = add(sum, choose(first(n - i), e, zeros()));
+        sum = add(sum, n - i >= LANES ? e : choose(first(n - i), e, zeros()));
     }
     return top + logf(sum_of(sum));
 }

@@ -211,33 +211,41 @@ INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs 
     }
 }
 
-INLINE void block(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, float *out) {
+INLINE void tile(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, int64_t at, float *out) {
     const int wide = WIDE(rows);
-    for (int64_t at = 0; at < OUTPUTS; at += 16 * wide) {
-        vec y[ROWS][4];
-        if (kind == BYTES) sum_bytes(rows, f, in, start, at, y);
-        else sum_floats(rows, kind, f, in, start, at, y);
-        UNROLLED for (int c = 0; c < wide; c++) {
-            int64_t to = start + at + 16 * c;
-            mask real = first(f->out - to);
-            vec bias = f->bias ? load_some(real, f->bias + to) : zeros();
-            UNROLLED for (int r = 0; r < rows; r++) save_some(real, out + r * f->out + to, add(y[r][c], bias));
-        }
+    vec y[ROWS][4];
+    if (kind == BYTES) sum_bytes(rows, f, in, start, at, y);
+    else sum_floats(rows, kind, f, in, start, at, y);
+    UNROLLED for (int c = 0; c < wide; c++) {
+        int64_t to = start + at + 16 * c;
+        mask real = first(f->out - to);
+        vec bias = f->bias ? load_some(real, f->bias + to) : zeros();
+        UNROLLED for (int r = 0; r < rows; r++) save_some(real, out + r * f->out + to, add(y[r][c], bias));
     }
 }
 
-INLINE void blocks(const Kind kind, const Linear *f, Inputs in, int64_t rows, float *out) {
-    for (int64_t start = 0; start < f->out; start += OUTPUTS)
-        for (int64_t r = 0; r < rows; r += ROWS) {
+/* `groups` times `rows` rows; a strip of weights that is in the first cache meets all of them */
+INLINE void block(const int rows, int64_t groups, const Kind kind, const Linear *f, Inputs in, int64_t start, float *out) {
+    for (int64_t at = 0; at < OUTPUTS; at += 16 * WIDE(rows))
+        for (int64_t r = 0; r < groups * rows; r += rows) {
             Inputs part = {in.x + r * f->in, in.bytes + r * f->in, in.scale + r, in.shift + r};
-#define CASE(n) case n: block(n, kind, f, part, start, out + r * f->out); break;
-            switch (rows - r < ROWS ? rows - r : ROWS) {
-                CASE(1) CASE(2) CASE(3) CASE(4)
-#if ROWS > 4
-                CASE(5) CASE(6)
-#endif
-            }
+            tile(rows, kind, f, part, start, at, out + r * f->out);
         }
+}
+
+INLINE void blocks(const Kind kind, const Linear *f, Inputs in, int64_t rows, float *out) {
+    int64_t r = rows / ROWS * ROWS;
+    Inputs rest = {in.x + r * f->in, in.bytes + r * f->in, in.scale + r, in.shift + r};
+    for (int64_t start = 0; start < f->out; start += OUTPUTS) {
+        block(ROWS, rows / ROWS, kind, f, in, start, out);
+#define CASE(n) case n: block(n, 1, kind, f, rest, start, out + r * f->out); break;
+        switch (rows - r) {
+            CASE(1) CASE(2) CASE(3)
+#if ROWS > 4
+            CASE(4) CASE(5)
+#endif
+        }
+    }
 }
 
 static int64_t room_for(int64_t rows, int64_t in) { return rows * (in * sizeof(Byte) + 8); } /* in bytes */
