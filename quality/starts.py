@@ -125,7 +125,7 @@ def table(found: Sequence[Told], level: float) -> str:
 def plot(found: Sequence[Told], level: float, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, 4.4), dpi=120, layout="constrained")
     axes: Any = figure.subplots(1, 2, sharey=True)
     for told in found:
         steps, minutes, scores = zip(*told.curve, strict=True)
@@ -137,7 +137,7 @@ def plot(found: Sequence[Told], level: float, path: Path) -> None:
         panel.grid(alpha=0.2)
     axes[0].set_ylabel("ROUGE-L, 100 held-out texts")
     axes[0].set_ylim(bottom=0)
-    axes[1].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
 
 
