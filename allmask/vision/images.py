@@ -54,7 +54,7 @@ def read(
 
 def kind_of(path: Path) -> str | None:
     """How a data set is kept, by the names of files alone; None if it is none."""
-    if str(path) in _WORDS and not path.exists():
+    if str(path) in _WORDS and (not path.exists() or _is_run(path)):
         return str(path)
     if path.is_file():
         return next((kind for ending, kind in _FILES.items() if path.name.endswith(ending)), None)
@@ -66,6 +66,11 @@ def kind_of(path: Path) -> str | None:
         if any(file for pattern in patterns.values() for file in path.glob(pattern)):
             return kind
     return "folder"
+
+
+def _is_run(path: Path) -> bool:
+    """What `allmask train --out digits` left: the word still means the data."""
+    return (path / "metrics.jsonl").is_file()
 
 
 def has_part(path: str | Path, part: str) -> bool:

@@ -430,6 +430,15 @@ def test_digits():
     assert int(train.pixels.max()) == 255 and train.pixels[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
 
 
+def test_a_run_that_is_called_digits_is_not_taken_for_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    with pytest.raises(DataError):
+        read("digits")
+    (tmp_path / "digits" / "metrics.jsonl").touch()
+    assert read("digits").pixels.shape == (1437, 1, 8, 8) and has_part("digits", "test")
+
+
 def test_a_network_reads_mean_0_and_size_1():
     pixels = torch.from_numpy(noise(50, 3, 7, 5) // np.array([1, 2, 4], np.uint8)[:, None, None])
     mean, deviation = statistics(pixels, at_once=7)
