@@ -134,7 +134,7 @@ class Recurrence(nn.Module):
         """
         if not _autocasts(x.device):
             with torch.autocast("cpu", enabled=False):
-                return self._read(x.to(self.lstm.weight_ih_l0.dtype), lengths, state, keep)
+                return self._read(x.to(self.lstm.all_weights[0][0].dtype), lengths, state, keep)
         return self._read(x, lengths, state, keep)
 
     def _read(self, x: Tensor, lengths: Tensor, state: State | None, keep: bool) -> tuple[Tensor, State | None]:
