@@ -51,8 +51,8 @@ class WrittenOut:
 
     bf16 has 8 bits, so rounding moves a number by at most 2^-8 of itself. Weights and their gradients are rounded
     before the last sum of products and the sum after it: together at most 2^-7 of the sum of the products' sizes.
-    fp32 has 24; sixteen such roundings, exponentials among them, are 2^-20. (Dropout of 0.9 makes numbers of 20 and more,
-    where torch in fp32 is 6e-6 off, too.)
+    fp32 has 24; sixteen such roundings, exponentials among them, are 2^-20. (Dropout of 0.9 makes numbers of 20 and
+    more, where torch in fp32 is 6e-6 off, too.)
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, cotangent: Tensor, keep: Tensor | None = None):
