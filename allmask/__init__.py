@@ -23,14 +23,14 @@ for _name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
 
 _HOME = {
     "Config": "config",
-    "Mask": "masks",
+    "Mask": "mask",
     "Tokenizer": "text",
-    "attend": "attention",
-    "draw": "drawing",
+    "attend": "nn.attention",
+    "draw": "mask.drawing",
     "load": "model",
     "Model": "model",
     "pipeline": "pipelines",
-    "prove": "prover",
+    "prove": "mask.prover",
 }
 
 __all__ = ["__version__", *_HOME]
@@ -47,12 +47,12 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from allmask.attention import attend as attend
     from allmask.config import Config as Config
-    from allmask.drawing import draw as draw
-    from allmask.masks import Mask as Mask
+    from allmask.mask.drawing import draw as draw
+    from allmask.mask.mask import Mask as Mask
+    from allmask.mask.prover import prove as prove
     from allmask.model import Model as Model
     from allmask.model import load as load
+    from allmask.nn.attention import attend as attend
     from allmask.pipelines import pipeline as pipeline
-    from allmask.prover import prove as prove
     from allmask.text import Tokenizer as Tokenizer

@@ -14,25 +14,27 @@ from torch import Tensor, nn
 
 from allmask import checkpoints
 from allmask.config import Config
-from allmask.elmo import Elmo, Mix
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import (
+from allmask.mask import Mask, expect_mask
+from allmask.nn.cache import Cache, PairCache
+from allmask.nn.elmo import Elmo, ScalarMix
+from allmask.nn.encoder_decoder import EncoderDecoder
+from allmask.nn.heads import (
     Labels,
     LanguageModelHead,
     Pooler,
-    Summary,
     TaskHead,
     bert_head,
+    first_tokens,
     plain_head,
     pool_answers,
-    speaking_tokens,
+    pooled_tokens,
 )
-from allmask.initialise import initialise, initialise_recurrent, initialise_t5, initialise_xavier
-from allmask.layers import ACTIVATIONS
-from allmask.masks import Mask
-from allmask.recurrent import RecurrentCache, Seq2Seq, texts_in
+from allmask.nn.init import initialize, initialize_recurrent, initialize_t5, initialize_xavier
+from allmask.nn.layers import ACTIVATIONS
+from allmask.nn.recurrent import RecurrentCache, Seq2Seq, texts_in
+from allmask.nn.transformer import Transformer
 from allmask.text import Tokenizer
-from allmask.transformer import Cache, EncoderDecoder, PairCache, Transformer
 
 log = logging.getLogger("allmask")
 
@@ -40,9 +42,9 @@ OWN_MASKS = {"bidirectional": Mask.bidirectional, "causal": Mask.causal}
 PER_TOKEN = ("body.embedding.tokens.weight", "lm_head.bias", "lm_head.output.weight")  # tensors with a row a token
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Output:
-    """Hidden states, and what the heads make of them, computed when asked for."""
+    """Hidden states, and what the heads make of them, computed when first used."""
 
     hidden: Tensor  # (B, T, W)
     model: Model
@@ -56,12 +58,15 @@ class Output:
 
     @cached_property
     def pooled(self) -> Tensor:
-        """(B, W), BERT's summary of the text."""
-        return self.model.head("pooler")(self.hidden)
+        """(documents, W), BERT's summary of each document, from its first token, in the order they stand in the rows.
+
+        Padding and packing do not matter; where each row is one document, this is (B, W).
+        """
+        return self.model.head("pooler")(self.hidden[first_tokens(self.mask)])
 
     @cached_property
     def next_sentence(self) -> Tensor:
-        """(B, 2): the second segment follows the first, or is a random one."""
+        """(documents, 2): logits of "the second segment follows the first" and of "it is a random one"."""
         return self.model.head("nsp_head")(self.pooled)
 
     @cached_property
@@ -72,6 +77,13 @@ class Output:
         if not self.model.reads_all:
             return answers
         return pool_answers(answers, texts_in(self.mask)[0][where], "mean")
+
+    def __repr__(self) -> str:
+        made_by = {"lm": "logits", "pooler": "pooled", "nsp": "next_sentence", "task": "answers"}
+        heads = [attribute for head, attribute in made_by.items() if head in self.model.heads]
+        cache = [] if self.cache is None else [f"cache={type(self.cache).__name__}"]
+        shown = [f"hidden={tuple(self.hidden.shape)} {self.hidden.dtype}", f"mask={self.mask}", *cache]
+        return f"Output({', '.join(shown)}{'; and ' if heads else ''}{', '.join(heads)})"
 
 
 class Model(nn.Module):
@@ -103,16 +115,16 @@ class Model(nn.Module):
         """A new model, its weights drawn as its family draws them."""
         model = cls(config, heads)
         if config.family == "gpt2":
-            return initialise(model, config.init_std, rng, "normal", residual_scale=(2 * config.layers) ** -0.5)
+            return initialize(model, config.init_std, rng, "normal", residual_scale=(2 * config.layers) ** -0.5)
         if config.family == "t5":
-            return initialise_t5(model, config.init_std, rng)
+            return initialize_t5(model, config.init_std, rng)
         if config.family == "transformer":
-            return initialise_xavier(model, rng)
+            return initialize_xavier(model, rng)
         if config.family in ("lstm", "elmo"):
-            return initialise_recurrent(model, rng)
+            return initialize_recurrent(model, rng)
         if config.family == "xlnet":
-            return initialise(model, config.init_std, rng, "normal")
-        return initialise(model, config.init_std, rng)
+            return initialize(model, config.init_std, rng, "normal")
+        return initialize(model, config.init_std, rng)
 
     def forward(
         self, ids: Tensor, mask: Mask | None = None, segments: Tensor | None = None, positions: Tensor | None = None,
@@ -125,7 +137,8 @@ class Model(nn.Module):
         Positions are the mask's places unless given. With a cache (`Cache()` to begin) the ids are those that come
         next, and the output carries the cache of all so far.
         """
-        mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else mask
+        _check_ids(ids)
+        mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else expect_mask(mask)
         self._check(ids, mask, positions)
         if cache is None:
             return Output(self.body(ids, mask, positions, segments), self, mask)
@@ -157,7 +170,7 @@ class Model(nn.Module):
         A head that is asked of tokens reads all of them.
         """
         of_tokens = self.labels is not None and self.labels.of_tokens
-        return speaking_tokens(mask, "all" if of_tokens else self.config.speaker)
+        return pooled_tokens(mask, "all" if of_tokens else self.config.speaker)
 
     @property
     def reads_all(self) -> bool:
@@ -168,7 +181,7 @@ class Model(nn.Module):
         """Scores (M, labels) of the hidden states (M, W) of asked tokens; BERT reads those of texts off its pooler."""
         head, labels = self.head("task_head"), self.labels
         assert labels is not None
-        return head(self.head("pooler")(hidden[:, None]) if _reads_pooler(self.config, labels) else hidden)
+        return head(self.head("pooler")(hidden) if _reads_pooler(self.config, labels) else hidden)
 
     def head(self, name: str) -> nn.Module:
         head = getattr(self, name)
@@ -184,9 +197,9 @@ class Model(nn.Module):
     def keep_tokens(self, ids: Sequence[int]) -> Model:
         """The same model over part of its vocabulary: kept tokens keep their logits, special tokens always stay."""
         tokenizer, kept = (None, sorted(set(ids))) if self.tokenizer is None else self.tokenizer.keep(ids)
-        _check_kept(kept, self.config.vocabulary)
+        _check_kept(kept, self.config.vocab_size)
         new = {name: _moved(kept, getattr(self.config, name)) for name in ("pad_token", "start_token", "end_token")}
-        config = replace(self.config, vocabulary=len(kept), **new)
+        config = replace(self.config, vocab_size=len(kept), **new)
         index = torch.tensor(kept)
         rows = {
             name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
@@ -229,7 +242,7 @@ class Model(nn.Module):
         """The same body; of the heads some are new, their weights drawn, and those that are not named are gone."""
         tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         for part, module in new.items():
-            drawn = initialise(module, self.config.init_std, rng).state_dict()
+            drawn = initialize(module, self.config.init_std, rng).state_dict()
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}.")}
             tensors |= {f"{part}.{name}": value for name, value in drawn.items()}
         with torch.device("meta"):
@@ -242,17 +255,17 @@ class Model(nn.Module):
         checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer, self.labels)
 
     def _check(self, ids: Tensor, mask: Mask, positions: Tensor | None) -> None:
-        if ids.ndim != 2 or tuple(ids.shape) != mask.shape:
+        if tuple(ids.shape) != mask.shape:
             raise UsageError(f"ids are {tuple(ids.shape)} and the mask is {mask.shape}; both must be (B, T)")
         if ids.numel() == 0:
             raise UsageError("no tokens: ids are empty")
-        last, limit = int((mask.place if positions is None else positions).max()), self.config.reach
+        last, limit = int((mask.position if positions is None else positions).max()), self.config.max_length
         if last >= limit:
             raise UsageError(
                 f"position {last} is beyond the {limit} this model has", "truncate the text, see allmask.text"
             )
-        if int(ids.max()) >= self.config.vocabulary or int(ids.min()) < 0:
-            raise UsageError(f"token id {int(ids.max())} is not in the vocabulary of {self.config.vocabulary}")
+        if int(ids.max()) >= self.config.vocab_size or int(ids.min()) < 0:
+            raise UsageError(f"token id {int(ids.max())} is not in the vocabulary of {self.config.vocab_size}")
 
 
 def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Model:
@@ -261,13 +274,18 @@ def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype:
     model = allmask.load("minilm")
     model = allmask.load("chinese_L-12_H-768_A-12", keep_tokens=common)
     """
-    found = checkpoints.read(checkpoints.resolve(source))
+    model = load_folder(checkpoints.resolve(source), str(source), dtype)
+    return model if keep_tokens is None else model.keep_tokens(keep_tokens)
+
+
+def load_folder(folder: Path, source: str, dtype: torch.dtype | None = None) -> Model:
+    """The model of a folder or file that was found already; `source` is what the user calls it."""
+    found = checkpoints.read(folder)
     for name in found.left_out:
         log.warning("%s: %s is a head allmask does not use here; it was left out", source, name)
     dtype = torch.float32 if dtype is None else dtype
     tensors = {name: tensor.to(dtype, copy=True) for name, tensor in found.tensors.items()}  # not mapped to the file
-    model = _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder, found.labels)
-    return model if keep_tokens is None else model.keep_tokens(keep_tokens)
+    return _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder, found.labels)
 
 
 def _assemble(
@@ -290,7 +308,7 @@ def _assemble(
 
 def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     """The tokenizer beside the weights, if there is one; one that does not fit them is an error."""
-    tokenizer, rows = Tokenizer.find(found.folder), found.config.vocabulary
+    tokenizer, rows = Tokenizer.find(found.folder), found.config.vocab_size
     if tokenizer is None or tokenizer.size <= rows:
         return tokenizer
     added = [token for token in (tokenizer.id_to_token(id) for id in range(rows, tokenizer.size)) if token]
@@ -302,14 +320,22 @@ def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     return tokenizer
 
 
+def _check_ids(ids: Tensor) -> None:
+    if not isinstance(ids, Tensor):
+        raise UsageError(f"ids are a {type(ids).__name__}; expected a tensor (B, T)", "torch.tensor([[2, 7, 3]])")
+    if ids.ndim != 2 or ids.is_floating_point():
+        what = f"{tuple(ids.shape)} of {ids.dtype}"
+        raise UsageError(f"ids are {what}; expected whole numbers (B, T)", "one text is a row: ids[None]")
+
+
 def _moved(kept: Sequence[int], token: int | None) -> int | None:
     """The new number of a token."""
     return kept.index(token) if token in kept else None
 
 
-def _check_kept(kept: Sequence[int], vocabulary: int) -> None:
-    if not kept or kept[0] < 0 or kept[-1] >= vocabulary:
-        raise UsageError(f"keep_tokens must be ids from 0 to {vocabulary - 1}")
+def _check_kept(kept: Sequence[int], vocab_size: int) -> None:
+    if not kept or kept[0] < 0 or kept[-1] >= vocab_size:
+        raise UsageError(f"keep_tokens must be ids from 0 to {vocab_size - 1}")
 
 
 def _body(config: Config) -> nn.Module:
@@ -323,9 +349,9 @@ def _body(config: Config) -> nn.Module:
 def _lm_head(config: Config) -> nn.Module:
     if config.family == "bert":
         activation = ACTIVATIONS[config.activation]()
-        return bert_head(config.width, config.vocabulary, activation, config.epsilon, config.tied)
+        return bert_head(config.width, config.vocab_size, activation, config.norm_eps, config.tied)
     biased = config.family == "xlnet"
-    return plain_head(config.width, config.vocabulary, config.tied, config.output_scaled, biased)
+    return plain_head(config.width, config.vocab_size, config.tied, config.output_scaled, biased)
 
 
 def _task_head(config: Config, labels: Labels) -> TaskHead:
@@ -335,11 +361,11 @@ def _task_head(config: Config, labels: Labels) -> TaskHead:
     like BERT's, and begins with a mix of them.
     """
     if config.family == "elmo":
-        mix, chain = Mix(config.layers + 1), labels.kind == "chain"
+        mix, chain = ScalarMix(config.layers + 1), labels.kind == "chain"
         return TaskHead(2 * config.width, len(labels), config.dropout, bias=True, chain=chain, before=mix)
     chain = labels.kind == "chain"
     if config.family == "xlnet":
-        before, dropout = (None, 0.0) if labels.of_tokens else (Summary(config.width), config.dropout)
+        before, dropout = (None, 0.0) if labels.of_tokens else (Pooler(config.width), config.dropout)
         return TaskHead(config.width, len(labels), dropout, bias=True, chain=chain, before=before)
     bert = config.family == "bert"
     dropout = config.dropout if bert and labels.kind != "span" else 0.0

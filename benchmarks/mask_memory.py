@@ -53,7 +53,7 @@ def measure(kind: str, tokens: int) -> dict[str, object]:
     with largest:
         mask = make(kind, tokens)
         attend_once(mask)
-    held = [mask.order, mask.group, mask.place]
+    held = [mask.order, mask.group, mask.position]
     return {
         "mask": kind,
         "tokens": f"{tokens:,}",

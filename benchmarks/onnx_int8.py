@@ -36,7 +36,7 @@ def encoder(folder: str, made: Path) -> Callable[[Tensor, Tensor], Tensor]:
     reader = Reader(folder)
     made.mkdir()
     export(reader, made / "plain.onnx")
-    quantise(made / "plain.onnx", made / "int8.onnx", reader.model.config)
+    quantize(made / "plain.onnx", made / "int8.onnx", reader.model.config)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(made / "int8.onnx", options, providers=["CPUExecutionProvider"])
@@ -59,7 +59,7 @@ def export(reader: Reader, file: Path) -> None:
         )  # fmt: skip
 
 
-def quantise(plain: Path, file: Path, config: Any) -> None:
+def quantize(plain: Path, file: Path, config: Any) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers import optimizer
 

@@ -3,7 +3,7 @@
     python benchmarks/packed_step.py [--quick] [--json]
 
 BERT-small (4 layers, 512 wide), 32 texts of up to 128 tokens, masked-language-model loss on 15 % of the real tokens,
-forward and backward, dropout 0.1 on both sides, no optimiser on either. Both start from the same weights; before the
+forward and backward, dropout 0.1 on both sides, no optimizer on either. Both start from the same weights; before the
 clock starts, their losses without dropout are compared. One thread, CPU time, interleaved, medians.
 """
 

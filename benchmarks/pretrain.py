@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 import allmask
-from allmask.config import bert_small
 from allmask.data import Batch
 from allmask.data.corpus import prepare
 from allmask.model import Model
 from allmask.objectives import Draw
 from allmask.objectives.mlm import Mlm
 from allmask.objectives.vocabulary import Vocabulary
+from allmask.presets import bert_small
 from allmask.text import Tokenizer
 from allmask.training import Settings, train
 from allmask.training.loop import Trainer
@@ -99,7 +99,7 @@ class Ours:
 
     def __init__(self, precision: str):
         rng = torch.Generator().manual_seed(0)
-        config = replace(bert_small(), vocabulary=30522, dropout=0.1, attention_dropout=0.1)
+        config = replace(bert_small(), vocab_size=30522, dropout=0.1, attention_dropout=0.1)
         model = Model.fresh(config, ("lm",), rng)
         settings = Settings(steps=10**6, precision=precision, lr=1e-4)
         self.trainer = Trainer(model, Rows(ROWS), settings, Path(), quiet=True)
@@ -130,7 +130,7 @@ class Theirs:
         config = BertConfig(hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=8, intermediate_size=4 * WIDTH)
         self.model = BertForMaskedLM(config).train()
         self.dtype = dtype
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
     def batch(self, texts: Texts) -> dict[str, Tensor]:
         ids = nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
@@ -146,8 +146,8 @@ class Theirs:
             loss = self.model(**batch).loss
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def run(side: Ours | Theirs, batches: Sequence) -> None:

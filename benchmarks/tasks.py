@@ -48,15 +48,15 @@ from transformers import Trainer as TheirTrainer
 
 import allmask
 from allmask.data import Record
-from allmask.heads import Labels
-from allmask.initialise import initialise
 from allmask.model import Model
-from allmask.tasks.classifier import Classifier, hidden_all
-from allmask.tasks.classify import Classify
+from allmask.nn.heads import Labels
+from allmask.nn.init import initialize
+from allmask.tasks.classify import Classifier, Classify
+from allmask.tasks.common.heads import hidden_all
 from allmask.training import Settings
+from allmask.training.log import Metrics
 from allmask.training.loop import Trainer
 from allmask.training.progress import Progress
-from allmask.training.runs import Metrics
 
 SHORTEST, LONGEST, SHAPE, SCALE = 1, 65, 3.9, 5.47  # of texts without [CLS] and [SEP]; of the gamma distribution
 LABELS = ("a–i", "j–z")  # the first letter of the module that a text is from
@@ -129,7 +129,7 @@ class Ours:
         self.task = Classify(kind="single").fitted(start)
         self.model = self.task.prepare(start, records)
         self.model.save(folder / "start")
-        work = self.task.work(self.model, records)
+        work = self.task.workload(self.model, records)
         settings = {"steps": 200, "eval_every": 10**6, "save_every": 10**6, "schedule": "constant", "precision": "bf16"}
         chosen = Settings(**settings, **self.task.settings(self.model, records))
         self.trainer = Trainer(self.model, work, chosen, folder, quiet=True)
@@ -244,8 +244,8 @@ def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int
             "seconds": f"{times[name]:.2f}",
             "texts/s": f"{len(texts) / times[name]:,.0f}",
             "to the best pipeline": f"{base / times[name]:.2f}",
-            "right": f"{(labels[name] == gold).float().mean():.2%}",
-            "as fp32": f"{(labels[name] == labels[REFERENCE]).float().mean():.2%}",
+            "accuracy": f"{(labels[name] == gold).float().mean():.2%}",
+            "same as fp32": f"{(labels[name] == labels[REFERENCE]).float().mean():.2%}",
             "mean cosine": f"{alike[name].mean():.4f}",
             "lowest": f"{alike[name].min():.4f}",
         }
@@ -352,9 +352,9 @@ def memory_rows(start: Model, folder: Path, lines: tuple[int, ...]) -> list[dict
 
 
 def small_model(start: Model) -> Model:
-    config = replace(start.config, layers=2, width=64, heads=2, inner=128)
+    config = replace(start.config, layers=2, width=64, heads=2, ffn_width=128)
     rng = torch.Generator().manual_seed(0)
-    return initialise(Model(config, (), start.tokenizer), config.init_std, rng).with_labels(
+    return initialize(Model(config, (), start.tokenizer), config.init_std, rng).with_labels(
         Labels("single", LABELS), rng
     )
 

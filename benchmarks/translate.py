@@ -27,25 +27,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
-from allmask.config import transformer_base
 from allmask.data import Example, pack
 from allmask.decoding import Decoding, Writer, generate
-from allmask.decoding.engines import pair_writer_for
-from allmask.inference.frozen import computes_bf16
+from allmask.decoding.fast.engines import pair_writer_for
+from allmask.kernels.precision import native_bf16
 from allmask.model import Model
+from allmask.presets import transformer_base
 from allmask.training import Settings, loss_of
-from allmask.training.optimiser import adamw
+from allmask.training.optimizer import adamw
 
 SOURCE, NEW = 64, 32
 PAIRS, QUICK_PAIRS, SMOOTHING = 96, 24, 0.1
-HALF = computes_bf16(torch.device("cpu"))
+HALF = native_bf16("cpu")
 TRAINING = {"bf16 autocast": torch.float32, "bf16 weights": torch.bfloat16} if HALF else {"fp32": torch.float32}
 OURS = f"allmask {next(iter(TRAINING))}"
 WORK = {"1 text, greedy": (1, 1), "1 text, beam 5": (1, 5), "16 texts, greedy": (16, 1), "16 texts, beam 5": (16, 5)}
 PRECISIONS = ("fp32", "bf16", "int8") if HALF else ("fp32", "int8")
 PEERS = ("transformers fp32", "CTranslate2 int8")
 CONFIG = transformer_base()
-PAD = CONFIG.vocabulary - 1  # of Marian, which also starts with it
+PAD = CONFIG.vocab_size - 1  # of Marian, which also starts with it
 
 
 def main() -> None:
@@ -67,12 +67,12 @@ def main() -> None:
 def marian_config() -> MarianConfig:
     sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIZES.items()}
     return MarianConfig(
-        vocab_size=CONFIG.vocabulary, d_model=CONFIG.width, activation_function="relu", scale_embedding=True,
+        vocab_size=CONFIG.vocab_size, d_model=CONFIG.width, activation_function="relu", scale_embedding=True,
         pad_token_id=PAD, decoder_start_token_id=PAD, eos_token_id=0, forced_eos_token_id=None, **sides,
     )  # fmt: skip
 
 
-SIZES = {"layers": CONFIG.layers, "attention_heads": CONFIG.heads, "ffn_dim": CONFIG.inner}
+SIZES = {"layers": CONFIG.layers, "attention_heads": CONFIG.heads, "ffn_dim": CONFIG.ffn_width}
 
 
 # ---- writing -----------------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ def training_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, qui
     batch = pack([example(*pair) for pair in pairs])
     sides = {kind: MarianMTModel(marian.config).to(dtype) for kind, dtype in TRAINING.items()}
     adam = {kind: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for kind, side in sides.items()}
-    optimiser = adamw(model, Settings(lr=1e-5, weight_decay=0.0))
+    optimizer = adamw(model, Settings(lr=1e-5, weight_decay=0.0))
     cases, real = {}, {}
     for name, some in (("", pairs), (", length groups", grouped)):
         for kind, side in sides.items():
             who = f"transformers {kind}{name}"
             cases[who] = partial(learn, side, adam[kind], partial(peer_loss, side, *pad(some)))
             real[who] = tokens_of(some)
-    cases[OURS] = lambda: learn(model, optimiser, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets)
+    cases[OURS] = lambda: learn(model, optimizer, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets)
     real[OURS] = tokens_of(pairs)
     for case in cases.values():
         case()  # warm up
@@ -257,14 +257,14 @@ def peer_loss(model: nn.Module, sources: Tensor, real: Tensor, targets: Tensor, 
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-def learn(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     model.train()
     whole = next(model.parameters()).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16, enabled=HALF and whole):
         value = loss()
     value.backward()
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 if __name__ == "__main__":

@@ -29,16 +29,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.inference.frozen import computes_bf16
-from allmask.tasks.image import ImageWork
+from allmask.kernels.precision import native_bf16
 from allmask.training import Settings, train
 from allmask.training.loop import Trainer
 from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import Augmented, Lot
+from allmask.vision.learning import Augmented, ImageBatch
 from allmask.vision.resnet import fresh, small
+from allmask.vision.task import ImageWorkload
 
 BATCH, SIDE, CLASSES = 128, 32, 10
-BEST = "bf16" if computes_bf16(torch.device("cpu")) else "fp32"
+BEST = "bf16" if native_bf16("cpu") else "fp32"
 
 
 def main() -> None:
@@ -90,24 +90,24 @@ def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, flo
     return {name: statistics.median(times[2:]) for name, times in taken.items()}
 
 
-def work(count: int) -> ImageWork:
+def work(count: int) -> ImageWorkload:
     """Images of noise: how fast they are does not depend on what they show."""
     rng = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (count,), generator=rng)
     images = Images(pixels, labels, tuple(map(str, range(CLASSES))))
-    return ImageWork(Augmented(images, Preparation.of(pixels), 0, 4, True))
+    return ImageWorkload(Augmented(images, Preparation.of(pixels), 0, 4, True))
 
 
 class Ours:
     """A step of the training loop itself."""
 
-    def __init__(self, data: ImageWork, precision: str):
+    def __init__(self, data: ImageWorkload, precision: str):
         model = fresh(small(20), torch.Generator().manual_seed(0))
         settings = Settings(steps=10**6, precision=precision, lr=1e-3, batch_tokens=BATCH)
         self.trainer = Trainer(model, data, settings, Path(), quiet=True)
 
-    def step(self, lot: Lot) -> None:
+    def step(self, lot: ImageBatch) -> None:
         self.trainer._learn([lot])
 
 
@@ -116,16 +116,16 @@ class Theirs:
         torch.manual_seed(0)
         self.dtype, self.layout = dtype, layout
         self.model = PlainTorch().to(memory_format=layout).train()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
-    def step(self, lot: Lot) -> None:
+    def step(self, lot: ImageBatch) -> None:
         pixels = lot.pixels.contiguous(memory_format=self.layout)
         with torch.autocast("cpu", self.dtype, self.dtype != torch.float32):
             loss = F.cross_entropy(self.model(pixels), lot.labels)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 class PlainTorch(nn.Module):

@@ -10,7 +10,7 @@ each turn the error is measured on a fixed sample of the images they learn from,
 same command again goes on for as many minutes.
 
 Prints a table and writes depth.png and results.json. What it shows is degradation of training, which overfitting cannot
-explain; of one seed, one optimiser, the depths that were asked for, and as many steps as the table says, far fewer than
+explain; of one seed, one optimizer, the depths that were asked for, and as many steps as the table says, far fewer than
 the 64,000 of the paper (arXiv 1512.03385, figure 6).
 """
 
@@ -26,10 +26,12 @@ from typing import Any
 
 import torch
 
-from allmask.tasks.image import ImageData, ImageJudge, ImagePlan, ImageWork, work_of
-from allmask.training import Paused, Score, Settings, runs, train
-from allmask.training.runs import read_metrics
+from allmask.runs.plan import Plan
+from allmask.training import Paused, Score, Settings, train
+from allmask.training import checkpoint as runs
+from allmask.training.log import read_metrics
 from allmask.vision.resnet import ResNet, ResNetConfig, fresh, plain, small
+from allmask.vision.task import ImageData, ImageEvaluator, ImageTraining, ImageWorkload
 
 DEPTHS = (20, 32, 56)
 KINDS = ("plain", "residual")
@@ -44,8 +46,8 @@ Errors = dict[int, dict[str, float]]  # by step: those of training and test
 class Examiner:
     """Errors on images that were learnt from and on others; then it is the next network's turn."""
 
-    learnt: ImageJudge
-    others: ImageJudge | None
+    learnt: ImageEvaluator
+    others: ImageEvaluator | None
 
     def __call__(self, model: ResNet) -> Score:
         loss, marks = self.learnt.marks(model)
@@ -57,7 +59,8 @@ class Examiner:
 
 @dataclass(frozen=True)
 class Experiment:
-    plan: ImagePlan
+    job: ImageTraining
+    settings: Settings
     data: ImageData
     out: Path
     depths: Sequence[int] = DEPTHS
@@ -71,19 +74,19 @@ class Experiment:
         shape = replace(shape, channels=self.data.preparation.channels, classes=len(self.data.train.names))
         return plain(shape) if name.startswith("plain") else shape
 
-    def work(self, model: ResNet) -> ImageWork:
-        learnt = ImageJudge(self.data.train.some(SAMPLE), self.data.preparation, self.plan.settings.precision)
+    def work(self, model: ResNet) -> ImageWorkload:
+        learnt = ImageEvaluator(self.data.train.some(SAMPLE), self.data.preparation, self.settings.precision)
         others = None
         if self.data.held_out is not None:
             others = replace(learnt, images=self.data.held_out.some(SAMPLE))
-        return replace(work_of(self.plan, self.data, model), judge=Examiner(learnt, others))
+        return replace(self.job.work(self.data, model, self.settings), evaluator=Examiner(learnt, others))
 
     def turn(self, name: str, quiet: bool) -> None:
         """As many steps as there are between two evaluations."""
-        model = fresh(self.config(name), torch.Generator().manual_seed(self.plan.settings.seed))
+        model = fresh(self.config(name), torch.Generator().manual_seed(self.settings.seed))
         run = self.out / name
         try:
-            train(model, self.work(model), self.plan.settings, run, resume=bool(runs.checkpoints(run)), quiet=quiet)
+            train(model, self.work(model), self.settings, run, resume=bool(runs.checkpoints(run)), quiet=quiet)
         except Paused:
             return
 
@@ -113,7 +116,8 @@ class Experiment:
 
 def expect_same(experiment: Experiment) -> None:
     """A run goes on as it was begun, or not at all: curves of two plans in one picture would say nothing."""
-    file, plan = experiment.out / "plan.json", experiment.plan.to_dict() | {"images": experiment.data.checksums()}
+    file, plan = experiment.out / "plan.json", Plan(experiment.job, experiment.settings).to_dict()
+    plan["images"] = experiment.data.checksums()
     experiment.out.mkdir(parents=True, exist_ok=True)
     if not file.is_file():
         file.write_text(json.dumps(plan, indent=1))
@@ -133,8 +137,8 @@ def results(experiment: Experiment) -> dict[str, Any]:
     steps = next(iter(curves.values()))
     size = len(experiment.data.train)
     last = max(steps)
-    batch = experiment.plan.settings.batch_tokens
-    return {"data": experiment.plan.data, "steps": last, "epochs": round(last * batch / size, 2), "curves": curves}
+    batch = experiment.settings.batch_tokens
+    return {"data": experiment.job.data, "steps": last, "epochs": round(last * batch / size, 2), "curves": curves}
 
 
 def table(told: dict[str, Any], depths: Sequence[int]) -> str:
@@ -184,7 +188,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--every", type=int, default=50, help="steps of a turn")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--optimiser", choices=RATES, default="sgd", help="the paper's is sgd, with momentum")
+    parser.add_argument("--optimizer", choices=RATES, default="sgd", help="the paper's is sgd, with momentum")
     parser.add_argument("--lr", type=float, help="[default: 0.1, of adamw 0.001]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
@@ -192,12 +196,12 @@ def main() -> None:
     asked = parser.parse_args()
     depths = [int(word) for word in asked.depths.split(",")]
     settings = Settings(
-        steps=ENDLESS, batch_tokens=asked.batch, optimiser=asked.optimiser, lr=asked.lr or RATES[asked.optimiser],
+        steps=ENDLESS, batch_tokens=asked.batch, optimizer=asked.optimizer, lr=asked.lr or RATES[asked.optimizer],
         schedule="constant", warmup=100, weight_decay=1e-4, clip=1e9, seed=asked.seed, eval_every=asked.every, keep=1,
     )  # fmt: skip
-    plan = ImagePlan(asked.data, settings=settings)
-    data = ImageData.read(plan)
-    experiment = Experiment(plan.settled(data.train), data, asked.out, depths)
+    job = ImageTraining(asked.data)
+    data = job.images()
+    experiment = Experiment(job.settled(data.train), settings, data, asked.out, depths)
     expect_same(experiment)
     experiment.run(asked.minutes, asked.quiet)
     told = results(experiment)

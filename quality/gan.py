@@ -25,9 +25,12 @@ from typing import Any
 import torch
 
 from allmask.gan import judging, toy
-from allmask.gan.learning import LOSSES, GanWork, fixed, generator_loss
+from allmask.gan.learning import LOSSES, GanWorkload, fixed, generator_loss
 from allmask.gan.networks import PRESETS, Gan, GanConfig, fresh
-from allmask.gan.running import Data, GanPlan, resume, saved_plan, start
+from allmask.gan.task import GanTraining
+from allmask.runs.driver import resume, start
+from allmask.runs.folder import saved_plan
+from allmask.runs.plan import Plan
 from allmask.training import Score, Settings, train
 from allmask.vision import files
 
@@ -69,7 +72,7 @@ def run(asked: dict[str, Any], out: Path) -> dict[str, Any]:
         if other:
             raise SystemExit(f"{out}: was begun with another plan ({', '.join(other)}); name another --out")
         return resume(out, quiet=True)
-    return start(GanPlan.from_dict(asked), out, quiet=True)
+    return start(Plan.from_dict({"task": "gan", **asked}), out, quiet=True)
 
 
 # ---- 1 ---------------------------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def starving(out: Path, ahead: tuple[int, ...]) -> str:
         return None
 
     for steps in ahead:  # a run for each, from the same start
-        work = GanWork(toy.examples(torch.Generator().manual_seed(1)), k=steps, batch=256, judge=judge)
+        work = GanWorkload(toy.examples(torch.Generator().manual_seed(1)), k=steps, batch=256, judge=judge)
         settings = Settings(
             steps=steps, batch_tokens=256, lr=5e-3, schedule="constant", warmup=0, weight_decay=0.0, clip=1e9,
             precision="fp32", eval_every=steps,
@@ -167,10 +170,10 @@ def images(out: Path, data: str, seconds: float, quick: bool) -> str:
 
 def _real(data: str, judge: Path) -> list[str]:
     """What the judge says of real images that it has not seen."""
-    found = Data.read(GanPlan.from_dict({"data": data}))
+    found = GanTraining(data).examples(seed=1)
     if found.images is None or found.images.held_out is None:
         return ["–"] * len(_METRICS)
-    told = judging.Judge.of(files.load(judge), found.examples, judge)(found.images.held_out.pixels)
+    told = judging.Evaluator.of(files.load(judge), found.examples, judge)(found.images.held_out.pixels)
     return [f"{told[name]:.3g}" for name in _METRICS]
 
 

@@ -41,13 +41,13 @@ def tune(folder: Path, learn: Sheet, dev: Sheet, how: Settings, told: str = "") 
     began = time.process_time()
     torch.manual_seed(how.seed)
     model = load(folder, learn)
-    optimiser = _optimiser(model, how)
+    optimizer = _optimiser(model, how)
     batches = [batch for epoch in range(math.ceil(how.epochs)) for batch in _plan(learn, how, epoch)]
     steps = len(batches)
     best, weights = -math.inf, {}
     for step, units in enumerate(batches, 1):
         rate = how.lr * SCHEDULES[how.schedule](step - 1, steps, how.warmup_steps(steps))
-        loss = _learn(model, learn, units, optimiser, rate, how.clip)
+        loss = _learn(model, learn, units, optimizer, rate, how.clip)
         if step % math.ceil(steps / EVALUATIONS) == 0 or step == steps:
             value = dev.score(said_by_peer(model, dev))[dev.metric]
             _note(f"{told} step {step}/{steps} loss {loss:.3f} dev {value:.2f}")
@@ -93,16 +93,16 @@ def _optimiser(model: torch.nn.Module, how: Settings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, eps=how.epsilon, fused=True)
 
 
-def _learn(model, sheet: Sheet, units: Sequence[int], optimiser: torch.optim.Optimizer, rate: float, clip: float):
-    for group in optimiser.param_groups:
+def _learn(model, sheet: Sheet, units: Sequence[int], optimizer: torch.optim.Optimizer, rate: float, clip: float):
+    for group in optimizer.param_groups:
         group["lr"] = rate
     model.train()
     with _autocast():
         loss = loss_of(model, sheet, units)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 

@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import allmask
-from allmask.tasks.finetuning import finetune, resume
-from allmask.tasks.folders import CONFIG
-from allmask.tasks.plan import Plan
+from allmask.runs.driver import resume, start
+from allmask.runs.folder import CONFIG
+from allmask.runs.plan import Plan
 
 PARTS = 20  # of which one is to judge by, one is held out while learning
 Ways = dict[str, list[str]]  # of each word, the ways it is spoken
@@ -91,7 +91,7 @@ def distance(a: Sequence[str], b: Sequence[str]) -> int:
 def plan(folder: Path, args: argparse.Namespace) -> Plan:
     told = {
         "task": "translate", "data": str(folder / "train.jsonl"), "eval": str(folder / "dev.jsonl"),
-        "preset": "transformer-small", "layers": args.layers, "width": args.width, "vocabulary": 200,
+        "preset": "transformer-small", "layers": args.layers, "width": args.width, "vocab_size": 200,
         "max_source": 40, "max_target": 40, "epochs": args.epochs, "batch_tokens": args.batch_tokens,
         "average": 5, "seed": args.seed,
     }  # fmt: skip
@@ -119,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if (run / CONFIG).is_file():
         resume(run)  # a finished one is left as it is
     else:
-        finetune(plan(args.out / "data", args), run)
+        start(plan(args.out / "data", args), run)
     report(parts["test"], args)
 
 

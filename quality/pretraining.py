@@ -27,10 +27,9 @@ from allmask.data.corpus import Corpus
 from allmask.data.windows import Windows
 from allmask.model import Model, load
 from allmask.objectives import Mixture, Vocabulary
-from allmask.tasks.rows import Judge
-from allmask.tasks.writing import tokenizer_of
-from allmask.training.plots import points
-from allmask.training.runs import read_metrics
+from allmask.runs.pretraining import Evaluator
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.training.log import points, read_metrics
 
 OBJECTIVES = {"mlm": "mlm", "mlm and nsp": "nsp", "causal": "causal", "permutation": "permutation", "unilm": "unilm"}
 HELD_OUT = 100  # one document in so many
@@ -45,7 +44,7 @@ class Row:
     hidden_loss: float
     causal_perplexity: float
     nsp_accuracy: float | None
-    alike: float
+    mean_cosine: float
     accuracy: float | None
 
 
@@ -56,7 +55,7 @@ def main() -> None:
     learn, held = split(args.text, out)
     tokenizer = out / "tokenizer"
     if not tokenizer.exists():
-        allmask("tokenizer", "train", learn, "--size", args.vocabulary, "--out", tokenizer)
+        allmask("tokenizer", "train", learn, "--size", args.vocab_size, "--out", tokenizer)
     rows = []
     for name, objective in {**OBJECTIVES, "none": "mlm"}.items():
         run = out / name.replace(" ", "-")
@@ -75,11 +74,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--classify", type=Path, help="a folder with train.jsonl, dev.jsonl and test.jsonl")
     parser.add_argument("--out", default="quality-runs/pretraining")
     parser.add_argument("--preset", default="bert-small")
-    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=7e-4)
-    parser.add_argument("--permutation-lr", type=float, default=2e-4, help="with 7e-4 all tokens come to be read alike")
+    parser.add_argument("--permutation-lr", type=float, default=2e-4, help="with 7e-4 the representation collapses")
     parser.add_argument("--epochs", type=float, default=3, help="of fine-tuning")
     return parser.parse_args()
 
@@ -142,7 +141,7 @@ def judged(model: Model, corpus: Path) -> dict[str, float | None]:
     for name in names:
         mixture = Mixture.parse(name)
         rows = Windows(tokens, LENGTH - mixture.frame)
-        judge = Judge.of({name: 1.0}, mixture.build(vocabulary), rows, seed=1)
+        judge = Evaluator.of({name: 1.0}, mixture.build(vocabulary), rows, seed=1)
         told[name] = judge(model.eval()).metrics
         if name == "mlm":
             told["hidden"] = hidden_only(judge, vocabulary.id_of("mask"))(model).metrics
@@ -151,11 +150,11 @@ def judged(model: Model, corpus: Path) -> dict[str, float | None]:
         "hidden_loss": told["hidden"]["loss_mlm"],
         "causal_perplexity": told["causal"]["perplexity_causal"],
         "nsp_accuracy": told["nsp"]["accuracy_nsp"] if "nsp" in told else None,
-        "alike": told["mlm"]["alike"],
+        "mean_cosine": told["mlm"]["mean_cosine"],
     }
 
 
-def hidden_only(judge: Judge, mask: int) -> Judge:
+def hidden_only(judge: Evaluator, mask: int) -> Evaluator:
     """Of the tokens that mlm asks for, those that are not to be seen."""
     batches = [
         replace(batch, labels=batch.labels.masked_fill(batch.ids != mask, NO_LABEL)) for batch in judge.batches["mlm"]
@@ -171,7 +170,7 @@ def table(rows: list[Row]) -> str:
         "of hidden tokens",
         "perplexity, left to right",
         "nsp right",
-        "alike",
+        "mean cosine",
         "labels right",
     )
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
@@ -180,7 +179,7 @@ def table(rows: list[Row]) -> str:
         nsp = "" if row.nsp_accuracy is None else f"{row.nsp_accuracy:.1%}"
         accuracy = "" if row.accuracy is None else f"{row.accuracy:.1%}"
         losses = f"{row.mlm_loss:.2f} | {row.hidden_loss:.2f} | {perplexity}"
-        lines.append(f"| {row.objective} | {row.minutes:.1f} | {losses} | {nsp} | {row.alike:.2f} | {accuracy} |")
+        lines.append(f"| {row.objective} | {row.minutes:.1f} | {losses} | {nsp} | {row.mean_cosine:.2f} | {accuracy} |")
     return "\n".join(lines)
 
 

@@ -16,21 +16,15 @@ from torch import Tensor
 
 from allmask.data import Example, Record
 from allmask.model import Model
-from allmask.tasks.answer import Answer, asked_of, choose, texts_of
-from allmask.tasks.answerer import replies
+from allmask.tasks.answer import Answer, Context, View, asked_of, best_spans, choose, replies, texts_of
 from allmask.tasks.choose import Choose
-from allmask.tasks.classifier import answer_all, frozen
 from allmask.tasks.classify import Classify
-from allmask.tasks.entities import counting
-from allmask.tasks.exact import AnswerCount
-from allmask.tasks.marks import mark
-from allmask.tasks.plan import TaskOfPlan
-from allmask.tasks.scores import is_chinese
-from allmask.tasks.spans import Context, View, best_spans
-from allmask.tasks.tag import Tag
-from allmask.tasks.tagger import best_tags
-from allmask.tasks.tokens import token_answers
-from allmask.tasks.words import Window
+from allmask.tasks.common.heads import answer_all, frozen, token_answers
+from allmask.tasks.common.marks import mark
+from allmask.tasks.metrics.entities import counting
+from allmask.tasks.metrics.squad import AnswerCount
+from allmask.tasks.metrics.text import is_chinese
+from allmask.tasks.tag import Tag, Window, best_tags
 
 Said = Sequence[Tensor]  # of each row
 
@@ -46,9 +40,9 @@ class Labelled:
     places: ClassVar[None] = None
 
     def __post_init__(self):
-        work = self.task.work(self.model, self.records)
+        work = self.task.workload(self.model, self.records)
         self.rows: list[Example] = work.reading.examples
-        self.lengths, self.gold = work.lengths, work.gold
+        self.lengths, self.gold = work.lengths, work.targets
 
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]
@@ -70,10 +64,10 @@ class Tagged:
     def __post_init__(self):
         assert self.model.labels is not None
         self.names = self.model.labels.names
-        work = self.task.work(self.model, self.records)
+        work = self.task.workload(self.model, self.records)
         windows: list[Window] = work.windows
         self.rows, self.places = [window.example for window in windows], [window.places for window in windows]
-        self.lengths, self.gold = work.lengths, work.gold
+        self.lengths, self.gold = work.lengths, work.targets
         self.read = self.task.read(self.model, self.records)  # the windows of each sentence
 
     def rows_of(self, unit: int) -> Sequence[int]:
@@ -104,9 +98,9 @@ class Asked:
     metric: ClassVar[str] = "F1"
 
     def __post_init__(self):
-        work = self.task.work(self.model, self.records)
+        work = self.task.workload(self.model, self.records)
         views: list[View] = work.views
-        self.rows, self.lengths, self.gold = [view.example for view in views], work.lengths, work.gold
+        self.rows, self.lengths, self.gold = [view.example for view in views], work.lengths, work.targets
         self.places = [np.arange(len(row)) for row in self.rows]
         self.read = self.task.read(self.model, [asked_of(record) for record in self.records])
 
@@ -137,7 +131,7 @@ class Offered:
     places: ClassVar[None] = None
 
     def __post_init__(self):
-        work = self.task.work(self.model, self.records)
+        work = self.task.workload(self.model, self.records)
         self.rows: list[Example] = work.reading.examples
         self.lengths, self.starts = work.lengths, work.starts
         self.gold = [record.fields["label"] for record in self.records]
@@ -155,7 +149,7 @@ Sheet = Labelled | Tagged | Asked | Offered
 SHEETS: dict[type, Any] = {Classify: Labelled, Tag: Tagged, Answer: Asked, Choose: Offered}
 
 
-def sheet_of(task: TaskOfPlan, model: Model, records: Sequence[Record]) -> Sheet:
+def sheet_of(task: Any, model: Model, records: Sequence[Record]) -> Sheet:
     return SHEETS[type(task)](task, model, records)
 
 

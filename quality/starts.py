@@ -33,9 +33,10 @@ from timed import ENDLESS, Curve, Timed, curve_of, learn, options
 import allmask
 from allmask.data import Record
 from allmask.model import Model
-from allmask.tasks.fresh import USUAL, Fresh
-from allmask.tasks.scores import is_chinese, lead_sentence, rouge
-from allmask.tasks.title import Title
+from allmask.options import FROM_SCRATCH
+from allmask.runs.fresh import Fresh
+from allmask.tasks.metrics.text import is_chinese, lead_sentence, rouge
+from allmask.tasks.seq2seq import Title
 from allmask.training import Settings
 from allmask.training.schedule import noam
 
@@ -64,7 +65,7 @@ class Start:
         shape = bert.config
         if name != "scratch":
             assert bert.tokenizer is not None
-            of_stacks = {"layers": max(1, shape.layers // 2), "heads": shape.heads, "inner": shape.inner}
+            of_stacks = {"layers": max(1, shape.layers // 2), "heads": shape.heads, "ffn_width": shape.ffn_width}
             preset, given = ("lstm-small", {}) if name == "lstm" else ("transformer-small", of_stacks)
             shape = Fresh(preset, width=shape.width, **given).shape(bert.tokenizer)
         model = Model.fresh(shape, ["lm"], torch.Generator().manual_seed(seed))
@@ -90,9 +91,9 @@ class Told:
 def run(start: Start, task: Title, train: Sequence[Record], dev: Sequence[Record], args: argparse.Namespace) -> Told:
     folder = Path(args.out) / start.name
     task = task.fitted(start.model)
-    work = task.work(start.model, train, dev)
+    work = task.workload(start.model, train, dev)
     how = Settings(**{
-        **USUAL, "steps": ENDLESS, "lr": start.rate, "warmup": args.warmup, "batch_tokens": args.batch_tokens,
+        **FROM_SCRATCH, "steps": ENDLESS, "lr": start.rate, "warmup": args.warmup, "batch_tokens": args.batch_tokens,
         "eval_every": args.eval_every, "seed": args.seed, "keep": 1, "precision": args.precision,
     })  # fmt: skip
     spent = curve_of(folder, METRIC)[-1][1] if (folder / "metrics.jsonl").exists() else 0.0

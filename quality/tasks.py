@@ -38,9 +38,11 @@ import allmask
 from allmask.checkpoints import resolve
 from allmask.data import Bad, Record
 from allmask.errors import AllmaskError
-from allmask.tasks.finetuning import finetune, read_data
-from allmask.tasks.plan import Plan
-from allmask.tasks.questions import learnable, read_questions
+from allmask.files import write_atomically
+from allmask.runs.driver import start
+from allmask.runs.finetuning import FineTuning
+from allmask.runs.plan import Plan
+from allmask.tasks.answer import learnable, read_questions
 
 T = TypeVar("T")
 USUAL_RATE = 5e-5  # of transformers; of classifiers alone, as elsewhere it was far behind
@@ -83,9 +85,7 @@ def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[
     parts = split(found["train"], found["dev"], found["test"], *sizes)
     out.mkdir(parents=True, exist_ok=True)
     for part, lines in parts.items():
-        whole = out / f".{part}.partial"  # another process may be reading the same
-        whole.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        whole.replace(out / f"{part}.jsonl")
+        write_atomically(out / f"{part}.jsonl", "".join(f"{line}\n" for line in lines))  # others may be reading it
     return {part: len(lines) for part, lines in parts.items()}
 
 
@@ -166,6 +166,7 @@ class Case:
     folder: Path  # of the files
     sizes: dict[str, int]
     plan: Plan
+    job: FineTuning
 
     @classmethod
     def of(cls, name: str, args: argparse.Namespace) -> Case:
@@ -174,8 +175,10 @@ class Case:
         body = args.chinese if about.chinese else args.english
         given = {"model": str(resolve(body)), "task": about.task, "data": str(folder / "train.jsonl")}
         plan = Plan.from_dict(given | {"eval": str(folder / "dev.jsonl"), **given_epochs(args)})
-        data = read_data(plan)
-        return cls(name, folder, sizes, replace(plan, task=data.task).settled(allmask.load(plan.model), data.train))
+        assert isinstance(plan.job, FineTuning)
+        data = plan.job.records()
+        plan = plan.job.settled(plan, data.task, allmask.load(given["model"]), data.train)
+        return cls(name, folder, sizes, plan, plan.job)
 
     def seeded(self, seed: int) -> Plan:
         return replace(self.plan, settings=replace(self.plan.settings, seed=seed))
@@ -184,10 +187,10 @@ class Case:
         """What a result must agree in not to be computed again."""
         how = self.plan.settings
         told = {"set": self.name, "side": side, "seed": seed, "lr": rate, "records": self.sizes}
-        return told | {"body": Path(self.plan.model).name, "epochs": how.epochs, "batch_tokens": how.batch_tokens}
+        return told | {"body": Path(self.job.model or "").name, "epochs": how.epochs, "batch_tokens": how.batch_tokens}
 
     def test(self) -> list[Record]:
-        return self.plan.task.read_both(Path(self.plan.data), self.folder / "test.jsonl", "stop", Counter())[2]
+        return self.job.task.read_data(Path(self.job.data), self.folder / "test.jsonl", "stop", Counter())[2]
 
 
 def given_epochs(args: argparse.Namespace) -> dict[str, float]:
@@ -198,10 +201,10 @@ def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
     """A run as a user has it, its model judged on test."""
     shutil.rmtree(run, ignore_errors=True)  # left by one that was stopped
     began = time.process_time()
-    told = finetune(case.seeded(seed), run, quiet=True)
+    told = start(case.seeded(seed), run, quiet=True)
     minutes = (time.process_time() - began) / 60
     model = allmask.load(run / "final")
-    sheet = sheets.sheet_of(case.plan.task, model, case.test())
+    sheet = sheets.sheet_of(case.job.task, model, case.test())
     scores = sheets.judged(model, sheet)
     for part in ("start", "final", "checkpoints"):  # large, and of no more use
         shutil.rmtree(run / part, ignore_errors=True)
@@ -214,14 +217,15 @@ def _percent(sheet: sheets.Sheet, score: float) -> float:
 
 def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
     """The same by transformers, at a learning rate."""
-    plan = case.seeded(seed)
-    data = read_data(plan)
-    model = plan.task.prepare(allmask.load(plan.model), data.train, seed)
+    job, settings = case.job, replace(case.plan.settings, lr=rate, seed=seed)
+    data = job.records()
+    body = Path(job.model or "")
+    model = job.task.prepare(allmask.load(body), data.train, seed)
     learn, dev, test = (
-        sheets.sheet_of(plan.task, model, records) for records in (data.train, data.held_out, case.test())
+        sheets.sheet_of(job.task, model, records) for records in (data.train, data.held_out, case.test())
     )
     told = f"{case.name} {PEER} seed {seed} lr {rate:g}"
-    tuned = tune(Path(plan.model), learn, dev, replace(plan.settings, lr=rate), told)
+    tuned = tune(body, learn, dev, settings, told)
     scores = test.score(said_by_peer(tuned.model, test))
     return {"dev": tuned.dev, "scores": scores, "metric": test.metric, "minutes": tuned.minutes}
 

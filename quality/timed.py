@@ -11,8 +11,9 @@ from typing import Any
 
 from allmask.data import Batch
 from allmask.model import Model
-from allmask.tasks.title import TitleWork
-from allmask.training import Paused, Score, Settings, runs, train
+from allmask.tasks.seq2seq import Seq2SeqWorkload
+from allmask.training import Paused, Score, Settings, checkpoint, train
+from allmask.training.log import read_metrics
 
 ENDLESS = 1_000_000  # steps: minutes end a run
 Curve = list[tuple[int, float, Any]]  # steps, minutes of training, a score on dev
@@ -20,9 +21,9 @@ Curve = list[tuple[int, float, Any]]  # steps, minutes of training, a score on d
 
 @dataclass
 class Timed:
-    """Work that ends when its minutes are over; only those of training count."""
+    """Workload that ends when its minutes are over; only those of training count."""
 
-    work: TitleWork
+    work: Seq2SeqWorkload
     run: Path
     minutes: float
     metric: str
@@ -43,7 +44,7 @@ class Timed:
 def curve_of(run: Path, metric: str) -> Curve:
     """Steps, minutes, and the score where it was judged; the last entry is the last step, judged or not."""
     seconds, curve, step = 0.0, [], 0
-    for line in runs.read_metrics(run):
+    for line in read_metrics(run):
         if f"eval_{metric}" in line:
             curve.append((line["step"], seconds / 60, line[f"eval_{metric}"]))
         else:
@@ -54,7 +55,7 @@ def curve_of(run: Path, metric: str) -> Curve:
 def learn(model: Model, timed: Timed, how: Settings) -> None:
     """Until the minutes are over; a run that was stopped goes on."""
     with suppress(Paused):
-        train(model, timed, how, timed.run, resume=bool(runs.checkpoints(timed.run)))
+        train(model, timed, how, timed.run, resume=bool(checkpoint.checkpoints(timed.run)))
 
 
 def options(

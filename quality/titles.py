@@ -22,13 +22,13 @@ import torch
 import allmask
 from allmask.checkpoints import resolve
 from allmask.data import Record, plan_epoch
-from allmask.tasks.finetuning import save_model
-from allmask.tasks.quoting import quotations
-from allmask.tasks.scores import lead_sentence, score_texts
-from allmask.tasks.title import Title, TitleWork
-from allmask.tasks.writing import tokenizer_of
+from allmask.runs.folder import save_model
+from allmask.tasks.common.quoting import quotations
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.metrics.text import lead_sentence, score_texts
+from allmask.tasks.seq2seq import Seq2SeqWorkload, Title
 from allmask.training import Settings, resolve_precision, train
-from allmask.training.runs import read_metrics
+from allmask.training.log import read_metrics
 from allmask.training.schedule import SCHEDULES
 
 MOST_EPOCHS = 30
@@ -47,11 +47,11 @@ class Row:
 def ours(name: str, task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
     """Fine-tune under a mask; write greedily and with four beams."""
     model = task.prepare(allmask.load(args.model), data.train, args.seed)
-    work = task.work(model, data.train, data.dev)
+    work = task.workload(model, data.train, data.dev)
     run = Path(args.out) / name
     began = time.monotonic()
     if args.quote_steps:
-        train(model, TitleWork(task.examples(tokenizer_of(model), data.quotes)), quoting(args), run / "quoting")
+        train(model, Seq2SeqWorkload(task.examples(tokenizer_of(model), data.quotes)), quoting(args), run / "quoting")
     result = train(model, work, settings(args), run / "titles")
     minutes = (time.monotonic() - began) / 60
     save_model(model, task, run / "final")
@@ -87,14 +87,14 @@ def two_berts(task: Title, data: Data, args: argparse.Namespace) -> list[Row]:
 
 
 def _learn(model, tokenizer, task: Title, records: list[Record], how: Settings, note=None) -> int:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=how.lr, weight_decay=how.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=how.lr, weight_decay=how.weight_decay, fused=True)
     dtype = resolve_precision("auto")
     plan = our_plan(tokenizer, task, records, how)
     steps = how.steps or round(how.epochs * len(plan) / MOST_EPOCHS)
     model.train()
     for step, numbers in enumerate(plan[:steps]):
         torch.manual_seed(step)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = how.lr * SCHEDULES[how.schedule](step, steps, how.warmup_steps(steps))
         chosen = [records[number].fields for number in numbers]
         source = _encode(tokenizer, [fields["source"] for fields in chosen], task.max_source + 2)
@@ -111,8 +111,8 @@ def _learn(model, tokenizer, task: Title, records: list[Record], how: Settings, 
             )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), how.clip)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step % 20 == 0:
             print(f"two BERTs: step {step + 1}/{steps} loss {loss.item():.3f}", flush=True)
         if note and ((step + 1) % (how.eval_every or steps) == 0 or step + 1 == steps):
@@ -178,7 +178,7 @@ def our_plan(tokenizer, task: Title, records: list[Record], how: Settings) -> li
 
 
 def quoting(args: argparse.Namespace) -> Settings:
-    """The lesson before the titles, if asked for (allmask/tasks/quoting.py)."""
+    """The lesson before the titles, if asked for (allmask/tasks/common/quoting.py)."""
     return Settings(
         steps=args.quote_steps, batch_tokens=args.batch_tokens, lr=args.quote_lr, layer_decay=args.layer_decay,
         warmup=0.05, dropout=0.0, seed=args.seed + 1, eval_every=args.quote_steps, save_every=args.quote_steps, keep=1,

@@ -28,12 +28,13 @@ from timed import ENDLESS, Curve, Timed, curve_of, learn, options
 
 from allmask.data import Example, Record, plan_epoch
 from allmask.model import Model
-from allmask.tasks.averaging import take_mean
-from allmask.tasks.folders import save_model
-from allmask.tasks.fresh import USUAL, Fresh
-from allmask.tasks.scores import score_translations, signatures
-from allmask.tasks.translate import JUDGED, Translate
-from allmask.tasks.writing import tokenizer_of
+from allmask.options import FROM_SCRATCH
+from allmask.runs.average import take_mean
+from allmask.runs.folder import save_model
+from allmask.runs.fresh import Fresh
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.metrics.text import score_translations, signatures
+from allmask.tasks.seq2seq import JUDGED, Translate
 from allmask.text import Tokenizer
 from allmask.training import Settings, resolve_precision, train
 from allmask.training.schedule import SCHEDULES, noam
@@ -72,8 +73,8 @@ class Data:
 
     @classmethod
     def read(cls, folder: Path, limit: int | None) -> Data:
-        rows = Translate().rows
-        parts = [rows.read(folder / f"{name}.jsonl")[:limit] for name in ("train", "dev", "test")]
+        task = Translate()
+        parts = [task.read(folder / f"{name}.jsonl")[:limit] for name in ("train", "dev", "test")]
         return cls(*parts)
 
     def scores(self, written: Sequence[str]) -> dict[str, float]:
@@ -86,9 +87,9 @@ class Data:
 def ours(name: str, data: Data, args: argparse.Namespace) -> list[Row]:
     """Train for the minutes; then the best weights, and the mean of the last checkpoints if it is better."""
     run = Path(args.out) / name
-    model = Fresh(name, vocabulary=args.vocabulary).model(data.train, args.seed)
+    model = Fresh(name, vocab_size=args.vocab_size).model(data.train, args.seed)
     task = Translate().fitted(model)
-    timed = Timed(task.work(model, data.train, data.dev), run, args.minutes, METRIC)
+    timed = Timed(task.workload(model, data.train, data.dev), run, args.minutes, METRIC)
     how = settings(model, args)
     learn(model, timed, how)
     *curve, (done, spent, _) = curve_of(run, METRIC)
@@ -111,7 +112,7 @@ def settings(model: Model, args: argparse.Namespace) -> Settings:
     """Those of `allmask train`, with a warm-up in steps, as nobody knows how many there will be."""
     rate = args.lr or noam(3999, model.config.width)
     return Settings(
-        **USUAL, steps=ENDLESS, lr=rate, warmup=args.warmup, batch_tokens=args.batch_tokens,
+        **FROM_SCRATCH, steps=ENDLESS, lr=rate, warmup=args.warmup, batch_tokens=args.batch_tokens,
         eval_every=args.eval_every, seed=args.seed, keep=AVERAGED, precision=args.precision, dropout=args.dropout,
     )  # fmt: skip
 
@@ -123,7 +124,7 @@ def marian(data: Data, args: argparse.Namespace) -> list[Row]:
     """transformers' encoder–decoder of the same shape, over the same pieces."""
     from transformers import GenerationConfig, MarianMTModel
 
-    like = Fresh("transformer-small", vocabulary=args.vocabulary).model(data.train, args.seed)
+    like = Fresh("transformer-small", vocab_size=args.vocab_size).model(data.train, args.seed)
     task, tokenizer = Translate().fitted(like), tokenizer_of(like)
     model = MarianMTModel(marian_config(like, args.dropout))
     begin_alike(model, like)
@@ -149,11 +150,11 @@ def marian_config(like: Model, dropout: float) -> Any:
     stacks = {
         f"{stack}_{name}": value
         for stack, layers in (("encoder", shape.layers), ("decoder", shape.decoder_layers))
-        for name, value in (("layers", layers), ("attention_heads", shape.heads), ("ffn_dim", shape.inner))
+        for name, value in (("layers", layers), ("attention_heads", shape.heads), ("ffn_dim", shape.ffn_width))
     }
     tokens = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.begin_id}
     return MarianConfig(
-        vocab_size=shape.vocabulary, d_model=shape.width, dropout=dropout, attention_dropout=0.0,
+        vocab_size=shape.vocab_size, d_model=shape.width, dropout=dropout, attention_dropout=0.0,
         activation_dropout=0.0, activation_function="relu", scale_embedding=True, max_position_embeddings=512,
         decoder_start_token_id=tokenizer.start_id, forced_eos_token_id=None, **stacks, **tokens,
     )  # fmt: skip
@@ -184,15 +185,15 @@ class Peer:
 
     def learn(self, examples: Sequence[Example], dev: Sequence[Record]) -> tuple[int, float, Curve]:
         """Steps, minutes and the curve; the best weights are left in the model."""
-        optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=self.how.lr, betas=self.how.betas, eps=self.how.epsilon, weight_decay=0.0,
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.how.lr, betas=self.how.betas, eps=self.how.adam_eps, weight_decay=0.0,
             fused=True,
         )  # fmt: skip
         seconds, step, best, kept = 0.0, 0, -1.0, {}
         curve: Curve = []
         for numbers in batches_of([len(example) for example in examples], self.how):
             began = time.monotonic()
-            loss = self.step([examples[number] for number in numbers], optimiser, step)
+            loss = self.step([examples[number] for number in numbers], optimizer, step)
             seconds, step = seconds + time.monotonic() - began, step + 1
             if step % self.how.eval_every == 0:
                 bleu = self.judge(dev)
@@ -214,8 +215,8 @@ class Peer:
         print(f"marian: the mean of {len(self.last)} checkpoints: bleu {bleu:.2f}", flush=True)
         return bleu > best
 
-    def step(self, examples: Sequence[Example], optimiser: torch.optim.Optimizer, step: int) -> float:
-        for group in optimiser.param_groups:
+    def step(self, examples: Sequence[Example], optimizer: torch.optim.Optimizer, step: int) -> float:
+        for group in optimizer.param_groups:
             group["lr"] = self.how.lr * SCHEDULES[self.how.schedule](step, ENDLESS, int(self.how.warmup))
         self.model.train()
         torch.manual_seed(step)
@@ -227,8 +228,8 @@ class Peer:
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.how.clip)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
     def judge(self, dev: Sequence[Record]) -> float:
@@ -239,7 +240,7 @@ class Peer:
     def write(self, sources: Sequence[str], beams: int, max_new: int) -> list[str]:
         self.model.eval()
         written = []
-        prompts = self.task.prompts(self.tokenizer, sources)
+        prompts = self.task.prompts(self.tokenizer, sources).ids
         for start in range(0, len(prompts), 32):
             ids, seen = rows(prompts[start : start + 32], self.model.config.pad_token_id)
             found = self.model.generate(
@@ -345,7 +346,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         __doc__, "train.jsonl, dev.jsonl and test.jsonl", SYSTEMS, minutes=40.0, warmup=1000, eval_every=100
     )
     parser.add_argument("--out", default="quality-runs/translate")
-    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--lr", type=float, help="[default: by the width, as allmask train has it]")
     parser.add_argument("--dropout", type=float, default=0.3, help="the 0.1 of the presets is for more data")
     parser.add_argument("--beams", type=int, default=5)

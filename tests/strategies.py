@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from allmask.masks import Mask
+from allmask.mask import Mask
 
 
 @st.composite

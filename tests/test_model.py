@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allmask
-from allmask import config as configs
+from allmask import presets
 from allmask.errors import CheckpointError, UsageError
-from allmask.heads import columnwise_linear
-from allmask.masks import Mask
+from allmask.mask import Mask
+from allmask.mask.audit import audit, our_subject
+from allmask.mask.drawing import draw
+from allmask.mask.prover import prove, prove_rows
 from allmask.model import Model
+from allmask.nn.attention import Route, attend, attention_weights
+from allmask.nn.cache import Cache
+from allmask.nn.heads import columnwise_linear
 from allmask.text import propose_keep_tokens
 
-SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 12}
+SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 12}
 
 
-def fresh(preset=configs.bert_base, heads=("lm",), **changes):
+def fresh(preset=presets.bert_base, heads=("lm",), **changes):
     return Model.fresh(replace(preset(), **{**SMALL, **changes}), heads, torch.Generator().manual_seed(0)).eval()
 
 
@@ -31,7 +37,7 @@ IDS = torch.tensor([[2, 7, 11, 30, 3], [2, 39, 7, 3, 5]])
 @given(
     st.sets(st.integers(0, 39), min_size=2),
     st.sampled_from([True, False]),
-    st.sampled_from([configs.bert_base, configs.gpt2]),
+    st.sampled_from([presets.bert_base, presets.gpt2]),
 )
 def test_kept_logits_are_bit_identical(kept, tied, preset):
     model = fresh(preset, tied=tied)
@@ -41,7 +47,7 @@ def test_kept_logits_are_bit_identical(kept, tied, preset):
     ids = torch.tensor([kept[:10]])
     out, small = model(ids), pruned(new[None, :10])
     assert torch.equal(out.hidden, small.hidden)
-    assert pruned.config.vocabulary == len(kept) == small.logits.shape[-1]
+    assert pruned.config.vocab_size == len(kept) == small.logits.shape[-1]
     assert torch.equal(out.logits[..., kept], small.logits)
 
 
@@ -51,7 +57,7 @@ def test_real_vocabulary_pruned_with_its_tokenizer(tmp_path):
     corpus = ["The attention mask is the program.", "Beijing welcomes you, 北京欢迎你!"]
     kept = propose_keep_tokens(model.tokenizer, corpus)
     small = allmask.load("minilm", keep_tokens=kept)
-    assert small.config.vocabulary == len(kept) == small.tokenizer.size < 200
+    assert small.config.vocab_size == len(kept) == small.tokenizer.size < 200
     for text in corpus:
         old, new = model.tokenizer.encode(text), small.tokenizer.encode(text)
         assert old.tokens == new.tokens
@@ -93,7 +99,7 @@ def test_a_language_model_head_is_made_where_there_is_none():
 
 
 def test_a_family_without_a_rename_table_comes_back_too(tmp_path):
-    model = fresh(configs.transformer_base, ("lm",), decoder_layers=0)
+    model = fresh(presets.transformer_base, ("lm",), decoder_layers=0)
     model.save(tmp_path / "m")
     assert torch.equal(allmask.load(tmp_path / "m")(IDS).logits, model(IDS).logits)
 
@@ -104,7 +110,7 @@ def test_keep_tokens_outside_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    "preset, heads", [(configs.bert_base, ("lm", "nsp")), (configs.gpt2, ("lm",)), (configs.bert_base, ())]
+    "preset, heads", [(presets.bert_base, ("lm", "nsp")), (presets.gpt2, ("lm",)), (presets.bert_base, ())]
 )
 def test_saved_equals_loaded(preset, heads, tmp_path):
     model = fresh(preset, heads)
@@ -132,7 +138,7 @@ def test_a_loaded_model_can_be_trained(tmp_path):
 
 
 def test_fresh_gpt2_scales_what_writes_into_the_residual_stream():
-    model = fresh(configs.gpt2, width=64, layers=8)
+    model = fresh(presets.gpt2, width=64, layers=8)
     plain, residual = model.body.layers[0].attention.query.weight, model.body.layers[0].attention.output.weight
     assert plain.std().item() == pytest.approx(0.02, rel=0.05)
     assert residual.std().item() == pytest.approx(0.02 / 4, rel=0.05)
@@ -190,3 +196,129 @@ def test_keep_layers_is_the_state_after_them():
     assert torch.equal(kept.body(IDS, mask), seen[0][0])
     with pytest.raises(UsageError, match="has 3"):
         model.keep_layers(4)
+
+
+# ---- a tensor as a mask: the habit of other libraries -----------------------------------------------------------
+
+
+def bodies():
+    return {
+        "bert": fresh(),
+        "t5": fresh(presets.t5_small, head_width=8, decoder_layers=1),
+        "lstm": fresh(presets.lstm_small, decoder_layers=1),
+        "elmo": fresh(presets.elmo_tiny),
+    }
+
+
+def calls_with_a_mask(given):
+    """Every place where a mask enters."""
+    where = torch.ones_like(IDS, dtype=torch.bool)
+    for name, model in bodies().items():
+        yield f"{name} model", lambda model=model: model(IDS, given)
+        yield f"{name} with a cache", lambda model=model: model(IDS, given, cache=Cache())
+        yield f"{name} body", lambda model=model: model.body(IDS, given)
+        yield f"{name} positions", lambda model=model: model.body(IDS, given, torch.arange(5))
+        yield f"{name} forward_at", lambda model=model: model.body.forward_at(where, IDS, given)
+        yield f"{name} step", lambda model=model: model.body.step(IDS, given, Cache())
+        yield f"{name} read", lambda model=model: model.body.read(IDS, given)
+    yield "weights", lambda: fresh().body.weights(IDS, given)
+    yield "query_stream", lambda: fresh().body.query_stream(IDS, given, Cache())
+    q = torch.zeros(2, 5, 2, 8)
+    yield "attend", lambda: attend(q, q, q, given)
+    yield "attention_weights", lambda: attention_weights(q, q, given)
+    yield "Route.find", lambda: Route.find(given)
+    yield "Route.find, keys", lambda: Route.find(Mask.bidirectional(where), given)
+    yield "prove_rows", lambda: prove_rows(given)
+    yield "audit", lambda: audit(our_subject(fresh()), given)
+
+
+@pytest.mark.parametrize("given", [torch.ones(2, 5).long(), torch.ones(2, 1, 5, 5), [[1] * 5] * 2, np.ones((2, 5))])
+def test_a_tensor_is_no_mask_and_the_error_says_what_to_pass(given):
+    for name, call in calls_with_a_mask(given):
+        with pytest.raises(UsageError, match=r"expected a Mask\n  pass Mask.bidirectional\(valid\)") as caught:
+            call()
+        assert "attention_mask.bool()" in str(caught.value), name
+
+
+def test_what_is_drawn_and_proven_is_a_mask_or_a_boolean_matrix():
+    for call in (lambda given: prove(given), lambda given: draw(given, ["a", "b"])):
+        with pytest.raises(UsageError, match="expected a Mask"):
+            call([[True, False], [True, True]])
+        with pytest.raises(UsageError, match="boolean"):
+            call(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[2, 7, 3]], "ids are a list; expected a tensor"),
+        (np.array([[2, 7, 3]]), "ids are a ndarray; expected a tensor"),
+        (torch.tensor([2, 7, 3]), r"ids are \(3,\) of torch.int64; expected whole numbers \(B, T\)"),
+        (torch.ones(1, 3), "torch.float32; expected whole numbers"),
+    ],
+)
+def test_ids_are_a_tensor_of_rows(ids, message):
+    with pytest.raises(UsageError, match=message):
+        fresh()(ids)
+
+
+# ---- what the heads make of a document -------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    make=st.sampled_from([Mask.bidirectional, Mask.causal, Mask.reverse]),
+    how=st.sampled_from(["right", "left", "packed"]),
+    seed=st.integers(0, 99),
+)
+def test_pooling_goes_by_the_document_not_by_the_row(lengths, make, how, seed):
+    """Left-padded, right-padded or packed: each document has the vector it has alone."""
+    model = fresh(heads=("pooler", "nsp")).double()
+    rng = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(0, 40, (length,), generator=rng) for length in lengths]
+    if how == "packed":
+        document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+        ids, mask = torch.cat(texts)[None], Mask.packed(make(torch.ones_like(document, dtype=torch.bool)), document)
+    else:
+        there = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        valid = there if how == "right" else there.flip(1)
+        ids = torch.zeros(valid.shape, dtype=torch.long)
+        ids[valid] = torch.cat(texts)
+        mask = make(valid)
+    out = model(ids, mask)
+    assert out.pooled.shape == (len(texts), 16) and out.next_sentence.shape == (len(texts), 2)
+    for number, text in enumerate(texts):
+        alone = model(text[None], make(torch.ones(1, len(text), dtype=torch.bool)))
+        torch.testing.assert_close(out.pooled[number], alone.pooled[0], atol=1e-12, rtol=0)
+        torch.testing.assert_close(out.next_sentence[number], alone.next_sentence[0], atol=1e-12, rtol=0)
+
+
+def test_pooling_of_rows_that_begin_with_their_text_keeps_its_bits():
+    model = fresh(heads=("pooler",))
+    valid = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    for mask in (
+        None,
+        Mask.bidirectional(valid),
+        Mask.causal(valid),
+        Mask.prefix((torch.arange(5) > 1) & valid, valid),
+    ):
+        out = model(IDS, mask)
+        assert torch.equal(
+            out.pooled, torch.tanh(torch.nn.functional.linear(out.hidden[:, 0], *model.pooler.parameters()))
+        )
+
+
+def test_an_encoder_decoder_pools_its_source():
+    model = fresh(presets.transformer_base, heads=("pooler",), decoder_layers=1)
+    is_target = torch.tensor([[False, False, False, True, True]])
+    out = model(IDS[:1], Mask.encoder_decoder(is_target))
+    assert out.pooled.shape == (1, 16)
+    torch.testing.assert_close(out.pooled, model(IDS[:1, :3]).pooled, atol=1e-5, rtol=0)
+
+
+def test_an_output_is_shown_by_its_shapes():
+    out = fresh(heads=("lm", "pooler"))(IDS)
+    text = "Output(hidden=(2, 5, 16) torch.float32, mask=Mask(0 0 0 0 0; 0 0 0 0 0); and logits, pooled)"
+    assert repr(out) == str(out) == text
+    assert "cache=Cache" in repr(fresh(presets.gpt2)(IDS, cache=Cache()))

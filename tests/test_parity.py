@@ -16,8 +16,8 @@ from transformers import (
 
 import allmask
 from allmask.checkpoints import resolve
-from allmask.masks import Mask
-from allmask.transformer import Cache
+from allmask.mask import Mask
+from allmask.nn.cache import Cache
 
 BERTS = {
     "plain": {},
@@ -226,8 +226,8 @@ COUNTS = {
 
 @pytest.mark.parametrize("preset, heads", COUNTS)
 def test_exact_parameter_counts(preset, heads):
-    from allmask.config import PRESETS
     from allmask.model import Model
+    from allmask.presets import PRESETS
 
     with torch.device("meta"):
         model = Model(PRESETS[preset](), heads)
@@ -235,8 +235,8 @@ def test_exact_parameter_counts(preset, heads):
 
 
 def test_bert_large_with_both_heads_counts_what_transformers_counts():
-    from allmask.config import PRESETS
     from allmask.model import Model
+    from allmask.presets import PRESETS
 
     with torch.device("meta"):
         ours = Model(PRESETS["bert-large"](), PRETRAINING)

@@ -8,8 +8,9 @@ import pytest
 
 import allmask
 from allmask.errors import CheckpointError, UsageError
-from allmask.tasks.saved import load_task, save_task
-from allmask.tasks.title import Title
+from allmask.tasks.seq2seq import Title
+from allmask.tasks.task import load_task, save_task
+from allmask.text import Tokenizer
 from tests import tiny
 
 TEXTS = ["red cat runs here.", "", "blue dog sings there.", "北京欢迎你。"]
@@ -45,10 +46,41 @@ def test_decoding_options(titles: Path):
         write(TEXTS[0], beam=4)
 
 
+def test_a_text_is_tokenized_once(titles: Path, gpt2: Path, monkeypatch):
+    """The prompts tell how many sources were cut."""
+    seen: list[str] = []
+    real = Tokenizer.encode_batch
+
+    def encode_batch(self: Tokenizer, texts: list[str], *words, **more):
+        seen.extend(texts)
+        return real(self, texts, *words, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+    long = " ".join(tiny.WORDS * 12)
+    for folder in (titles, gpt2):
+        write = allmask.pipeline("generate", folder, precision="fp32")
+        write([TEXTS[0], long, ""], max_new=2)
+        assert write.cut == 1
+        "".join(write.stream(long, max_new=2))
+        assert write.cut == 2 and seen == [TEXTS[0], long, long]
+        seen.clear()
+
+
+def test_more_new_tokens_leave_less_room_for_a_prompt(gpt2: Path):
+    """GPT-2 has 48 positions here; the last token that is written is not read."""
+    write = allmask.pipeline("generate", gpt2, precision="fp32")
+    long = " ".join(tiny.WORDS * 12)
+    prompts = [write.task.sized(new).prompts(write.model.tokenizer, [long]).ids[0] for new in (None, 8, 40)]
+    assert [len(prompt) for prompt in prompts] == [25, 41, 9]
+    assert write(long, max_new=40)
+    with pytest.raises(UsageError, match="leave no room"):
+        write(long, max_new=60)
+
+
 def test_gpt2_goes_on(gpt2: Path):
     write = allmask.pipeline("generate", gpt2)
     assert write("red cat", max_new=6)
-    with pytest.raises(CheckpointError, match='not fine-tuned for "title"'):
+    with pytest.raises(CheckpointError, match='not trained for "title"'):
         allmask.pipeline("title", gpt2)
 
 
@@ -58,7 +90,7 @@ def test_a_title_model_generates_too(titles: Path):
 
 
 def test_refusals(titles: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="expected one of title, translate, generate"):
+    with pytest.raises(UsageError, match=r"no task 'poem'\s.*title, translate, continue, .*generate, fill, embed"):
         allmask.pipeline("poem", titles)
     with pytest.raises(CheckpointError, match="allmask finetune"):
         allmask.pipeline("title", tiny.bert(tmp_path / "body"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,61 @@ def test_help_of_a_command(name: str):
     command = import_module(COMMANDS[name][0]).command
     for subcommand in command.registered_commands if isinstance(command, typer.Typer) else []:
         check_help(name, subcommand.name or subcommand.callback.__name__)
+
+
+USAGE_ERRORS = {  # the words of a command line, and part of what is said
+    "finetune": "no place for the run was named",
+    "finetune --out {new}": "no model was named",
+    "finetune minilm --out {new}": "no data was named",
+    "finetune minilm --data {file} --out {new} --task titel": "did you mean title?",
+    "finetune minilm --data {file} --out {new} --lr fast": "Invalid value for '--lr'",
+    "finetune minilm --data {file} --out {new} --lr -1": "--lr is -1.0; it must be positive",
+    "finetune minilm --data {file} --out {new} --schedule wavy": "--schedule is 'wavy'; expected one of linear",
+    "finetune minilm --data {file} --out {new} --epoch 3": "Did you mean --epochs?",
+    "finetune minilm --data {file} --out {new} --task classify --max-source 9": "not for classify",
+    "finetune minilm --data {file} --out {new} --task classify --max-length 2": "--max-length is 2",
+    "finetune minilm --data {file} --out {new} --truncate windows": "--truncate is 'windows'",
+    "finetune minilm --data {file} --out {new} --freeze --lm-weight 0.5": "cannot be combined with --freeze",
+    "finetune minilm --data {file} --out {new} --seeds 3": "name them with --eval",
+    "finetune minilm --data {file} --out {new} --eval {file} --search --steps 9": "leave --steps out",
+    "finetune minilm --data {file} --out {new} --average 5 --keep 2": "raise --keep",
+    "finetune minilm --data {new} --out {new}": "no such file",
+    "finetune minilm --data {file} --out {new} --config {new}": "cannot be read",
+    "finetune minilm --data {file} --out {new} --config {yaml}": "did you mean epochs?",
+    "finetune --resume --out {new}": "no run to resume",
+    "train --out {new}": "no data was named",
+    "train --data {file} --out {new} --preset transformer-smal": "did you mean transformer-small?",
+    "train --data {file} --out {new} --tokenizer t --vocab-size 9": "a tokenizer has its own vocabulary",
+    "train --data {file} --out {new} --momentum 0.5": "--momentum is for --optimizer sgd",
+    "train --task image --out {new} --preset resnet21": "there are: resnet18",
+    "train --task image --out {new} --batch-images 2": "expected 4 or more",
+    "train --task image --out {new} --layers 3": "--layers is for texts",
+    "train --task gan --out {new} --preset toy --size 9": "for images, not for a toy",
+    "pretrain --out {new}": "no data was named",
+    "pretrain --data {file} --out {new}": "no tokenizer was named",
+    "pretrain --data {file} --tokenizer t --out {new} --objective mlmm": "did you mean mlm?",
+    "pretrain --data {file} --tokenizer t --out {new} --objective mlm:x": "the weight of mlm",
+    "pretrain --data {file} --tokenizer t --out {new} --objective mlm,span": "cannot be learnt by one model",
+    "pretrain --data {file} --tokenizer t --out {new} --objective causal --whole-words": "for mlm, nsp",
+    "pretrain --data {file} --tokenizer t --out {new} --preset t5-small": "expected one for mlm",
+    "pretrain --data {file} --out {new} --from minilm --width 9": "of its own",
+    "pretrain --data {file} --tokenizer t --out {new} --length 2": "needs 3 at least",
+}
+
+
+def test_usage_errors_are_answered_without_torch(tmp_path: Path):
+    """Aimed at under 0.5 s each; here one process answers all of them."""
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "a.yaml").write_text("epoch: 3\n")
+    places = {"file": tmp_path / "a.jsonl", "yaml": tmp_path / "a.yaml", "new": tmp_path / "new"}
+    lines = [words.format(**places) for words in USAGE_ERRORS]
+    code = "import sys\nfrom allmask.cli.main import main\nfor line in sys.argv[1:]:\n"
+    ran = python(code + "    sys.stderr.write(f'\\n@{main(line.split())}\\n')\n" + REPORT, *lines)
+    assert set(ran.stdout.split()) <= {"HEAVY", "pydantic"}, ran.stdout
+    answers = re.split(r"\n@(\d+)\n", "\n" + ran.stderr)
+    for words, said, status in zip(USAGE_ERRORS, answers[::2], answers[1::2], strict=False):
+        assert status in "234" and USAGE_ERRORS[words] in said, f"{words}: {said}"
+    assert len(answers) // 2 == len(lines) and not (tmp_path / "new").exists()
 
 
 def test_every_command_file_is_in_the_table():

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from allmask import config as configs
+from allmask import presets
 from allmask.config import Config
+from allmask.data import Texts
 from allmask.model import Model
-from allmask.text import train
+from allmask.text import train_tokenizer
 
 WORDS = ["red", "blue", "green", "cat", "dog", "bird", "runs", "sleeps", "sings", "here", "there"]
 CHARACTERS = "北京欢迎你白切鸡想吃啥"
-SMALL = {"width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 48}
+SMALL = {"width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 48}
 UNUSED = "zebra quartz violin"  # in the vocabulary and in no record: what pruning drops
 
 
@@ -45,20 +46,20 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def bert(folder: Path, heads: Sequence[str] = ()) -> Path:
-    return _model(folder, replace(configs.bert_base(), **SMALL), heads, "wordpiece", 200)
+    return _model(folder, replace(presets.bert_base(), **SMALL), heads, "wordpiece", 200)
 
 
 def gpt2(folder: Path) -> Path:
-    return _model(folder, replace(configs.gpt2(), **SMALL), ["lm"], "byte-bpe", 300)
+    return _model(folder, replace(presets.gpt2(), **SMALL), ["lm"], "byte-bpe", 300)
 
 
 def _model(folder: Path, config: Config, heads: Sequence[str], kind: str, size: int) -> Path:
     corpus = folder.with_name(f"{folder.name}-corpus.txt")
     lines = [*(row["source"] for row in [*english(40), *chinese(40)]), *[UNUSED] * 4]
     corpus.write_text("\n".join(lines), encoding="utf-8")
-    tokenizer = train([corpus], kind, size)
+    tokenizer = train_tokenizer(Texts([corpus]), kind, size)
     corpus.unlink()
-    made = replace(config, vocabulary=tokenizer.size)
+    made = replace(config, vocab_size=tokenizer.size)
     model = Model.fresh(made, heads, torch.Generator().manual_seed(0))
     model.tokenizer = tokenizer
     model.save(folder)

@@ -4,8 +4,8 @@ checkpoint = read(resolve("minilm"))        # config, tensors under our names, h
 write("copy", checkpoint.config, checkpoint.tensors)
 """
 
-from allmask.checkpoints.reading import Checkpoint, check, classifies, kinds_asked, read
+from allmask.checkpoints.reader import Checkpoint, check, classifies, kinds_asked, read
 from allmask.checkpoints.sources import resolve
-from allmask.checkpoints.writing import write
+from allmask.checkpoints.writer import write
 
 __all__ = ["Checkpoint", "check", "classifies", "kinds_asked", "read", "resolve", "write"]

@@ -8,7 +8,7 @@ from typing import Any
 from allmask.checkpoints.renaming import Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
-from allmask.heads import SPAN, Labels
+from allmask.nn.heads import SPAN, Labels
 
 PROBLEMS = {
     "single": "single_label_classification",

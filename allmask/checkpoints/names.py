@@ -10,15 +10,16 @@ from collections.abc import Collection
 import torch
 
 from allmask.config import Config
-from allmask.heads import Labels
-from allmask.transformer import EncoderDecoder, Transformer
+from allmask.nn.encoder_decoder import EncoderDecoder
+from allmask.nn.heads import Labels
+from allmask.nn.transformer import Transformer
 
 Shape = tuple[int, ...]
 
 HEADS = {"pooler": "pooler.", "lm": "lm_head.", "nsp": "nsp_head.", "task": "task_head."}
 
 _EMBEDDING = (
-    ("body.embedding.tokens.weight",             "vocabulary width"),
+    ("body.embedding.tokens.weight",             "vocab_size width"),
     ("body.embedding.positions.weight",          "max_positions width"),
     ("body.embedding.segments.weight",           "segments width"),
     ("body.embedding.norm.weight",               "width"),
@@ -35,9 +36,9 @@ _LAYER = (
     ("body.layers.*.attention.output.bias",      "width"),
     ("body.layers.*.attention_norm.weight",      "width"),
     ("body.layers.*.attention_norm.bias",        "width"),
-    ("body.layers.*.feed_forward.expand.weight",   "inner width"),
-    ("body.layers.*.feed_forward.expand.bias",     "inner"),
-    ("body.layers.*.feed_forward.contract.weight", "width inner"),
+    ("body.layers.*.feed_forward.expand.weight",   "ffn_width width"),
+    ("body.layers.*.feed_forward.expand.bias",     "ffn_width"),
+    ("body.layers.*.feed_forward.contract.weight", "width ffn_width"),
     ("body.layers.*.feed_forward.contract.bias",   "width"),
     ("body.layers.*.feed_forward_norm.weight",   "width"),
     ("body.layers.*.feed_forward_norm.bias",     "width"),
@@ -55,13 +56,13 @@ _BERT_LM_HEAD = (
     ("lm_head.transform.bias",                   "width"),
     ("lm_head.norm.weight",                      "width"),
     ("lm_head.norm.bias",                        "width"),
-    ("lm_head.bias",                             "vocabulary"),
+    ("lm_head.bias",                             "vocab_size"),
 )  # fmt: skip
 _OWN_OUTPUT = (
-    ("lm_head.output.weight",                    "vocabulary width"),
+    ("lm_head.output.weight",                    "vocab_size width"),
 )  # fmt: skip
 _OUTPUT_BIAS = (
-    ("lm_head.bias",                             "vocabulary"),
+    ("lm_head.bias",                             "vocab_size"),
 )  # fmt: skip
 _NSP_HEAD = (
     ("nsp_head.weight",                          "2 width"),

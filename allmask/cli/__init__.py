@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from allmask.errors import DataError, UsageError
+from allmask.errors import DataError
 
 
 def emit(as_json: bool, data: Any, text: str) -> None:
@@ -86,41 +85,3 @@ def _decode(raw: bytes, number: int) -> str:
         raise DataError(
             f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "recode it: iconv"
         ) from None
-
-
-# ---- commands that train ---------------------------------------------------------------------------------------
-
-_NOT_IN_PLAN = ("out", "config", "resume", "quiet", "as_json")
-
-
-def plan_values(flags: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
-    """What a plan is told: the values of the --config file, and over them those of the flags that were given.
-
-    `called` are the names in the plan of flags that have another one here. A run's own config.yaml is such a file, too;
-    what it says of its data's bytes is left out.
-    """
-    told = {
-        called.get(name, name): _plain(value)
-        for name, value in flags.items()
-        if name not in _NOT_IN_PLAN and value is not None and value != []
-    }
-    if flags["config"] is None:
-        return told
-    from allmask.tasks.values import read_yaml
-
-    return {name: value for name, value in read_yaml(flags["config"]).items() if name != "checksums"} | told
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def expect_same(out: Path, differences: Sequence[str]) -> None:
-    """Refuse to go on with a run under other settings."""
-    if differences:
-        raise UsageError(
-            f"{out}: a resumed run keeps its settings; {'; '.join(differences)}",
-            "leave these options out, or start a new run with another --out",
-        )

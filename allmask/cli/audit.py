@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from allmask.cli import emit, note
 from allmask.errors import UsageError
+from allmask.mask.kinds import parameters
+from allmask.registry import MASKS
 
 if TYPE_CHECKING:
-    from allmask.audit import Audit, Finding
+    from allmask.mask.audit import Audit, Finding
     from allmask.model import Model
 
 EXAMPLES = """
@@ -20,12 +22,13 @@ EXAMPLES = """
     allmask audit minilm --compare
 """
 BROKEN = 7  # the exit code when a promise does not hold, so that an audit can guard a pipeline
-Kind = Literal["bidirectional", "causal", "reverse", "permutation", "prefix", "packed"]
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder or file, the bundled name minilm, or org/name.")],
-    mask: Annotated[Kind, typer.Option(help="The mask to give it.")] = "prefix",
+    mask: Annotated[
+        str, typer.Option(help=f"The mask to give it: {', '.join(MASKS.builtin)}, or one of an installed package.")
+    ] = "prefix",
     tokens: Annotated[int, typer.Option(min=2, max=256, help="How many tokens to probe with.")] = 10,
     seed: Annotated[int, typer.Option(help="Draws the tokens and the permutation.")] = 0,
     compare: Annotated[
@@ -37,6 +40,10 @@ def command(
 
     The exit code is 0 when they agree and 7 when they do not; a table from --compare is always 0.
     """
+    if "visible" in parameters(mask):  # an unknown name is refused here, too
+        raise UsageError(
+            f"--mask {mask}: an audit makes its masks itself", "to draw and prove one: allmask mask matrix"
+        )
     loaded = _load(model, tokens)
     if compare:
         findings = _compare(loaded, model, tokens, seed)
@@ -51,16 +58,16 @@ def _load(source: str, tokens: int) -> Model:
     from allmask.model import load
 
     model = load(source)
-    limit = min(model.config.max_positions, model.config.vocabulary)
+    limit = min(model.config.max_length, model.config.vocab_size)
     if tokens > limit:
         raise UsageError(f"--tokens {tokens}: this model takes at most {limit}")
     return model
 
 
-def _audit(model: Model, source: str, kind: Kind, tokens: int, seed: int) -> Audit:
+def _audit(model: Model, source: str, kind: str, tokens: int, seed: int) -> Audit:
     import torch
 
-    from allmask.audit import audit, our_subject, probe_mask
+    from allmask.mask.audit import audit, our_subject, probe_mask
 
     rng = torch.Generator().manual_seed(seed)
     mask = probe_mask(kind, tokens, rng)
@@ -68,7 +75,7 @@ def _audit(model: Model, source: str, kind: Kind, tokens: int, seed: int) -> Aud
     return audit(our_subject(model), mask, rng)
 
 
-def _data(source: str, kind: Kind, result: Audit) -> dict:
+def _data(source: str, kind: str, result: Audit) -> dict:
     return {
         "model": source,
         "mask": kind,
@@ -81,7 +88,7 @@ def _data(source: str, kind: Kind, result: Audit) -> dict:
 
 
 def _report(result: Audit) -> str:
-    from allmask.drawing import draw
+    from allmask.mask.drawing import draw
 
     names = [str(place) for place in range(len(result.depends))]
     verdict = "every output depends on exactly what the mask lets it see" if result.holds else "the promise is broken"
@@ -92,8 +99,8 @@ def _report(result: Audit) -> str:
 
 
 def _compare(model: Model, source: str, tokens: int, seed: int) -> list[Finding]:
-    from allmask.audit import compare
     from allmask.checkpoints import resolve
+    from allmask.mask.audit import compare
 
     note(f"{source}: every mask here, and each way to hand one to transformers (about a minute)")
     return compare(model, resolve(source), tokens, seed)

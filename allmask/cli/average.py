@@ -30,8 +30,8 @@ def command(
     keeps more.
     """
     listen()
-    from allmask.tasks.averaging import mean_model
-    from allmask.tasks.folders import expect_free, save_model
+    from allmask.runs.average import mean_model
+    from allmask.runs.folder import expect_free, save_model
 
     expect_free(out)
     model, task, steps = mean_model(run, last)

@@ -12,6 +12,7 @@ from allmask.cli import emit, note
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
+    from allmask.data import Texts
     from allmask.model import Model
 
 EXAMPLES = """
@@ -28,8 +29,12 @@ def command(
     out: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
     to: Annotated[Literal["hf"], typer.Option(help="The layout: hf is what Hugging Face transformers loads.")] = "hf",
     keep_tokens: Annotated[
-        Path | None, typer.Option(help="A text file: keep only the tokens it uses, and the special ones.")
+        Path | None,
+        typer.Option(help="A text file or a folder of them: keep only the tokens it uses, and the special ones."),
     ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="For --keep-tokens: the field of a record, or the column, that is the text.")
+    ] = "text",
     dtype: Annotated[
         Literal["float32", "float16", "bfloat16"], typer.Option(help="The precision of the written weights.")
     ] = "float32",
@@ -39,13 +44,12 @@ def command(
     _refuse_occupied(out)
     import torch
 
+    from allmask.data.sentences import Reading, Texts
     from allmask.model import load
-    from allmask.text.corpus import check_files
 
-    if keep_tokens is not None:
-        check_files([keep_tokens])
+    texts = None if keep_tokens is None else Texts([keep_tokens], Reading(text_field))
     loaded = load(model, dtype=getattr(torch, dtype))
-    written = loaded if keep_tokens is None else _prune(loaded, model, keep_tokens)
+    written = loaded if texts is None else _prune(loaded, model, texts)
     written.save(out)
     result = {"model": model, "out": str(out), "layout": _layout(out, to), "dtype": dtype, **_sizes(loaded, written)}
     emit(as_json, result, _in_words(result))
@@ -59,17 +63,16 @@ def _refuse_occupied(out: Path) -> None:
         raise UsageError(f"{out}: already there", "name a new folder, or remove this one first")
 
 
-def _prune(model: Model, name: str, corpus: Path) -> Model:
+def _prune(model: Model, name: str, texts: Texts) -> Model:
     from allmask.text import propose_keep_tokens
-    from allmask.text.corpus import texts
 
     if model.tokenizer is None:
         raise UsageError(
-            f"{name}: has no tokenizer, so --keep-tokens cannot tell which tokens {corpus} uses",
+            f"{name}: has no tokenizer, so --keep-tokens cannot tell which tokens {texts.files[0]} uses",
             "put tokenizer.json or vocab.txt beside the weights",
         )
-    note(f"reading {corpus}")
-    return model.keep_tokens(propose_keep_tokens(model.tokenizer, texts([corpus])))
+    note(f"reading {', '.join(map(str, texts.files))}")
+    return model.keep_tokens(propose_keep_tokens(model.tokenizer, texts))
 
 
 def _layout(folder: Path, asked: str) -> str:
@@ -86,16 +89,16 @@ def _sizes(loaded: Model, written: Model) -> dict[str, int]:
     return {
         "parameters": sum(p.numel() for p in written.parameters()),
         "bytes": after,
-        "vocabulary": written.config.vocabulary,
-        "vocabulary_before": loaded.config.vocabulary,
+        "vocab_size": written.config.vocab_size,
+        "vocab_size_before": loaded.config.vocab_size,
         "bytes_saved": before - after,
     }
 
 
 def _in_words(result: dict[str, Any]) -> str:
     text = f"{result['out']}: {result['parameters']:,} parameters in {result['dtype']}, {_megabytes(result['bytes'])}"
-    if result["vocabulary"] < result["vocabulary_before"]:
-        text += f"\nvocabulary {result['vocabulary_before']:,} → {result['vocabulary']:,}"
+    if result["vocab_size"] < result["vocab_size_before"]:
+        text += f"\nvocabulary {result['vocab_size_before']:,} → {result['vocab_size']:,}"
         text += f", {_megabytes(result['bytes_saved'])} saved"
     return text
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,11 +27,9 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="All the steps with very little of each: under a minute.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON; the story goes to stderr.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; the rest goes to stderr.")] = False,
 ) -> None:
-    """Turn a BERT into a writer while you watch: the mask, the learning, the judging, a model of your own.
+    """Turn a BERT into a writer while you watch: the mask, the training, the evaluation, a model of your own.
 
     The texts are docstrings of this machine's Python files; the BERT is the bundled MiniLM. Nothing is downloaded.
     """
@@ -44,12 +45,25 @@ def _tell(text: str) -> None:
 
 
 def _next(result: dict[str, Any], out: Path) -> str:
-    final = result["final"]
-    return "\n".join([
-        "",
-        "Go on with:",
-        f'  allmask generate {final} --text "The file is read line by line, and bad lines are skipped." --beams 4',
-        f"  allmask evaluate {final} {out}/data/test.jsonl",
-        f"  allmask finetune minilm --data {out}/data/train.jsonl --eval {out}/data/dev.jsonl --out runs/docstrings",
-        f"  allmask inspect {final}",
-    ])  # fmt: skip
+    return "\n".join(["", "Go on with:", *(f"  {shlex.join(words)}" for words in next_commands(result["final"], out))])
+
+
+def next_commands(final: str, out: Path) -> list[list[str]]:
+    """Commands to try with what a demo has left, each of which runs as it is printed."""
+    data = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "dev", "test")}
+    text = "The file is read line by line, and bad lines are skipped."
+    commands = [
+        ["generate", final, "--text", text, "--beams", "4"],
+        ["evaluate", final, data["test"]],
+        ["finetune", "minilm", "--data", data["train"], "--eval", data["dev"], "--out", f"{out}-finetuned"],
+        ["inspect", final],
+    ]
+    return [[*program(), *words] for words in commands]
+
+
+def program() -> list[str]:
+    """How this command line is called here: by its name, if that is found, or as it was started."""
+    if shutil.which("allmask"):
+        return ["allmask"]
+    started = Path(sys.argv[0])
+    return [str(started)] if started.name == "allmask" and started.is_file() else [sys.executable, "-m", "allmask"]

@@ -16,7 +16,7 @@ from allmask.errors import DataError, UsageError
 if TYPE_CHECKING:
     from allmask.drift import Giveaway, Settings, Verdict
     from allmask.drift.comparing import Represent
-    from allmask.drift.deciding import Told
+    from allmask.drift.deciding import OnProgress
     from allmask.drift.files import Sample
     from allmask.drift.images import Pictures
 
@@ -249,7 +249,7 @@ def _embedder(model: str, precision: str, quiet: bool) -> Represent:
         import numpy as np
 
         from allmask.checkpoints import resolve
-        from allmask.tasks.embedding import Embedder
+        from allmask.tasks.embed import Embedder
         from allmask.training.progress import Progress
 
         embedder = Embedder.open(resolve(model), precision=precision)
@@ -264,7 +264,7 @@ def _embedder(model: str, precision: str, quiet: bool) -> Represent:
     return represent
 
 
-def _relabelling(settings: Settings, quiet: bool) -> Told | None:
+def _relabelling(settings: Settings, quiet: bool) -> OnProgress | None:
     if settings.test != "permutation":
         return None
     from allmask.training.progress import Progress

@@ -1,4 +1,4 @@
-"""`allmask embed`: a vector of each text of a file, into .npy or jsonl, or the texts nearest to a query."""
+"""`allmask embed`: a vector for each text of a file, into .npy or jsonl, or the texts nearest to a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from allmask.data import Record
-    from allmask.tasks.embedding import Embedder
+    from allmask.tasks.embed import Embedder
 
 EXAMPLES = """
     allmask embed minilm texts.jsonl -o vectors.npy --normalize
@@ -49,20 +49,22 @@ def command(
     ] = None,
     pool: Annotated[
         Literal["mean", "cls"] | None,
-        typer.Option(help="Of all hidden states, or the first. [default: as the model folder says, or mean]"),
+        typer.Option(
+            help="The mean of all hidden states, or the first one. [default: as the model folder says, or mean]"
+        ),
     ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Vectors of length 1.")] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")] = False,
     search: Annotated[str | None, typer.Option(help="Show the texts nearest to this one, by cosine.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many of them.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many texts --search shows.")] = 5,
     name: Annotated[str, typer.Option("--field", help="Which field of a record is the text.")] = "text",
     precision: Precision = "auto",
     on_bad_record: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do with one that cannot be used.")
+        Literal["stop", "skip"], typer.Option(help="What to do with an unusable record.")
     ] = "stop",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
-    """Write a vector of each text: row by row in a .npy file (n, width), or as {"text", "vector"} a line.
+    """Write a vector for each text: rows of a .npy file (n, width), or {"text", "vector"} a line.
 
     Texts are read as a stream, so memory does not grow with the file, and share rows without padding. With --search
     nothing is written: the nearest texts are shown.
@@ -79,7 +81,7 @@ def command(
     if search is None:
         _check_out(out, file)
     from allmask.checkpoints import resolve
-    from allmask.tasks.embedding import Embedder
+    from allmask.tasks.embed import Embedder
 
     embedder = Embedder.open(resolve(model), pool, normalize, precision)
     source = _Source(file, text or [], name, on_bad_record)
@@ -149,7 +151,7 @@ class _Source:
                     yield Record({"text": line}, f"stdin:{number}")
 
     def total(self) -> int | None:
-        """How many there are, all checked; None where they can be read only once."""
+        """Check all texts and count them; None for stdin, which can be read only once."""
         if str(self.file) == "-":
             return None
         skipped: Counter[str] = Counter()
@@ -186,7 +188,7 @@ def _write(embedder: Embedder, source: _Source, out: str, quiet: bool) -> None:
 
 @contextmanager
 def _output(out: str, width: int) -> Iterator[Put]:
-    """Something that takes records with their vectors; a file gets its name when it is complete."""
+    """A function that writes records with their vectors; a file gets its name when it is complete."""
     if out == "-":
         yield lambda records, vectors: print("\n".join(_json_lines(records, vectors)), flush=True)
         return
@@ -208,14 +210,13 @@ def _output(out: str, width: int) -> Iterator[Put]:
 
 @contextmanager
 def _npy(stream: BinaryIO, width: int) -> Iterator[Put]:
-    """Rows one after another. The header, which comes first, leaves room for their number, which is known last."""
+    """Write rows one after another; the header, which comes first, leaves room for their number, known last."""
     from numpy.lib import format
 
     count = 0
 
     def header() -> None:
-        told = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-        format.write_array_header_1_0(stream, told)
+        format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (count, width)})
 
     def put(records: list[Record], vectors: np.ndarray) -> None:
         nonlocal count
@@ -249,8 +250,8 @@ def _json_lines(records: Iterable[Record], vectors: np.ndarray) -> Iterator[str]
 
 
 def _search(embedder: Embedder, source: _Source, query: str, top: int, quiet: bool) -> list[dict[str, Any]]:
-    from allmask.tasks.embedding import nearest
+    from allmask.tasks.embed import nearest
 
     found = nearest(embedder(query), _windows(embedder, source, quiet), top)
-    told = [{"score": round(one.score, 6), "where": one.what.where, **one.what.fields} for one in found]
-    return [{name: value for name, value in row.items() if value is not None} for row in told]
+    rows = [{"score": round(one.score, 6), "where": one.what.where, **one.what.fields} for one in found]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]

@@ -12,7 +12,7 @@ from allmask.cli import listen, ready_lines
 from allmask.errors import DataError
 
 if TYPE_CHECKING:
-    from allmask.tasks.filling import Filled, Filler
+    from allmask.tasks.fill import Filled, Filler
 
 EXAMPLES = """
     allmask fill runs/a/final "北京欢[MASK]你"
@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Show the likeliest tokens for each [MASK] of a text.
 
-    Several are guessed independently: none knows what stands in another. An empty line of stdin gives an empty line.
+    Several gaps are filled independently of each other. An empty line of stdin gives an empty line.
     """
     listen()
     from allmask.pipelines import pipeline

@@ -1,4 +1,4 @@
-"""`allmask generate`: write a title or a translation of a text or of each line of stdin, or go on with it."""
+"""`allmask generate`: write a title or a translation of a text, or of each line of stdin, or continue it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from allmask.cli import listen, note, ready_lines, tell_cut
 from allmask.errors import UsageError
 
 if TYPE_CHECKING:
-    from allmask.masks import Mask
-    from allmask.pipelines import Pipeline
-    from allmask.tasks.writing import Written
+    from allmask.mask import Mask
+    from allmask.tasks.common.generator import TextGenerator
+    from allmask.tasks.common.writing import Written
+    from allmask.tasks.task import Predictor
 
 EXAMPLES = """
     allmask generate runs/title/final --text "We show that masks decide every role …" --beams 4
@@ -22,7 +23,6 @@ EXAMPLES = """
     allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
     allmask generate runs/zh/final --text 北京欢迎你 --show-mask
 """
-BATCH = 32
 _MODEL = "A model folder or a run, the bundled name minilm, or org/name."
 
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
@@ -33,7 +33,9 @@ LengthPenalty = Annotated[
 ]
 NoRepeat = Annotated[
     int | None,
-    typer.Option("--no-repeat-ngram", min=0, help="No N tokens in a row twice; 0: no such rule. [default: the task's]"),
+    typer.Option(
+        "--no-repeat-ngram", min=0, help="Write no N tokens in a row twice; 0: no such rule. [default: the task's]"
+    ),
 ]
 MinNew = Annotated[int, typer.Option("--min-new", min=0, help="No end before this many tokens.")]
 MaxNew = Annotated[
@@ -42,7 +44,7 @@ MaxNew = Annotated[
 
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
-    typer.Option(help="Of the arithmetic; auto: int8 to write, bf16 for all else, where the CPU has them."),
+    typer.Option(help="Precision of the arithmetic; auto: int8 to write, bf16 otherwise, where the CPU has them."),
 ]
 
 
@@ -56,34 +58,36 @@ def command(
     min_new: MinNew = 0,
     max_new: MaxNew = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of --sample: flatter above 1, sharper below.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Of --sample: draw from the K likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of --sample: from the fewest that have this share.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of --sample: the same seed draws the same. [default: 0]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="With --sample: flatter above 1, sharper below.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="With --sample: draw from the K likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="With --sample: from the fewest of this total probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --sample: random seed. [default: 0]")] = None,
     precision: Precision = "auto",
     stream: Annotated[bool, typer.Option("--stream", help="Print token by token, as they are written.")] = False,
     show_mask: Annotated[bool, typer.Option("--show-mask", help="Draw the mask of this very text, on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, with scores.")] = False,
 ) -> None:
-    """Write with MODEL: a title or a translation of each source if it was trained for that, or how a text goes on.
+    """Write with MODEL: a title or a translation of each source, if it was trained for that, or a continuation.
 
-    Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty one an empty one.
+    Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty line gives an empty line.
     """
     _check(text, stream, show_mask, as_json)
     listen()
-    from allmask.pipelines import open_pipeline
+    from allmask.pipelines import pipeline
 
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
     options |= _sampling(sample, drawn)
-    pipeline = open_pipeline(model, precision, max_new)
-    pipeline.settings(**options)  # what is wrong with them is said before the first line is read
+    generator = pipeline("generate", model, precision)
+    generator.check(options)  # what is wrong with them is said before the first line is read
     for batch in [[text]] if text is not None else ready_lines():
         if stream:
-            _stream(pipeline, batch, options)
+            _stream(generator, batch, options)
         else:
-            _write(pipeline, batch, options, show_mask, as_json)
-    tell_cut(pipeline.cut, pipeline.task.max_source)
+            _write(generator, batch, options, show_mask, as_json)
+    tell_cut(generator.cut, generator.max_tokens)
 
 
 def _check(text: str | None, stream: bool, show_mask: bool, as_json: bool) -> None:
@@ -101,6 +105,18 @@ def search_options(
     return options
 
 
+def accepted(predictor: Predictor, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a predictor takes; others are refused, unless they have their usual values."""
+    usual = search_options(1, 1, 1.0, None, 0, None)
+    refused = sorted(name for name, value in options.items() if usual.get(name) != value)
+    refused = [f"--{name.replace('_', '-')}" for name in refused if name not in predictor.options]
+    if refused:
+        raise UsageError(f"{', '.join(refused)}: this model {predictor.does}, it does not write", "leave it out")
+    taken = {name: value for name, value in options.items() if name in predictor.options}
+    predictor.check(taken)
+    return taken
+
+
 def _sampling(sample: bool, drawn: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in drawn.items() if value is not None}
     if given and not sample:
@@ -112,10 +128,10 @@ def _sampling(sample: bool, drawn: dict[str, Any]) -> dict[str, Any]:
 # ---- texts out -----------------------------------------------------------------------------------------------
 
 
-def _write(pipeline: Pipeline, texts: list[str], options: dict[str, Any], show_mask: bool, as_json: bool) -> None:
-    for text, found in zip(texts, pipeline.write(texts, BATCH, **options), strict=True):
+def _write(generator: TextGenerator, texts: list[str], options: dict[str, Any], show_mask: bool, as_json: bool) -> None:
+    for text, found in zip(texts, generator.write(texts, **options), strict=True):
         if show_mask and found:
-            note(_picture(pipeline, text, found[0][1].tokens) + "\n")
+            note(_picture(generator, text, found[0][1].tokens, options.get("max_new")) + "\n")
         print(_as_json(text, found) if as_json else _as_lines(found), flush=True)
 
 
@@ -128,32 +144,36 @@ def _as_json(source: str, found: Written) -> str:
     return json.dumps({"source": source, "written": best}, ensure_ascii=False)
 
 
-def _stream(pipeline: Pipeline, texts: list[str], options: dict[str, Any]) -> None:
+def _stream(generator: TextGenerator, texts: list[str], options: dict[str, Any]) -> None:
     for text in texts:
-        for piece in pipeline.stream(text, **options):
+        for piece in generator.stream(text, **options):
             print(piece, end="", flush=True)
         print(flush=True)
 
 
-def _picture(pipeline: Pipeline, text: str, written: tuple[int, ...], limit: int = 24) -> str:
+def _picture(
+    generator: TextGenerator, text: str, written: tuple[int, ...], max_new: int | None = None, limit: int = 24
+) -> str:
     """The mask under which this text was read and written; the middle of a long source is left out."""
-    from allmask.drawing import draw
+    from allmask.mask.drawing import draw
 
-    assert pipeline.model.tokenizer is not None
-    prompt = pipeline.task.prompts(pipeline.model.tokenizer, [text])[0]
-    ids, mask, source = _read_and_written(pipeline, prompt, written)
-    names, visible = pipeline.model.tokenizer.tokens(ids), mask.visible()[0]
+    assert generator.model.tokenizer is not None
+    prompt = generator.task.sized(max_new).prompts(generator.model.tokenizer, [text]).ids[0]
+    ids, mask, source = _read_and_written(generator, prompt, written)
+    names, visible = generator.model.tokenizer.tokens(ids), mask.visible()[0]
     left_out = range(limit // 2, source - limit // 2)
     kept = [place for place in range(len(names)) if place not in left_out]
     shown = draw(visible[kept][:, kept], [names[place] for place in kept], limit=limit + 40)
     return f"{shown}\n({len(left_out)} tokens in the middle of the source are left out)" if left_out else shown
 
 
-def _read_and_written(pipeline: Pipeline, prompt: list[int], written: tuple[int, ...]) -> tuple[list[int], Mask, int]:
+def _read_and_written(
+    generator: TextGenerator, prompt: list[int], written: tuple[int, ...]
+) -> tuple[list[int], Mask, int]:
     """The whole row, its mask, and where the source ends: what is written stands behind it, or where blanks were."""
     import torch
 
-    from allmask.masks import Mask
+    from allmask.mask import Mask
 
     row = [token for token in prompt if token >= -len(written)]
     if min(row) < 0:
@@ -161,4 +181,4 @@ def _read_and_written(pipeline: Pipeline, prompt: list[int], written: tuple[int,
         return [written[-1 - token] if token < 0 else token for token in row], Mask.permutation(order), row.index(-1)
     ids = [*prompt, *written]
     is_target = torch.arange(len(ids)) >= len(prompt)
-    return ids, pipeline.task.mask_of(is_target[None]), len(prompt)
+    return ids, generator.task.mask_of(is_target[None]), len(prompt)

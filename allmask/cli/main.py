@@ -17,24 +17,25 @@ import typer
 
 from allmask import __version__
 from allmask.cli import examples
+from allmask.cli._options import Command, Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
-    "finetune": ("allmask.cli.finetune", "Teach a pretrained model to write, or to answer questions about texts."),
-    "train": ("allmask.cli.train", "Train a translator, a network for images, or two that play, from nothing."),
+    "finetune": ("allmask.cli.finetune", "Fine-tune a pretrained model for a task."),
+    "train": ("allmask.cli.train", "Train a translator, an image classifier or a GAN from scratch."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
-    "generate": ("allmask.cli.generate", "Write a title or a translation of a text, or go on with a prompt."),
-    "fill": ("allmask.cli.fill", "Guess what stands where a text says [MASK]."),
-    "predict": ("allmask.cli.predict", "Let a fine-tuned model answer each record of a file."),
-    "evaluate": ("allmask.cli.evaluate", "Score what a fine-tuned model says of held-out records."),
-    "embed": ("allmask.cli.embed", "A vector of each text of a file, or those nearest to a query."),
-    "drift": ("allmask.cli.drift", "Do two files come from one distribution? By what can one tell?"),
+    "generate": ("allmask.cli.generate", "Write a title or a translation, or continue a prompt."),
+    "fill": ("allmask.cli.fill", "Predict the tokens behind [MASK]."),
+    "predict": ("allmask.cli.predict", "Apply a fine-tuned model to each record of a file."),
+    "evaluate": ("allmask.cli.evaluate", "Score a fine-tuned model on held-out records."),
+    "embed": ("allmask.cli.embed", "Embed each text of a file, or search for the nearest ones."),
+    "drift": ("allmask.cli.drift", "Test whether two files come from one distribution."),
     "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
-    "audit": ("allmask.cli.audit", "Measure which outputs of a model really depend on which inputs."),
+    "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
-    "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one cuts a text."),
-    "average": ("allmask.cli.average", "The mean of a run's last checkpoints, as a model."),
+    "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one splits a text."),
+    "average": ("allmask.cli.average", "Average the last checkpoints of a run into a model."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
     "verify": ("allmask.cli.verify", "Check a run or a model folder, byte by byte."),
 }
@@ -44,6 +45,9 @@ EXAMPLES = """
     allmask inspect minilm
     allmask COMMAND --help
 """
+
+
+WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    result = typer.main.get_command(_build(argv)).main(argv, prog_name="allmask", standalone_mode=False)
+    result = built(argv).main(argv, prog_name="allmask", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
 
@@ -75,22 +79,22 @@ def _take_debug(argv: list[str]) -> tuple[list[str], bool]:
     return rest, asked
 
 
-def _build(argv: list[str]) -> typer.Typer:
-    """The app with the commands named in `argv` imported, and the others present by name and help only."""
+def built(argv: list[str]) -> Any:
+    """All commands, those named in `argv` imported, and the others present by name and help only."""
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,  # plain help: rich would double the time it takes to answer
-        context_settings={"help_option_names": ["-h", "--help"], "default_map": _no_help_asked()},
+        context_settings={**WORDS, "default_map": _no_help_asked()},
         help="One Transformer, every mask: the attention mask is the program.",
         epilog=examples(EXAMPLES),
     )
     app.callback()(_global_options)
     for name, (module, help) in COMMANDS.items():
         if name in argv:
-            _register(app, name, module, help)
+            _register(app, name, module, help, argv)
         else:
             app.command(name, help=help)(_not_imported)
-    return app
+    return typer.main.get_command(app)
 
 
 def _no_help_asked() -> dict[str, Any]:
@@ -98,14 +102,17 @@ def _no_help_asked() -> dict[str, Any]:
     return {"help": False, **{name: {"help": False} for name in COMMANDS}}
 
 
-def _register(app: typer.Typer, name: str, module_name: str, short_help: str) -> None:
+def _register(app: typer.Typer, name: str, module_name: str, short_help: str, argv: list[str]) -> None:
     module = import_module(module_name)
     epilog = examples(module.EXAMPLES)
     if isinstance(module.command, typer.Typer):
         texts = {"help": module.__doc__, "short_help": short_help, "epilog": epilog}
-        app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # no subcommand: said as any error
+        for subcommand in module.command.registered_commands:
+            subcommand.cls = Command
+        app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # refused without a command
     else:
-        app.command(name, short_help=short_help, epilog=epilog)(module.command)
+        made = module.command.function(argv) if isinstance(module.command, Training) else module.command
+        app.command(name, cls=Command, short_help=short_help, epilog=epilog)(made)
 
 
 def _not_imported() -> None:

@@ -1,29 +1,31 @@
-"""`allmask mask`: draw a mask with its tokens, and prove what it lets through."""
+"""`allmask mask`: draw a mask and prove what it lets through."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allmask.cli import emit, note
 from allmask.errors import DataError, UsageError
+from allmask.mask.kinds import build, parameters
+from allmask.registry import MASKS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from allmask.masks import Mask
-    from allmask.prover import Proof
+    from allmask.mask import Mask
+    from allmask.mask.prover import Proof
 
 EXAMPLES = """
     allmask mask causal --text 北京欢迎你
     allmask mask prefix --source 你想吃啥 --target 白切鸡
+    allmask mask turns --source 你想吃啥 --target 白切鸡 --source 几个 --target 两个
     allmask mask permutation --text 北京欢迎你 --order 迎京你欢北 --predict --png shuffled.png
     allmask mask packed --text 北京欢迎你 --text "hello world" --each bidirectional
     allmask mask matrix --file visible.csv --layers 3 --json
@@ -34,47 +36,15 @@ _MAX_TOKENS = 1024
 _ALONE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 
 
-class Kind(StrEnum):
-    bidirectional = "bidirectional"
-    causal = "causal"
-    reverse = "reverse"
-    permutation = "permutation"
-    prefix = "prefix"
-    naive = "naive"
-    packed = "packed"
-    matrix = "matrix"
-    encoder_decoder = "encoder-decoder"
-
-
-class Each(StrEnum):
-    bidirectional = "bidirectional"
-    causal = "causal"
-    reverse = "reverse"
-
-
-# Which options mean something for a kind; --layers, --json and the pictures always do.
-_TAKES = {
-    Kind.bidirectional: {"text", "window"},
-    Kind.causal: {"text", "window", "predict"},
-    Kind.reverse: {"text", "window", "predict"},
-    Kind.permutation: {"text", "order", "window", "predict"},
-    Kind.prefix: {"source", "target", "window", "predict"},
-    Kind.naive: {"source", "target", "window", "predict"},
-    Kind.packed: {"text", "each", "window"},
-    Kind.matrix: {"file", "text"},
-    Kind.encoder_decoder: {"source", "target"},
-}
-
-
 @dataclass(frozen=True)
 class Options:
     """What was asked for, as typed."""
 
     text: Sequence[str] = ()
-    source: str | None = None
-    target: str | None = None
+    source: Sequence[str] = ()
+    target: Sequence[str] = ()
     order: str | None = None
-    each: Each | None = None
+    each: str | None = None
     file: Path | None = None
     window: int | None = None
     predict: bool = False
@@ -90,24 +60,34 @@ class Scene:
     mask: Mask
     tokens: list[str]
     scored: Tensor | None = None  # positions that bear loss
-    first: int = 0  # the tokens from here on look
+    first: int = 0  # only the rows from this token on are shown
     tints: Tensor | None = None
 
 
 def command(
-    kind: Annotated[Kind, typer.Argument(help="Who may look at whom.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help=f"Who may look at whom: {', '.join(MASKS.builtin)}, or one of an installed package.",
+            show_default=False,
+        ),
+    ],
     text: Annotated[
         list[str] | None,
         typer.Option(help="The tokens: characters for Chinese, words otherwise. Repeat it for packed."),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="What is read (prefix, naive, encoder-decoder).")] = None,
-    target: Annotated[str | None, typer.Option(help="What is written.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="What is read (prefix, naive, encoder-decoder). Repeat it for turns.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option(help="What is written. Repeat it for turns.")] = None,
     order: Annotated[
         str | None, typer.Option(help="For permutation: the tokens as they become known, or positions: 3,1,4,2,0.")
     ] = None,
-    each: Annotated[Each | None, typer.Option(help="For packed: the mask inside each document [causal].")] = None,
+    each: Annotated[str | None, typer.Option(help="For packed: the mask inside each document [causal].")] = None,
     file: Annotated[Path | None, typer.Option(help="For matrix: rows of 0 and 1, as csv, plain text or json.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Read only keys fewer than this many places away.")] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Read only keys fewer than this many positions away.")
+    ] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Prove for this many layers [any depth].")] = None,
     predict: Annotated[
         bool, typer.Option("--predict", help="Rows are the tokens predicted, not those reading.")
@@ -118,11 +98,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the drawing and the proof.")] = False,
 ) -> None:
     """Draw a mask and prove what it lets through: rows look, columns are seen, ■ may be read."""
-    options = Options(tuple(text or ()), source, target, order, each, file, window, predict)
+    texts, sources, targets = (tuple(given or ()) for given in (text, source, target))
+    options = Options(texts, sources, targets, order, each, file, window, predict)
     _check_options(kind, options)
     _check_suffixes(svg, png)
-    from allmask.drawing import draw, save
-    from allmask.prover import prove
+    from allmask.mask.drawing import draw, save
+    from allmask.mask.prover import prove
 
     scene = _scene(kind, options)
     proof = prove(scene.mask, layers=layers, scored=scene.scored)
@@ -135,17 +116,36 @@ def command(
         note(f"wrote {path}")
 
 
-def _check_options(kind: Kind, options: Options) -> None:
-    takes = _TAKES[kind]
+def _check_options(kind: str, options: Options) -> None:
+    """Refuse options that say nothing about a kind of mask; --layers, --json and the pictures always do."""
+    made_from = parameters(kind).keys()
+    needed = _inputs(kind)
+    takes = needed | {one for one in ("each", "window") if one in made_from}
+    takes |= ({"order"} if "rank" in made_from else set()) | ({"text"} if "visible" in made_from else set())
+    takes |= set() if made_from & {"document", "visible"} or kind in ("bidirectional", *LAYOUTS) else {"predict"}
     foreign = sorted(options.given() - takes)
-    needed = {"source", "target", "file"} & takes or {"text"}
     if foreign:
         listed = ", ".join(f"--{name}" for name in sorted(takes))
-        raise UsageError(f"--{foreign[0]} says nothing about a {kind.value} mask", f"{kind.value} takes {listed}")
+        raise UsageError(f"--{foreign[0]} says nothing about a {kind} mask", f"{kind} takes {listed}")
     for name in sorted(needed - options.given()):
-        raise UsageError(f"a {kind.value} mask needs --{name}", "see the examples of allmask mask --help")
-    if kind is not Kind.packed and len(options.text) > 1:
+        raise UsageError(f"a {kind} mask needs --{name}", "see the examples of allmask mask --help")
+    if "document" not in made_from and len(options.text) > 1:
         raise UsageError(f"--text is given {len(options.text)} times", "several documents make a packed mask")
+    for name in ("source", "target"):
+        if "turns" not in made_from and len(getattr(options, name)) > 1:
+            times = len(getattr(options, name))
+            raise UsageError(f"--{name} is given {times} times", "several sources and targets make a turns mask")
+    if len(options.source) - len(options.target) not in (0, 1):
+        counts = f"{len(options.source)} × --source, {len(options.target)} × --target"
+        raise UsageError(f"{counts}: they take turns, the first is a source", "give as many of both")
+
+
+def _inputs(kind: str) -> set[str]:
+    """The options that the tokens of a kind of mask come from."""
+    made_from = parameters(kind).keys()
+    if "visible" in made_from:
+        return {"file"}
+    return {"source", "target"} if made_from & {"is_target", "turns"} else {"text"}
 
 
 def _check_suffixes(svg: Path | None, png: Path | None) -> None:
@@ -157,101 +157,94 @@ def _check_suffixes(svg: Path | None, png: Path | None) -> None:
 # ---- scenes -------------------------------------------------------------------------------------------------
 
 
-def _scene(kind: Kind, options: Options) -> Scene:
-    if kind is Kind.matrix:
-        return _matrix(options)
-    if kind is Kind.packed:
-        return _packed(options)
-    if kind is Kind.encoder_decoder:
-        return _encoder_decoder(options)
-    if kind in (Kind.prefix, Kind.naive):
-        return _sequence_to_sequence(kind, options)
-    return _one_text(kind, options)
+def _scene(kind: str, options: Options) -> Scene:
+    layouts = {"file": _matrix, "source": _sources_and_targets, "text": _texts}
+    make = LAYOUTS.get(kind) or layouts[min(_inputs(kind))]
+    return make(kind, options)
 
 
-def _one_text(kind: Kind, options: Options) -> Scene:
-    """A text known at once, or in some order; `--predict` puts it between a start and an end token."""
+def _texts(kind: str, options: Options) -> Scene:
+    """One text, or several documents in one row. `--predict` puts a text between a start and an end token."""
     import torch
-
-    from allmask.masks import Mask
-
-    tokens = _tokens(options.text[0], "--text")
-    if kind is Kind.bidirectional:
-        return Scene(Mask.bidirectional(torch.ones(1, len(tokens), dtype=torch.bool), options.window), tokens)
-    rank = list(range(len(tokens)))
-    if kind is Kind.reverse:
-        rank = rank[::-1]
-    if kind is Kind.permutation:
-        rank = _ranks(tokens, options.order)
-    if options.predict:
-        tokens, rank = ["<s>", *tokens, "<e>"], [0, *(r + 1 for r in rank), len(rank) + 1]
-    return Scene(Mask.permutation(torch.tensor([rank]), window=options.window), tokens)
-
-
-def _sequence_to_sequence(kind: Kind, options: Options) -> Scene:
-    """Source and target in one row, as BERT is given them: [CLS] source [SEP] target [SEP]."""
-    import torch
-
-    from allmask.masks import Mask
-
-    source, target = _pair(options)
-    tokens = ["[CLS]", *source, "[SEP]", *target, "[SEP]"]
-    is_target = torch.arange(len(tokens))[None] >= len(source) + 2
-    if kind is Kind.naive:
-        return Scene(Mask.causal(torch.ones_like(is_target), options.window), tokens)
-    scored = is_target[0].roll(-1)  # the loss is on positions whose next token is a target
-    return Scene(Mask.prefix(is_target, window=options.window), tokens, scored)
-
-
-def _packed(options: Options) -> Scene:
-    import torch
-
-    from allmask.masks import Mask
 
     documents = [_tokens(text, "--text") for text in options.text]
     tokens = [token for document in documents for token in document]
     number = torch.tensor([[n for n, document in enumerate(documents) for _ in document]])
-    make = getattr(Mask, (options.each or Each.causal).value)
-    mask = Mask.packed(make(torch.ones_like(number, dtype=torch.bool), window=options.window), number)
-    return Scene(mask, tokens, tints=number[0])
+    given: dict[str, Any] = {"valid": torch.ones_like(number, dtype=torch.bool), "window": options.window}
+    given |= {"each": options.each} if options.each else {}
+    if "rank" in parameters(kind):
+        given["rank"] = torch.tensor([_ranks(tokens, options.order)])
+    mask = build(kind, {**given, "document": number})
+    if options.predict:
+        return _between_start_and_end(mask, tokens)
+    return Scene(mask, tokens, tints=number[0] if "document" in parameters(kind) else None)
 
 
-def _encoder_decoder(options: Options) -> Scene:
-    """The source is known at once, at time 0, the target at 1, 2, 3 …: the prefix order with two sets of weights."""
+def _between_start_and_end(mask: Mask, tokens: list[str]) -> Scene:
+    """The same text between <s>, which is known first, and <e>, which is known last."""
     import torch
 
-    from allmask.masks import Mask
+    from allmask.mask import Mask
 
-    source, target = _pair(options)
+    rank = mask.order[0] - mask.order.min() + 1
+    rank = torch.cat([rank.new_zeros(1), rank, rank.max()[None] + 1])
+    return Scene(Mask.permutation(rank[None], window=mask.window), ["<s>", *tokens, "<e>"])
+
+
+def _sources_and_targets(kind: str, options: Options) -> Scene:
+    """Sources and targets in one row, as BERT is given them: [CLS] source [SEP] target [SEP]."""
+    import torch
+
+    tokens, flags = ["[CLS]"], [False]
+    for turn in range(len(options.source) + len(options.target)):
+        is_target = turn % 2 == 1
+        text = (options.target if is_target else options.source)[turn // 2]
+        part = [*_tokens(text, "--target" if is_target else "--source"), "[SEP]"]
+        tokens, flags = tokens + part, flags + [is_target] * len(part)
+    targets = torch.tensor([flags])
+    mask = build(
+        kind,
+        {"valid": torch.ones_like(targets), "is_target": targets, "turns": targets, "window": options.window},
+    )
+    asks_for_targets = any(parameters(kind).get(name) for name in ("is_target", "turns"))
+    return Scene(mask, tokens, targets[0].roll(-1) if asks_for_targets else None)  # whose next token is a target
+
+
+def _encoder_decoder(kind: str, options: Options) -> Scene:
+    """The rows of the decoder: what it sees of the source, then of the target."""
+    import torch
+
+    source, target = _tokens(options.source[0], "--source"), _tokens(options.target[0], "--target")
     is_target = torch.arange(len(source) + len(target) + 1)[None] >= len(source)
-    tokens = [*source, "<s>", *target]
-    return Scene(Mask.prefix(is_target), tokens, scored=is_target[0], first=len(source), tints=is_target[0].long())
+    mask, tokens = build(kind, {"is_target": is_target}), [*source, "<s>", *target]
+    return Scene(mask, tokens, scored=is_target[0], first=len(source), tints=is_target[0].long())
 
 
-def _matrix(options: Options) -> Scene:
+def _matrix(kind: str, options: Options) -> Scene:
     import torch
-
-    from allmask.masks import Mask
 
     assert options.file is not None
     rows = read_matrix(options.file)
     tokens = _tokens(options.text[0], "--text") if options.text else [str(place) for place in range(len(rows))]
     if len(tokens) != len(rows):
         raise UsageError(f"--text has {len(tokens)} tokens, {options.file} {len(rows)} rows")
-    return Scene(Mask.from_matrix(torch.tensor(rows, dtype=torch.bool)), tokens)
+    return Scene(build(kind, {"visible": torch.tensor(rows, dtype=torch.bool)}), tokens)
+
+
+LAYOUTS: dict[str, Callable[[str, Options], Scene]] = {"encoder-decoder": _encoder_decoder}  # drawn in their own way
 
 
 def _shown(scene: Scene, predict: bool) -> tuple[Tensor, list[str], list[str]]:
     """The matrix to draw with the names of its columns and rows."""
-    from allmask.prover import prediction_rows
+    from allmask.mask.prover import prediction_rows
 
     if predict:  # nothing predicts the first token, and the last predicts nothing
         return prediction_rows(scene.mask)[1:, :-1], scene.tokens[:-1], scene.tokens[1:]
     return scene.mask.visible()[0, scene.first :], scene.tokens, scene.tokens[scene.first :]
 
 
-def _title(kind: Kind, options: Options) -> str:
-    words = [kind.value.replace("-", "–")]
+def _title(kind: str, options: Options) -> str:
+    words = [kind.replace("-", "–")]
     if options.order:
         words.append(" → ".join(re.split(",", options.order) if "," in options.order else split(options.order)))
     if options.window:
@@ -260,10 +253,10 @@ def _title(kind: Kind, options: Options) -> str:
 
 
 def _data(
-    kind: Kind, scene: Scene, proof: Proof, visible: Tensor, columns: list[str], rows: list[str]
+    kind: str, scene: Scene, proof: Proof, visible: Tensor, columns: list[str], rows: list[str]
 ) -> dict[str, object]:
     return {
-        "kind": kind.value,
+        "kind": kind,
         "tokens": scene.tokens,
         "drawing": {"rows": rows, "columns": columns, "visible": visible.int().tolist()},
         "proof": proof.to_dict(),
@@ -287,10 +280,6 @@ def _tokens(text: str, option: str) -> list[str]:
             f"{option} has {len(tokens):,} tokens", f"a mask is drawn and proven up to {_MAX_TOKENS:,} tokens"
         )
     return tokens
-
-
-def _pair(options: Options) -> tuple[list[str], list[str]]:
-    return _tokens(options.source or "", "--source"), _tokens(options.target or "", "--target")
 
 
 def _ranks(tokens: list[str], order: str | None) -> list[int]:

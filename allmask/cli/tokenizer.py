@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,17 +11,18 @@ import typer
 
 from allmask.cli import emit, examples, note
 from allmask.errors import UsageError
+from allmask.files import replace_folder
 
 if TYPE_CHECKING:
     from allmask.text import Tokenizer
 
 EXAMPLES = """
-    allmask tokenizer train corpus/*.txt --kind wordpiece --size 8000 --out tok/
+    allmask tokenizer train corpus/ --kind wordpiece --size 8000 --out tok/
     allmask tokenizer show tok/ --text "北京欢迎你"
 """
 _TRAIN = """
-    allmask tokenizer train corpus/*.txt --size 8000 --out tok/
-    allmask tokenizer train zh.jsonl en.jsonl --kind byte-bpe --size 20000 --out tok/ --json
+    allmask tokenizer train corpus/ --size 8000 --out tok/
+    allmask tokenizer train zh.jsonl.gz en.parquet --text-field body --kind byte-bpe --size 20000 --out tok/ --json
 """
 _SHOW = """
     allmask tokenizer show bert-folder/ --text "Mask or 掩码?"
@@ -34,7 +34,10 @@ command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @command.command("train", epilog=examples(_TRAIN))
 def train_command(
-    files: Annotated[list[Path], typer.Argument(help='Text files; .jsonl files with a "text" field.')],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Text files (.txt, .jsonl, .csv, .parquet, also as .gz), or folders of them."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     kind: Annotated[
         Literal["wordpiece", "bpe", "byte-bpe", "unigram"],
@@ -48,19 +51,30 @@ def train_command(
     alphabet: Annotated[
         int | None, typer.Option(help="Keep only this many characters, the most frequent; others are unknown.")
     ] = None,
+    text_field: Annotated[str, typer.Option(help="The field of a record, or the column, that is the text.")] = "text",
+    on_bad_record: Annotated[
+        Literal["stop", "skip"], typer.Option(help="What to do with a line or record that cannot be read.")
+    ] = "stop",
     force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is already in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a tokenizer on text files.
+    """Train a tokenizer on text files, the same ones that `pretrain` reads.
 
     Writes a folder that allmask and transformers load. The same files give the same tokenizer.
     """
-    from allmask.text import train
+    from allmask.data.sentences import Reading, Texts
+    from allmask.text import train_tokenizer
 
     _expect_free(out, force)
-    tokenizer = train(files, kind, size, lowercase=lowercase, minimum=minimum, alphabet=alphabet, progress=_progress())
-    _replace(out, tokenizer.save)
+    texts = Texts(files, Reading(text_field, on_bad_record), _progress())
+    tokenizer = train_tokenizer(texts, kind, size, lowercase=lowercase, minimum=minimum, alphabet=alphabet)
+    with replace_folder(out) as beside:
+        tokenizer.save(beside)
     data = {"kind": tokenizer.kind, "size": tokenizer.size, "specials": dict(tokenizer.specials), "out": str(out)}
+    skipped = dict(texts.reading.skipped)
+    if skipped:
+        data["skipped"] = skipped
+        note(f"skipped: {', '.join(f'{count:,} × {reason}' for reason, count in skipped.items())}")
     fewer = f" (the text has no more; {size:,} asked)" if tokenizer.size < size else ""
     emit(as_json, data, f"{tokenizer.kind} tokenizer with {tokenizer.size:,} tokens{fewer} in {out}")
 
@@ -113,7 +127,7 @@ def _progress() -> Callable[[int, int], None]:
 
 def _expect_free(out: Path, force: bool) -> None:
     """Before any work: is there room for the result, and would --force delete something that is not a tokenizer?"""
-    from allmask.text.writing import FILES
+    from allmask.text.save import FILES
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out}: is a file", "give a folder for --out")
@@ -123,20 +137,3 @@ def _expect_free(out: Path, force: bool) -> None:
     others = [name for name in found if name not in FILES]
     if others:
         raise UsageError(f"{out}: holds more than a tokenizer ({', '.join(others[:3])})", "give another folder")
-
-
-def _replace(out: Path, write: Callable[[Path], None]) -> None:
-    """Write beside the place and rename, so that what is there is the old folder or the new one, never half of one."""
-    out = Path(out).absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-        new, old = Path(beside) / "new", Path(beside) / "old"
-        write(new)
-        if out.exists():
-            out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise

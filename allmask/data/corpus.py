@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from allmask.data import store
-from allmask.data.documents import Reading, Sentence, find_files, sentences, text_size
-from allmask.data.loading import batches
+from allmask.data.loader import batches
+from allmask.data.sentences import Progress, Reading, Sentence, find_files, sentences, text_size
 from allmask.data.store import DOCUMENTS, FILES, META, SENTENCES, TOKENS, Piece, Writer
 from allmask.errors import DataError, UsageError
+from allmask.files import sha256
 from allmask.text import Tokenizer
-from allmask.text.reading import guard
+from allmask.text.load import guard
 
 FORMAT = 1
 CHUNK = (1 << 15) * (os.cpu_count() or 1)  # characters a call of the tokenizer gets: some for each of its threads
@@ -38,7 +39,6 @@ _AGAIN = "remove the folder and prepare the corpus again"
 _OURS = {*FILES, META, store.JOURNAL, store.ASKED}
 
 Say = Callable[[str], None]
-Progress = Callable[[int, int], None]  # bytes of text read so far, about how many there are
 log = logging.getLogger("allmask")
 
 
@@ -110,7 +110,7 @@ def _check_file(file: Path, promised: dict[str, Any], verify: bool) -> None:
     size = file.stat().st_size
     if size != promised["bytes"]:
         raise DataError(f"{file}: damaged: {size:,} bytes instead of {promised['bytes']:,}", _AGAIN)
-    if verify and store.checksum(file) != promised["sha256"]:
+    if verify and sha256(file) != promised["sha256"]:
         raise DataError(f"{file}: damaged: its SHA-256 is not the one in {META}", _AGAIN)
 
 
@@ -220,7 +220,7 @@ class _Job:
     def _finish(self, writer: Writer, asked: dict[str, Any]) -> None:
         if not writer.counts.tokens:
             raise DataError(f"{self.files[0]}: the tokenizer makes no token of this text", "check the two")
-        sources = [{**stamp, "sha256": store.checksum(file)} for file, stamp in self._stamps(asked)]
+        sources = [{**stamp, "sha256": sha256(file)} for file, stamp in self._stamps(asked)]
         counts = {name: asdict(writer.counts)[name] for name in ("tokens", "sentences", "documents")}
         writer.finish({**asked, "sources": sources, **counts, "skipped": dict(self.reading.skipped)})
 
@@ -248,7 +248,7 @@ def _is_same(file: Path, known: dict[str, Any]) -> bool:
     now = _stamp(file)
     if all(known[name] == value for name, value in now.items()):
         return True
-    return known["bytes"] == now["bytes"] and known["sha256"] == store.checksum(file)
+    return known["bytes"] == now["bytes"] and known["sha256"] == sha256(file)
 
 
 def _chunks(source: Iterator[Sentence]) -> Iterator[list[Sentence]]:

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from allmask.errors import UsageError
+from allmask.files import closest
 
 Checker = Callable[[Any], Any]
+_BLANK = "blank text"  # the reason; of a field it names the field instead
 
 
 class Bad(Exception):
@@ -32,9 +33,9 @@ class Cell(str):
 def text(value: Any) -> str:
     """Text that is not blank."""
     if not isinstance(value, str):
-        raise _wrong(value, "text")
+        raise wrong_type(value, "text")
     if not value.strip():
-        raise Bad("blank text", "is blank" if value else "is empty")
+        raise Bad(_BLANK, "is blank" if value else "is empty")
     if "\0" in value:
         raise Bad("NUL byte", f"has a NUL byte at character {value.index(chr(0)) + 1}")
     try:
@@ -48,11 +49,11 @@ def text(value: Any) -> str:
 def number(value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float | Cell):
-        raise _wrong(value, "a number")
+        raise wrong_type(value, "a number")
     try:
         found = float(value)
     except (ValueError, OverflowError):
-        raise _wrong(value, "a number") from None
+        raise wrong_type(value, "a number") from None
     if not math.isfinite(found):
         raise Bad("wrong type", f"is {found}; expected a finite number")
     return found
@@ -63,7 +64,7 @@ def label(value: Any) -> str | int | float:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(value, "text or a number")
+        raise wrong_type(value, "text or a number")
     return value if isinstance(value, int) else number(value)
 
 
@@ -73,7 +74,7 @@ def list_of(check: Checker) -> Checker:
     def check_list(value: Any) -> list[Any]:
         items = _parse(value) if isinstance(value, Cell) else value
         if not isinstance(items, list):
-            raise _wrong(value, "a list")
+            raise wrong_type(value, "a list")
         if not items:
             raise Bad("empty list", "is an empty list")
         return [_check_item(check, place, item) for place, item in enumerate(items, 1)]
@@ -122,11 +123,10 @@ def check_row(checkers: Mapping[str, Checker], row: Mapping[str, Any]) -> dict[s
 
 def missing(name: str, there: list[str], where: str) -> tuple[str, str]:
     """What to say and what to do when a field is not there, perhaps because its name is misspelt."""
-    folded = {other.casefold(): other for other in there}
-    close = get_close_matches(name.casefold(), folded, n=1)
+    close = closest(name, there)
     listed = ", ".join(map(show, there[:6])) + (", …" if len(there) > 6 else "")
     what = f"no {show(name)}; found {listed}" if there else f"no {show(name)}; found no fields at all"
-    return what, (f"did you mean {show(name)} by {show(folded[close[0]])}? " if close else "") + f"fix {where}"
+    return what, ("" if close is None else f"did you mean {show(name)} by {show(close)}? ") + f"fix {where}"
 
 
 def show(value: Any) -> str:
@@ -142,7 +142,8 @@ def _check_field(check: Checker, name: str, value: Any) -> Any:
     try:
         return check(value)
     except Bad as bad:
-        raise Bad(bad.reason, f"{show(name)} {bad.what}", bad.hint, bad.line) from None
+        reason = f"blank {show(name)}" if bad.reason == _BLANK else bad.reason
+        raise Bad(reason, f"{show(name)} {bad.what}", bad.hint, bad.line) from None
 
 
 def _check_item(check: Checker, place: int, item: Any) -> Any:
@@ -152,7 +153,7 @@ def _check_item(check: Checker, place: int, item: Any) -> Any:
         raise Bad(bad.reason, f"has an item {place} that {bad.what}", bad.hint, bad.line) from None
 
 
-def _wrong(value: Any, expected: str) -> Bad:
+def wrong_type(value: Any, expected: str) -> Bad:
     return Bad("wrong type", f"is {_kind(value)}; expected {expected}")
 
 

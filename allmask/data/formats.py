@@ -1,27 +1,121 @@
-"""One reader a format. Each yields where a row stands and the row, or the `Bad` that says why it is none.
+"""The files that records come in: physical lines, and one reader a format.
 
-What concerns the whole file (a column that is not there, a broken header) is a DataError: no record can be used.
+A reader yields where a row stands and the row, or the `Bad` that says why it is none. What concerns the whole file (a
+column that is not there, a broken header) is a DataError: no record can be used.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import json
+import re
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmask.data.fields import Bad, Cell, Checker, missing, required, show
-from allmask.data.lines import Line, decode, lines, unreadable
 from allmask.errors import DataError
 
+_CHUNK = 1 << 20  # bytes read at a time of a line that is too long
 _PARQUET_ROWS = 256  # decoded at a time
+_BETWEEN = re.compile(r"[ \t]+")  # between columns; not other spaces: a full-width one is a token of Chinese text
+_DOCUMENT = "-DOCSTART-"
 
 
 class Row(NamedTuple):
     where: str  # ":214", behind the name of the file
     fields: dict[str, Any] | Bad
+
+
+# ---- physical lines ------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    number: int  # from 1
+    offset: int  # of its first byte in the file, after decompression
+    raw: bytes
+    whole: bool  # False: longer than the limit, and cut off here
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BufferedIOBase]:
+    """The file, decompressed if its name ends in .gz; what goes wrong while it is read is an error that names it."""
+    try:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as stream:
+            yield stream
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{path}: cannot be decompressed: {error}", "the file may be cut off: copy it again") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read: {error.strerror or error}", "check the path and its permissions")
+
+
+def lines(path: Path, limit: int) -> Iterator[Line]:
+    """All lines with their ends; of one longer than `limit` bytes only the beginning is ever in memory."""
+    with open_bytes(path) as stream:
+        number = offset = 0
+        while raw := stream.readline(limit + 2):
+            number, size = number + 1, len(raw)
+            whole = len(raw.rstrip(b"\r\n")) <= limit
+            if not whole and not raw.endswith(b"\n"):
+                size += _skip_to_end(stream)
+            bom = _bom(path, raw) if number == 1 else 0
+            yield Line(number, offset + bom, raw[bom:], whole)
+            offset += size
+
+
+def decode(line: Line, limit: int) -> str:
+    """The line as text, if it is text."""
+    if not line.whole:
+        raise Bad("line too long", f"the line is longer than {limit:,} bytes", "split it", line.number)
+    if b"\0" in line.raw:
+        at = line.raw.index(b"\0")
+        what = f"NUL byte at byte {at + 1} of the line (offset {line.offset + at})"
+        raise Bad("NUL byte", what, "the file may be damaged, or UTF-16: save it as UTF-8", line.number)
+    try:
+        return line.raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        what = f"not UTF-8: 0x{line.raw[at]:02x} at byte {at + 1} of the line (offset {line.offset + at})"
+        raise Bad("not UTF-8", what, _recode(line.raw), line.number) from None
+
+
+def _recode(raw: bytes) -> str:
+    """Chinese files are often in GB18030, in which hardly anything else is well-formed by chance."""
+    try:
+        raw.decode("gb18030")
+    except UnicodeDecodeError:
+        return "save the file as UTF-8"
+    return "save the file as UTF-8 (if it is Chinese in GB18030: iconv -f GB18030 -t UTF-8)"
+
+
+def _bom(path: Path, raw: bytes) -> int:
+    """How many bytes of a UTF-8 byte-order mark stand in front; that of another encoding is an error."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # UTF-32's begins like the first
+        raise DataError(f"{path}: the file is UTF-16 or UTF-32", "save it as UTF-8")
+    return len(codecs.BOM_UTF8) if raw.startswith(codecs.BOM_UTF8) else 0
+
+
+def _skip_to_end(stream: BufferedIOBase) -> int:
+    """Read on to the end of the line, a piece at a time, and count the bytes."""
+    skipped = 0
+    while chunk := stream.readline(_CHUNK):
+        skipped += len(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    return skipped
+
+
+# ---- JSON lines and plain text -------------------------------------------------------------------------------------
 
 
 def json_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterator[Row]:
@@ -54,9 +148,6 @@ def _only_field(path: Path, checkers: Mapping[str, Checker]) -> str:
             'write one JSON object a line to a .jsonl file: {"' + '": "…", "'.join(names) + '": "…"}',
         )
     return names[0]
-
-
-# ---- JSON --------------------------------------------------------------------------------------------------
 
 
 def _parse_object(line: str) -> dict[str, Any]:
@@ -256,3 +347,39 @@ def _parquet_cell(cell: Any, name: str, limit: int) -> Any:
     if isinstance(value, str | bytes) and len(value) > limit:
         raise Bad("line too long", f"{show(name)} is longer than {limit:,} characters", "split it")
     return value
+
+
+# ---- tagged text in columns, as the CoNLL tasks have it: a token a line, its tag at the end, a blank line between ---
+
+
+def column_rows(path: Path, checkers: Mapping[str, Checker], limit: int) -> Iterator[Row]:
+    """A sentence a row, `tokens` and `tags`, under the line it begins on. Without a second column there are no tags."""
+    sentence: list[Line] = []
+    for line in lines(path, limit):
+        if line.raw.strip(b" \t\r\n"):
+            sentence.append(line)
+        elif sentence:
+            yield from _sentence_rows(sentence, limit)
+            sentence = []
+    if sentence:
+        yield from _sentence_rows(sentence, limit)
+
+
+def _sentence_rows(sentence: list[Line], limit: int) -> Iterator[Row]:
+    try:
+        cells = [_BETWEEN.split(decode(line, limit).strip(" \t\r\n")) for line in sentence]
+        kept = [(line, row) for line, row in zip(sentence, cells, strict=True) if row[0] != _DOCUMENT]
+        if kept:
+            yield Row(f":{kept[0][0].number}", _sentence(kept))
+    except Bad as bad:
+        yield Row(f":{bad.line or sentence[0].number}", bad)
+
+
+def _sentence(rows: list[tuple[Line, list[str]]]) -> dict[str, list[str]]:
+    columns = len(rows[0][1])
+    for line, row in rows:
+        if len(row) != columns:
+            what = f"{len(row)} column{'s' * (len(row) > 1)}; the sentence began with {columns}"
+            raise Bad("wrong number of columns", what, "each line is a token and its tag", line.number)
+    tokens = {"tokens": [row[0] for _, row in rows]}
+    return tokens if columns == 1 else {**tokens, "tags": [row[-1] for _, row in rows]}

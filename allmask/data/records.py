@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allmask.data.columns import column_rows
 from allmask.data.fields import Bad, Checker, as_checkers, check_row
-from allmask.data.formats import Row, csv_rows, json_rows, parquet_rows, text_rows
-from allmask.data.lines import unreadable
+from allmask.data.formats import Row, column_rows, csv_rows, json_rows, parquet_rows, text_rows, unreadable
 from allmask.errors import DataError, UsageError
+from allmask.files import same_content
 
 MAX_LINE = 10_000_000  # bytes; a longer one is a file that lost its line ends
 _READERS = {
@@ -73,6 +72,21 @@ def usable(
     if not found:
         counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.items())
         raise DataError(f"{path}: no record can be used; skipped {counts}", "check how the file was made")
+
+
+def expect_held_out(data: Iterable[str | Path], held_out: Iterable[str | Path]) -> None:
+    """Refuse files to evaluate on that are, by path or byte for byte, among those to train on."""
+    by_size: dict[int, list[Path]] = {}
+    for file in filter(Path.is_file, map(Path, data)):
+        by_size.setdefault(file.stat().st_size, []).append(file)
+    for file in filter(Path.is_file, map(Path, held_out)):
+        for other in by_size.get(file.stat().st_size, []):
+            if same_content(file, other):
+                what = "is" if file.resolve() == other.resolve() else f"has the same content as {other}, which is"
+                raise UsageError(
+                    f"--eval {file}: {what} also trained on (--data)",
+                    "a score on records that were learnt says nothing: name others, or leave --eval out",
+                )
 
 
 def _reader(path: Path):

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allmask.errors import ResourceError
+from allmask.files import put_in_place, remove_leftovers, sync
 
 TOKENS, SENTENCES, DOCUMENTS = FILES = ("tokens.bin", "sentences.bin", "documents.bin")
 META, JOURNAL, ASKED = "meta.json", "journal.jsonl", "asked.json"
@@ -49,20 +50,6 @@ class Counts:
     read: int = 0  # sentences taken from the source, those without a token too
     last: int = -1  # the number of the document that was written last
     text_bytes: int = 0
-
-
-def checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    """See a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def partial(folder: Path) -> Path:
@@ -112,6 +99,7 @@ class Writer:
         self.counts = self.written = Counts()
         self.hashes = {name: hashlib.sha256() for name in FILES}
         with writing(folder):
+            remove_leftovers(folder)
             self._begin(asked)
             self.files = {name: (self.beside / name).open("ab") for name in FILES}
 
@@ -190,7 +178,7 @@ class Writer:
             line = {"counts": asdict(self.counts), "sizes": self._sizes(), "sha256": self._checksums()}
             with (self.beside / JOURNAL).open("a", encoding="utf-8") as journal:
                 journal.write(sealed(line) + "\n")
-            flush(self.beside / JOURNAL)
+            sync(self.beside / JOURNAL)
         self.written = self.counts
 
     def _sync(self) -> None:
@@ -216,16 +204,13 @@ class Writer:
             for name, digest in self._checksums().items():
                 meta["files"][name]["sha256"] = digest
             (self.beside / META).write_text(sealed(meta, indent=1) + "\n", encoding="utf-8")
-            flush(self.beside / META)
             self._rename()
 
     def _rename(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.replace(self.beside, self.folder)
+        put_in_place(self.beside, self.folder)
         for name in (JOURNAL, ASKED):
             (self.folder / name).unlink(missing_ok=True)
-        flush(self.folder)
-        flush(self.folder.parent)
+        sync(self.folder)
 
     def close(self) -> None:
         for file in self.files.values():

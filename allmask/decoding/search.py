@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from allmask.decoding import filters, shortlist
+from allmask.decoding import filters
 from allmask.decoding.settings import Decoding
 from allmask.errors import CheckpointError, UsageError
+from allmask.kernels import top_tokens as shortlist
 
 
 class State(Protocol):
@@ -95,11 +96,11 @@ def _search(writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding
     return (_Walks if settings.beams == 1 else _Beams)(prompts, limits, settings)
 
 
-def _check_tokens(settings: Decoding, vocabulary: int) -> None:
+def _check_tokens(settings: Decoding, vocab_size: int) -> None:
     for token in (*settings.end, *settings.banned):
-        if not 0 <= token < vocabulary:
+        if not 0 <= token < vocab_size:
             raise UsageError(
-                f"decoding: token {token} of `end` or `banned` is not in the vocabulary of {vocabulary}",
+                f"decoding: token {token} of `end` or `banned` is not in the vocabulary of {vocab_size}",
                 "ids change when a vocabulary is pruned: ask the model's own tokenizer",
             )
 

@@ -11,53 +11,106 @@ from torch import Tensor
 from allmask.decoding.search import Hypothesis, generate
 from allmask.decoding.settings import Decoding
 from allmask.errors import UsageError
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model
-from allmask.transformer import BranchedCache, PairCache
+from allmask.nn.cache import BeamCache, PairCache
 
 
 class MaskWriter:
     """Continues a prompt: GPT-2 its text, a BERT under the prefix mask (UniLM) its source.
 
-    The prompt is read once, under the model's own mask or the one given (a function of `valid`, like `Mask.causal`);
-    new tokens come one by one, each younger than all before and one place on, with the second of `segments`:
+    The prompt is read once, under the model's own mask or the one given (a function of `valid`, like `Mask.causal`).
+    New tokens come one by one, each with a higher order than all before, at the next position, in the second of
+    `segments`:
 
               [CLS] 你 吃 [SEP] | 白 鸡
         order    0   0  0    0    1  2      a BERT
         order    0   1  2    3    4  5      a GPT-2
+
+    Under `Mask.reverse` the prompt is the end of a text, which is written leftwards, so `Hypothesis.tokens` begin with
+    the token next to the prompt; `joined` puts prompt and tokens into reading order:
+
+              迎 欢 | 北 京 [SEP]
+        order  4  3    2  1   0
+
+    Positions run down then. Embedded positions cannot fall below 0, so the prompt ends at the last of `max_length`
+    positions, all that the model has unless given: pass the length of the texts it was trained on.
     """
 
     def __init__(
-        self, model: Model, mask: Callable[[Tensor], Mask] | None = None, segments: tuple[int, int] | None = None
-    ):
+        self, model: Model, mask: Callable[[Tensor], Mask] | None = None, segments: tuple[int, int] | None = None,
+        max_length: int | None = None,
+    ):  # fmt: skip
+        if mask is not None and not callable(mask):
+            raise UsageError(
+                f"mask is {type(mask).__name__}; expected a function of `valid`", "pass Mask.causal itself"
+            )
         self.model = model
         self.mask = model.own_mask if mask is None else mask
         self.segments = ((0, 1) if model.config.segments > 1 else (0, 0)) if segments is None else segments
+        self.leftwards = _runs_left(self.mask)
+        embedded = model.config.position_kind in ("learned", "sinusoidal")
+        self.max_length = (model.config.max_positions if embedded else None) if max_length is None else max_length
 
     def room(self, prompt: Sequence[int]) -> int:
-        return self.model.config.reach - len(prompt) + 1  # the last token is written, never read
+        length = self.model.config.max_length
+        if self.leftwards and self.max_length is not None:
+            length = min(length, self.max_length)
+        return length - len(prompt) + 1  # the last token is written, never read
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, BranchedCache]:
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, BeamCache]:
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty", "give at least one token to begin with")
         ids, valid = padded_prompts(prompts, self.model)
-        hidden, cache = self.model.body.read(ids, self.mask(valid), torch.full_like(ids, self.segments[0]))
-        return self.model.logits(_last(hidden, valid)), cache
+        mask = self._placed(self.mask(valid), valid)
+        hidden, cache = self.model.body.read(ids, mask, torch.full_like(ids, self.segments[0]))
+        newest = hidden[:, 0] if self.leftwards else _last(hidden, valid)
+        return self.model.logits(newest), cache
 
-    def step(self, tokens: Tensor, state: BranchedCache) -> tuple[Tensor, BranchedCache]:
+    def step(self, tokens: Tensor, state: BeamCache) -> tuple[Tensor, BeamCache]:
         segments = torch.full_like(tokens, self.segments[1])[:, None]
-        hidden, state = self.model.body.step(tokens[:, None], _next(state.mask), state, segments=segments)
+        before = _before(state.mask) if self.leftwards else None
+        hidden, state = self.model.body.step(tokens[:, None], _next(state.mask, before), state, segments=segments)
         return self.model.logits(hidden[:, 0]), state
+
+    def joined(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """The whole text in reading order: what was written stands behind the prompt, or before it."""
+        return [*reversed(tokens), *prompt] if self.leftwards else [*prompt, *tokens]
+
+    def _placed(self, mask: Mask, valid: Tensor) -> Mask:
+        """The mask of prompts at the positions where they stand."""
+        falls = (mask.order.diff(dim=1) < 0) | ~valid[:, 1:]
+        if not self.leftwards:
+            if valid.shape[1] > 1 and bool(falls.all()):
+                raise UsageError(
+                    "this mask reads from right to left only in rows of this length, so the writer took it for another",
+                    "give a function of any `valid`, such as Mask.reverse",
+                )
+            return mask
+        if self.model.config.family == "elmo" and valid.shape[1] == 1:
+            raise UsageError("one token does not say in which direction an elmo reads", "give the last two, or more")
+        if self.max_length is None:
+            return mask
+        return replace(mask, position=mask.position + self.max_length - valid.sum(1, keepdim=True))
+
+
+def _runs_left(mask: Callable[[Tensor], Mask]) -> bool:
+    """Whether a mask reads texts from right to left, tried on two tokens."""
+    try:
+        order = mask(torch.ones(1, 2, dtype=torch.bool)).order[0]
+    except (UsageError, RuntimeError):  # made for rows of one shape
+        return False
+    return bool(order[0] > order[1])
 
 
 def padded_prompts(prompts: Sequence[Sequence[int]], model: Model) -> tuple[Tensor, Tensor]:
     """Ids (S, K) and which of them are real (S, K)."""
     for number, prompt in enumerate(prompts):
         for token in prompt:
-            if not 0 <= token < model.config.vocabulary:
+            if not 0 <= token < model.config.vocab_size:
                 raise UsageError(
-                    f"prompt {number}: token {token} is not in the vocabulary of {model.config.vocabulary}"
+                    f"prompt {number}: token {token} is not in the vocabulary of {model.config.vocab_size}"
                 )
     device = model.body.embedding.tokens.weight.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -72,10 +125,15 @@ def _last(hidden: Tensor, valid: Tensor) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), valid.sum(1) - 1]
 
 
-def _next(mask: Mask, place: Tensor | None = None) -> Mask:
-    """The mask (R, 1) of a token younger than all of its row; one place on, if no place is given."""
-    order, here = (x.masked_fill(~mask.valid, -1).amax(1, keepdim=True) + 1 for x in (mask.order, mask.place))
-    return replace(mask, order=order, group=torch.zeros_like(order), place=here if place is None else place)
+def _before(mask: Mask) -> Tensor:
+    """(R, 1) the position before all of a row."""
+    return mask.position.masked_fill(~mask.valid, torch.iinfo(torch.long).max).amin(1, keepdim=True) - 1
+
+
+def _next(mask: Mask, position: Tensor | None = None) -> Mask:
+    """The mask (R, 1) of a token that is known after all others of its row, at a given position or the next one."""
+    order, here = (x.masked_fill(~mask.valid, -1).amax(1, keepdim=True) + 1 for x in (mask.order, mask.position))
+    return replace(mask, order=order, group=torch.zeros_like(order), position=here if position is None else position)
 
 
 class PairWriter:
@@ -92,7 +150,7 @@ class PairWriter:
         self.start = [_start_token(model)] if start is None else list(start)
 
     def room(self, prompt: Sequence[int]) -> int:
-        reach = self.model.config.reach
+        reach = self.model.config.max_length
         return 0 if len(prompt) > reach else reach - len(self.start) + 1  # the last token is written, never read
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -128,7 +186,7 @@ def _start_token(model: Model) -> int:
 class Filling:
     """A cache of what is known, and the places (R, U) still to be filled in, the next one first."""
 
-    cache: BranchedCache
+    cache: BeamCache
     places: Tensor
 
     def select(self, rows: Tensor) -> Filling:
@@ -156,12 +214,12 @@ class FillWriter:
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Filling]:
         for number, prompt in enumerate(prompts):
-            _check_row(prompt, number, self.model.config.reach)
+            _check_row(prompt, number, self.model.config.max_length)
         places = _fit([_places_to_fill(prompt) for prompt in prompts])
         known = [[token for token in prompt if token >= 0] for prompt in prompts]
         ids, valid = padded_prompts(known, self.model)
         where = _fit([[place for place, token in enumerate(prompt) if token >= 0] for prompt in prompts])
-        mask = replace(Mask.bidirectional(valid), place=where.to(ids.device))
+        mask = replace(Mask.bidirectional(valid), position=where.to(ids.device))
         _, cache = self.model.body.read(ids, mask, torch.full_like(ids, self.segment))
         return self._guess(Filling(cache, places.to(ids.device)))
 
@@ -174,7 +232,7 @@ class FillWriter:
     def _guess(self, state: Filling) -> tuple[Tensor, Filling]:
         mask = _next(state.cache.mask, state.places[:, :1])
         query = torch.full_like(mask.order, self.query)
-        hidden = self.model.body.peek(query, mask, state.cache, segments=torch.full_like(query, self.segment))
+        hidden = self.model.body.query_stream(query, mask, state.cache, segments=torch.full_like(query, self.segment))
         return self.model.logits(hidden[:, 0]), state
 
 

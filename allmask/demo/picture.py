@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allmask.training.plots import points, smoothed
+from allmask.training.log import points, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

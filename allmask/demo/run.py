@@ -1,8 +1,8 @@
-"""`allmask demo` from the mask to the saved model, each step told in a line or two.
+"""`allmask demo`, from the mask to the saved model, each step explained in a line or two.
 
 demo-run/
   data/train.jsonl, dev.jsonl, test.jsonl   source, target and where they come from
-  metrics.jsonl      a line a step, a line an evaluation
+  metrics.jsonl      a line per step, a line per evaluation
   demo.png           the run in one picture
   result.json        what is printed with --json
   final/             a model folder
@@ -16,8 +16,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -29,24 +29,26 @@ from allmask.data import Record, plan_epoch
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.picture import LABELS, draw_demo
 from allmask.demo.texts import sentences
-from allmask.drawing import draw
 from allmask.errors import DataError, Interrupted, ResourceError
+from allmask.files import replace_folder
+from allmask.mask.drawing import draw
 from allmask.model import Model, load
-from allmask.tasks.finetuning import save_model
-from allmask.tasks.quoting import quotations
-from allmask.tasks.scores import lead_sentence, rouge
-from allmask.tasks.title import Judge, Title, TitleWork
-from allmask.tasks.writing import tokenizer_of
-from allmask.training import Paused, Score, Settings, runs, train
+from allmask.runs.folder import save_model
+from allmask.tasks.common.quoting import quotations
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.metrics.text import lead_sentence, rouge
+from allmask.tasks.seq2seq import Seq2SeqWorkload, Title, TitleEvaluator
+from allmask.training import Paused, Score, Settings, train
+from allmask.training.log import read_metrics
 
 RESULT = "result.json"
-USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to judge by"}
+USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to evaluate on"}
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """How much of everything a demo does."""
 
     files: int = 240  # parsed, of each package
     layers: int | None = None  # of MiniLM's, the first so many; None is all
@@ -54,11 +56,11 @@ class Size:
     train: int | None = None  # pairs
     dev: int = 200
     test: int = 400
-    written: int = 60  # titles of each evaluation while it learns
-    beams: int = 4  # of the titles that are judged
+    written: int = 60  # titles per evaluation during training
+    beams: int = 4  # of the final evaluation
     steps: int | None = None  # None: as many as the time allows
-    quoting: float = 0.4  # of the time to learn; titles take the rest
-    most_epochs: int = 4  # of titles; more would be learning by heart
+    quoting: float = 0.4  # share of the training time; titles take the rest
+    most_epochs: int = 4  # of titles; more would overfit
     evaluations: int = 4
     batch_tokens: int = 1024
 
@@ -69,24 +71,26 @@ FAST = Size(
     batch_tokens=384,
 )  # fmt: skip
 TASK = Title(max_source=64, max_target=24)
-SETTINGS = Settings(lr=2e-3, layer_decay=0.7, warmup=30, dropout=0.0, keep=1, seed=1)  # below, what BERT knows stays
-TITLES = {"lr": 1.2e-3, "warmup": 0.1, "dropout": 0.1}  # gentler: nothing is to be learnt by heart
-QUOTATIONS = 3  # of each text, so that few are met twice
+SETTINGS = Settings(
+    lr=2e-3, layer_decay=0.7, warmup=30, dropout=0.0, keep=1, seed=1
+)  # lower layers keep what BERT knows
+TITLES = {"lr": 1.2e-3, "warmup": 0.1, "dropout": 0.1}  # gentler, so as not to overfit
+QUOTATIONS = 3  # of each text, so that few are seen twice
 ENDING = 10.0  # seconds kept for saving and drawing
-BEAMS = 2.0  # what a title costs with beams, to one without
-LOOK = 10  # steps between two looks at the clock
+BEAMS = 2.0  # cost of a title with beams, relative to one without
+LOOK = 10  # steps after which the clock is checked
 LATEST = 30  # steps by whose speed the second lesson is planned
 
 
 def run_demo(
     out: Path, minutes: float = 5.0, size: Size = FULL, say: Say = print, quiet: bool = False
 ) -> dict[str, Any]:
-    """All of it; `out` is replaced when the new run is complete, and not touched before."""
+    """Run the demo; `out` is replaced when the new run is complete, and not touched before."""
     began = time.monotonic()
     expect_replaceable(out)
     try:
         model = load("minilm")  # first: it may be missing
-        with _replacing(out) as folder:
+        with replace_folder(out) as folder:
             return Demo(model, size, folder, out, say, quiet, began + 60 * minutes).run()
     except (KeyboardInterrupt, Interrupted) as error:
         raise _stopped(out, error) from None
@@ -94,7 +98,7 @@ def run_demo(
 
 @dataclass
 class Demo:
-    """One run, step by step."""
+    """One run of the demo, step by step."""
 
     model: Model
     size: Size
@@ -109,14 +113,14 @@ class Demo:
         records = self.read()
         self.show_mask(records["train"])
         steps = self.learn(records)
-        scores = self.judge(records["test"])
-        told = self.write_titles(sentences())
+        scores = self.evaluate(records["test"])
+        titles = self.write_titles(sentences())
         result = {
             "pairs": {name: len(part) for name, part in records.items()},
             "steps": steps,
             "seconds": round(time.monotonic() - began, 1),
             "scores": scores,
-            "titles": told,
+            "titles": titles,
             "final": str(self.out / "final"),
             "picture": str(self.out / "demo.png"),
         }
@@ -128,7 +132,7 @@ class Demo:
     def read(self) -> dict[str, list[Record]]:
         self.say(
             "Docstrings are texts with titles: a line that sums up, then the details. The model reads the details\n"
-            "and is to write the line. Looking through the Python files of this machine (none is run) …"
+            "and learns to write the line. Reading the Python files of this machine (none is run) …"
         )
         workers = min(4, os.cpu_count() or 1) if self.size.installed else 1
         found = find_pairs(python_folders(self.size.installed), self.size.files, workers)
@@ -143,7 +147,7 @@ class Demo:
         return {name: self._kept(found, name) for name in limits}
 
     def _kept(self, found: Found, name: str) -> list[Record]:
-        """The pairs of one split as a file that `allmask finetune` and `evaluate` read, and as records."""
+        """Write a split to a file that `allmask finetune` and `evaluate` read, and return its records."""
         path = self.folder / "data" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         lines = [json.dumps(asdict(pair), ensure_ascii=False) for pair in found.splits[name]]
@@ -154,9 +158,9 @@ class Demo:
 
     def show_mask(self, records: Sequence[Record]) -> None:
         self.say(
-            "\n1. The mask. Each row is a token that looks, each ■ one that it may read. The text, up to the first\n"
-            "   [SEP], reads itself both ways, as BERT always does; what is written sees the text and what stands\n"
-            "   before it. Nothing else makes a reader a writer. (A real pair, cut to fit:)\n"
+            "\n1. The mask. Each row is a token, each ■ a token that it may read. The text, up to the first [SEP],\n"
+            "   reads itself in both directions, as always in BERT; the title sees the text and what is written so\n"
+            "   far. This mask is all that makes a writer of a reader. (A real pair, cut to fit:)\n"
         )
         self.say(mask_of_a_pair(self.model, records))
 
@@ -168,56 +172,67 @@ class Demo:
         self.model = TASK.prepare(body, records["train"], SETTINGS.seed)
         tokenizer = tokenizer_of(self.model)
         dev = shortest_first(records["dev"])
-        judge = Judge(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
-        titles = TitleWork(TASK.examples(tokenizer, records["train"]), by_loss(judge))
-        before, seconds = self._before(judge)
+        evaluator = TitleEvaluator(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
+        titles = Seq2SeqWorkload(TASK.examples(tokenizer, records["train"]), self._by_loss(evaluator))
+        before, seconds = self._before(evaluator)
         quoted = self._quote(records["train"], self._most(titles), seconds)
-        titling = self._second_lesson(titles, self._seconds_of(judge), quoted)
+        titling = self._second_lesson(titles, self._seconds_of(evaluator), quoted)
         self.say(
             f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
-            "writes is shown as it learns.\n"
+            "writes is shown at each evaluation.\n"
         )
         result = train(self.model, titles, titling, self.folder / "training", quiet=self.quiet)
         self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
         return len(quoted) + result.steps
 
     def _quote(self, records: Sequence[Record], titling: int, evaluation: float) -> list[dict[str, Any]]:
-        """The first lesson, and its metrics: so long as its share of the time lasts, if it does not get too long."""
+        """Give the first lesson, for its share of the time but not for too many steps; return its metrics."""
         self.say(
-            "   The first lesson, while its time lasts, is to quote: to write a telling sentence of the text.\n"
-            "   Titles are made of their text's words, and this BERT has never carried a word from place to place.\n"
+            "   The first lesson is to quote: to write a central sentence of the text. Titles are made of words of\n"
+            "   their text, and this BERT has never copied a word from one position to another.\n"
         )
         rng = random.Random(SETTINGS.seed)
         made = [record for _ in range(QUOTATIONS) for record in quotations(records, TASK.max_source, rng)]
-        work = TitleWork(TASK.examples(tokenizer_of(self.model), made), Timer(self._quoting_ends(evaluation)))
+        work = Seq2SeqWorkload(TASK.examples(tokenizer_of(self.model), made), Timer(self._quoting_ends(evaluation)))
         share = self.size.quoting
         most = round(share * (self.size.steps or titling / (1 - share)))
         settings = replace(self._settings, steps=most, eval_every=LOOK, save_every=most, schedule="constant")
         folder = self.folder / "quoting"
         with suppress(Paused):
             train(self.model, work, settings, folder, quiet=self.quiet)
-        metrics = runs.read_metrics(folder)
+        metrics = read_metrics(folder)
         shutil.rmtree(folder)
         losses = f"loss {metrics[0]['loss']:.2f} → {metrics[-1]['loss']:.2f}"
-        self.say(f"   It can quote, after {len(metrics)} steps: {losses}")
+        self.say(f"   It has learnt to quote in {len(metrics)} steps: {losses}")
         return metrics
 
-    def _before(self, judge: Judge) -> tuple[Score, float]:
-        """What the untrained model writes, and how long it takes to judge it."""
+    def _before(self, evaluator: TitleEvaluator) -> tuple[Score, float]:
+        """Show what the untrained model writes; return its score, and how many seconds the evaluation took."""
         began = time.monotonic()
-        score = judge(self.model)
+        score = evaluator(self.model)
         for line in score.samples:
             self.say(line)
         return score, time.monotonic() - began
 
-    def _seconds_of(self, judge: Judge) -> float:
-        """An evaluation takes so long, once all that is done for the first time has been done."""
+    def _seconds_of(self, evaluator: TitleEvaluator) -> float:
+        """The seconds that an evaluation takes when it is not the first one."""
         began = time.monotonic()
-        judge(self.model.eval())
+        evaluator(self.model.eval())
         return time.monotonic() - began
 
-    def _second_lesson(self, work: TitleWork, evaluation: float, quoted: list[dict[str, Any]]) -> Settings:
-        """With as many steps as fit into what is left, by the speed of the first lesson's last ones."""
+    def _by_loss(self, evaluator: TitleEvaluator) -> Callable[[Model], Score]:
+        """The same evaluator, but it shows its samples every time, and the lowest loss is the best."""
+
+        def evaluate(model: Model) -> Score:
+            score = evaluator(model)
+            for line in score.samples:
+                self.say(line)
+            return replace(score, value=-score.metrics["loss"], stderr=None, samples=())
+
+        return evaluate
+
+    def _second_lesson(self, work: Seq2SeqWorkload, evaluation: float, quoted: list[dict[str, Any]]) -> Settings:
+        """Plan as many steps as fit into the time that is left, by the speed of the first lesson's last steps."""
         step = mean(line["tokens"] / line["speed"] for line in quoted[-LATEST:])
         fitting = max(LOOK, int((self._learning_ends(evaluation) - time.monotonic()) / step))
         given = self.size.steps
@@ -226,21 +241,21 @@ class Demo:
         return replace(self._settings, **TITLES, steps=steps, eval_every=every, save_every=steps)
 
     def _quoting_ends(self, evaluation: float) -> float:
-        """When, by the clock; a number of steps that is given has no clock."""
+        """The time at which the first lesson ends; never, if the number of steps is given."""
         now = time.monotonic()
         return (
             now + self.size.quoting * (self._learning_ends(evaluation) - now) if self.size.steps is None else math.inf
         )
 
     def _learning_ends(self, evaluation: float) -> float:
-        """When, if an evaluation takes so many seconds and all is to be judged by the deadline.
+        """The time at which training must end, if an evaluation takes so many seconds, to meet the deadline.
 
-        Half of the time that is left is for learning in any case: a machine that is slow at first need not stay so.
+        At least half of the time that is left is for training: a machine that is slow at first need not stay so.
         """
-        judging = evaluation * (self.size.evaluations + BEAMS * self.size.test / self.size.written)
-        return max(self.deadline - judging - ENDING, (time.monotonic() + self.deadline) / 2)
+        evaluating = evaluation * (self.size.evaluations + BEAMS * self.size.test / self.size.written)
+        return max(self.deadline - evaluating - ENDING, (time.monotonic() + self.deadline) / 2)
 
-    def _most(self, work: TitleWork) -> int:
+    def _most(self, work: Seq2SeqWorkload) -> int:
         return round(self.size.most_epochs * len(plan_epoch(work.lengths, self.size.batch_tokens, SETTINGS.seed, 0)))
 
     @property
@@ -248,9 +263,9 @@ class Demo:
         return replace(SETTINGS, batch_tokens=self.size.batch_tokens)
 
     def _keep_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
-        """The metrics of both lessons as one run, begun with the evaluation before the first step."""
+        """Write the metrics of both lessons as those of one run that begins with an evaluation at step 0."""
         first = {"step": 0, **{f"eval_{name}": value for name, value in before.items()}}
-        then = [{**line, "step": line["step"] + len(quoted)} for line in runs.read_metrics(self.folder / "training")]
+        then = [{**line, "step": line["step"] + len(quoted)} for line in read_metrics(self.folder / "training")]
         lines = [first, *quoted, *then]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (self.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -258,10 +273,10 @@ class Demo:
 
     # ---- 3, 4, 5 -------------------------------------------------------------------------------------------------
 
-    def judge(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    def evaluate(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
         self.say(
-            f"\n3. Judging. {len(records)} docstrings of files it has not seen, beside a simple rule: take the\n"
-            "   text's first sentence. ROUGE counts words in common with the real line, in percent.\n"
+            f"\n3. Evaluation on {len(records)} docstrings of files that it has not seen, compared with a simple\n"
+            "   rule: take the text's first sentence. ROUGE counts words in common with the real line, in percent.\n"
         )
         scores = TASK.score(self._titles([record.fields["source"] for record in records]), records)
         self.say(table(scores))
@@ -269,10 +284,10 @@ class Demo:
 
     def write_titles(self, texts: Sequence[str]) -> list[dict[str, str]]:
         self.say("\n4. Writing for other texts: a title for some passages of the README.\n")
-        told = [{"text": text, "title": title} for text, title in zip(texts, self._titles(texts), strict=True)]
-        for entry in told:
+        made = [{"text": text, "title": title} for text, title in zip(texts, self._titles(texts), strict=True)]
+        for entry in made:
             self.say(f"  text   {_short(entry['text'])}\n  title  {entry['title']}\n")
-        return told
+        return made
 
     def _titles(self, sources: Sequence[str]) -> list[str]:
         rules = TASK.decoding(self.model, beams=self.size.beams)
@@ -280,7 +295,7 @@ class Demo:
 
     def save(self, result: dict[str, Any]) -> None:
         save_model(self.model, TASK, self.folder / "final")
-        draw_demo(self.folder / "demo.png", runs.read_metrics(self.folder), result["scores"])
+        draw_demo(self.folder / "demo.png", read_metrics(self.folder), result["scores"])
         text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
         (self.folder / RESULT).write_text(text, encoding="utf-8")
         self.say(
@@ -293,7 +308,7 @@ class Demo:
 
 
 def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, target: int = 6) -> str:
-    """The prefix mask of a real pair that takes little room: a whole title, and the beginning of its text."""
+    """Draw the prefix mask of a short pair: a whole title, and the beginning of its text."""
     tokenizer = tokenizer_of(model)
     rows: list[tuple[list[str], list[str]]] = []
     for record in records[:500]:
@@ -307,7 +322,7 @@ def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, tar
 
 @dataclass(frozen=True)
 class Timer:
-    """In a judge's place: it judges nothing, and asks for a pause when the time is over."""
+    """An evaluator that evaluates nothing, and asks for a pause when the time is over."""
 
     ends: float
 
@@ -315,18 +330,8 @@ class Timer:
         return Score(-math.inf, {}, pause=time.monotonic() >= self.ends)
 
 
-def by_loss(judge: Judge) -> Callable[[Model], Score]:
-    """The same judge, but the lowest loss is the best: ROUGE of a few dozen texts is mostly luck."""
-
-    def judged(model: Model) -> Score:
-        score = judge(model)
-        return replace(score, value=-score.metrics["loss"])
-
-    return judged
-
-
 def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
-    """The same records, the few that will be shown at the front: those whose text fits its line."""
+    """The same records, with the shortest few, which will be shown, at the front."""
     order = sorted(records, key=lambda record: len(record.fields["source"]))
     return [*order[:count], *(record for record in records if record not in order[:count])]
 
@@ -348,8 +353,8 @@ def _counts(found: Found) -> str:
     parts = ", ".join(f"{len(found.splits[name]):,} {use}" for name, use in USES.items())
     return (
         f"{found.docstrings:,} docstrings in {found.files:,} files gave {parts}.\n"
-        f"Twins were left out ({found.dropped['twins']:,}); no file is on two sides, and no text to judge by\n"
-        f"shares a run of words with one to learn from ({found.dropped['like one for training']:,} did)."
+        f"Duplicates were left out ({found.dropped['twins']:,}); no file is in two splits, and no text to evaluate\n"
+        f"on shares eight words in a row with one to learn from ({found.dropped['like one for training']:,} did)."
     )
 
 
@@ -361,32 +366,12 @@ def _short(text: str, limit: int = 100) -> str:
 
 
 def expect_replaceable(out: Path) -> None:
-    """Said before any work: a folder that is something else, or a place where nothing can be written."""
+    """Refuse a folder that is something else, or a place where nothing can be written, before any work."""
     if out.exists() and not (out / RESULT).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ResourceError(f"{out}: already there, and not a finished demo", "name another place with --out")
     above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     if not os.access(above, os.W_OK | os.X_OK):
         raise ResourceError(f"{out}: cannot write in {above}", "name another place with --out")
-
-
-@contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """A folder to fill; when all went well it takes the place of `out`, otherwise it goes and `out` stays as it was."""
-    out = out.absolute()
-    beside, old = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.old")
-    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
-    try:
-        beside.mkdir(parents=True)
-        yield beside
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            os.replace(out, old)
-        os.replace(beside, out)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise ResourceError(f"{out}: cannot be written: {error.strerror or error}", "free some space") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _stopped(out: Path, error: BaseException) -> Interrupted:

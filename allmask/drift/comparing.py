@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.drift.deciding import Decision, Told, by_halves, by_relabelling, needed
+from allmask.drift.deciding import Decision, OnProgress, by_halves, by_relabelling, needed
 from allmask.drift.features import (
     LENGTH,
     Features,
@@ -102,7 +102,7 @@ class Verdict:
 
 def compare_texts(
     first: Sequence[str], second: Sequence[str], represent: Represent | None = None, settings: Settings | None = None,
-    called: tuple[str, str] = ("the first sample", "the second sample"), told: Told | None = None,
+    called: tuple[str, str] = ("the first sample", "the second sample"), told: OnProgress | None = None,
 ) -> Verdict:  # fmt: skip
     """By n-grams, or by the vectors that `represent`, such as an `Embedder`, makes of texts."""
     settings = settings or Settings()
@@ -124,7 +124,7 @@ def compare_texts(
 
 def compare_numbers(
     first: np.ndarray, second: np.ndarray, names: Sequence[str] | None = None, settings: Settings | None = None,
-    called: tuple[str, str] = ("the first sample", "the second sample"), told: Told | None = None,
+    called: tuple[str, str] = ("the first sample", "the second sample"), told: OnProgress | None = None,
 ) -> Verdict:  # fmt: skip
     """Rows of numbers, (n, columns) or (n,)."""
     settings = settings or Settings()
@@ -144,7 +144,7 @@ def compare_numbers(
 
 def compare_images(
     first: Pictures, second: Pictures, settings: Settings | None = None,
-    called: tuple[str, str] = ("the first sample", "the second sample"), told: Told | None = None,
+    called: tuple[str, str] = ("the first sample", "the second sample"), told: OnProgress | None = None,
 ) -> Verdict:  # fmt: skip
     """By measures such as brightness and sharpness, by a small copy of each image and by its edges."""
     settings = settings or Settings()
@@ -213,7 +213,7 @@ def _drawn(
 
 
 def _decide(
-    features: Features, units: Units, teaches: Tensor, settings: Settings, rng: torch.Generator, told: Told | None
+    features: Features, units: Units, teaches: Tensor, settings: Settings, rng: torch.Generator, told: OnProgress | None
 ) -> Decision:
     if settings.test == "binomial":
         return by_halves(features.rows, units, teaches)

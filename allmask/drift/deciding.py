@@ -20,7 +20,7 @@ from allmask.drift.discriminator import fit
 from allmask.drift.sampling import Units
 
 TOGETHER = 1000  # labellings that are fitted at once
-Told = Callable[[int, int], None]  # done, of
+OnProgress = Callable[[int, int], None]  # done, of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def by_halves(x: Tensor, units: Units, teaches: Tensor) -> Decision:
 
 
 def by_relabelling(
-    x: Tensor, units: Units, rng: torch.Generator, permutations: int, folds: int, told: Told | None = None
+    x: Tensor, units: Units, rng: torch.Generator, permutations: int, folds: int, told: OnProgress | None = None
 ) -> Decision:
     """The permutation test of the accuracy over all folds."""
     fold = units.folds(folds, rng)

@@ -25,7 +25,7 @@ from allmask.vision.pictures import header_of, pixels_of
 SIDE, COARSE, CELLS = 32, 8, 4  # pixels of a side, of the small copy's, and the cells in which edges are counted
 MEASURES = ("width", "height", "brightness", "contrast", "colourfulness", "warmth", "sharpness", "symmetry")
 _LIGHT = torch.tensor([0.299, 0.587, 0.114])  # how bright red, green and blue look
-Told = Callable[[int, int], None]  # done, of
+OnProgress = Callable[[int, int], None]  # done, of
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Pictures:
 
 def read_images(
     folder: Path, most: int, seed: str, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
-    told: Told | None = None,
+    told: OnProgress | None = None,
 ) -> Pictures:  # fmt: skip
     """What is no image is an error that names the file, or is left out and counted."""
     files = images_below(folder)

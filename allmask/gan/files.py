@@ -7,28 +7,28 @@ from pathlib import Path
 
 from torch import Tensor
 
-from allmask.checkpoints.reading import compare
-from allmask.checkpoints.settings import placed, read_json
-from allmask.checkpoints.weights import open_weights
-from allmask.checkpoints.writing import fill
+from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.formats.weights import open_weights
+from allmask.checkpoints.reader import compare
+from allmask.checkpoints.writer import fill
 from allmask.errors import CheckpointError
+from allmask.files import new_folder
 from allmask.gan.networks import Gan, GanConfig
-from allmask.tasks.folders import made_beside
-from allmask.training import runs
+from allmask.training import checkpoint
 
 MODEL_TYPE = "allmask-gan"
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 
 
 def save(folder: Path, model: Gan) -> None:
-    """A new folder, signed for `allmask verify`; whole or not at all."""
-    with made_beside(folder) as beside:
+    """Write a new folder, signed for `allmask verify`; whole or not at all."""
+    with new_folder(folder) as beside:
         fill(beside, {"model_type": MODEL_TYPE, **asdict(model.config)}, _kept(model))
-        runs.sign(beside)
+        checkpoint.sign(beside)
 
 
 def load(folder: str | Path) -> Gan:
-    """In eval mode. What does not fit is listed before anything is filled."""
+    """Load both networks, in eval mode. What does not fit is listed before anything is filled."""
     folder = Path(folder)
     for name in (SETTINGS, WEIGHTS):
         if not (folder / name).is_file():

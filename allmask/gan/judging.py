@@ -1,9 +1,9 @@
-"""How good made images are, and how varied, as a classifier sees them that was trained apart, on the real ones.
+"""The quality and variety of generated images, measured by a classifier that was trained on the real ones.
 
-frechet   the distance of two normal distributions: of what the classifier's last layer reads of real images, and of
-          made ones (arXiv 1706.08500, there with another network). 0 is the same; more of anything wrong is more.
-classes   into how many classes made images fall, as many as evenly filled ones would count: 1 is a collapse
-covered   the share of the classes that have at least a tenth of what they have among real images
+frechet   Fréchet distance of the features of real and generated images, those of the classifier's last layer
+          (arXiv 1706.08500, there with another network): 0 if they have the same mean and covariance
+classes   effective number of classes among generated images, the exponential of their entropy: 1 is a collapse
+covered   share of the classes that are at least a tenth as frequent as among real images
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import torch
 from torch import Tensor
 
 from allmask.errors import DataError
-from allmask.heads import Labels
-from allmask.tasks import image
-from allmask.tasks.folders import made_beside
-from allmask.training import runs, train
+from allmask.options import IMAGES as DEFAULTS
+from allmask.runs.folder import FINAL, drop_spent
+from allmask.training import Settings, checkpoint, train
 from allmask.vision import files
 from allmask.vision.labelled import Preparation, all_over
 from allmask.vision.resnet import ResNet, fresh, small
+from allmask.vision.task import ImageData, ImageTraining, save_network
 
 log = logging.getLogger("allmask")
 STEPS = 400  # of the classifier, at most
-MOST = 5000  # real images that are looked at
+MOST = 5000  # real images that are used
 _AT_ONCE = 256
 _PRESENT = 0.1  # of its share among real images: a class that has less is lost
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
+    """Mean and covariance of features."""
+
     mean: Tensor  # (F,)
     covariance: Tensor  # (F, F)
 
@@ -53,22 +55,24 @@ def frechet(one: Moments, other: Moments) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Evaluator:
+    """A classifier, and what it sees in real images."""
+
     network: ResNet
     preparation: Preparation
     real: Moments
     shares: Tensor  # (classes,) of real images, as the network sees them
 
     @classmethod
-    def of(cls, found: files.Loaded, pixels: Tensor, where: str | Path) -> Judge:
-        """A network of image classes, with what it says of real images."""
+    def of(cls, found: files.Loaded, pixels: Tensor, where: str | Path) -> Evaluator:
+        """From a network and real images."""
         preparation = expect_fit(found, pixels, where)
         network = found.model.eval()
         features, classes = _seen(network, preparation, pixels[all_over(len(pixels), MOST)])
         return cls(network, preparation, Moments.of(features), _shares(classes, network.config.classes))
 
     def __call__(self, pixels: Tensor) -> dict[str, float]:
-        """Of images as bytes (N, C, H, W)."""
+        """The metrics of images, given as bytes (N, C, H, W)."""
         features, classes = _seen(self.network, self.preparation, pixels)
         shares = _shares(classes, len(self.shares))
         there = self.shares > 0
@@ -80,7 +84,7 @@ class Judge:
 
 
 def expect_fit(found: files.Loaded, pixels: Tensor, where: str | Path) -> Preparation:
-    """How a network reads such images, if it does."""
+    """How a network reads such images; refused if it does not."""
     if found.preparation is None:
         raise DataError(f"{where}: does not say what images it reads", "train it with: allmask train --task image")
     found.preparation.expect(where, pixels)
@@ -98,26 +102,24 @@ def _shares(classes: Tensor, count: int) -> Tensor:
     return torch.bincount(classes, minlength=count).double() / len(classes)
 
 
-def trained(plan: image.ImagePlan, data: image.ImageData, folder: Path, quiet: bool = False) -> files.Loaded:
-    """A small classifier, learnt by the same loop in a run of its own; one that is there is taken."""
-    final = folder / "final"
+def trained(job: ImageTraining, data: ImageData, seed: int, folder: Path, quiet: bool = False) -> files.Loaded:
+    """Train a small classifier in a folder of its own, with the same loop; one that is there is loaded."""
+    final = folder / FINAL
     if not final.is_dir():
-        if folder.exists() and not runs.checkpoints(folder):  # interrupted before there was anything to go on with
+        if folder.exists() and not checkpoint.checkpoints(folder):  # interrupted before the first checkpoint
             shutil.rmtree(folder)
-        labels = Labels("single", data.train.names)
-        config = replace(small(8), channels=data.preparation.channels, classes=len(labels))
-        model = fresh(config, torch.Generator().manual_seed(plan.settings.seed))
-        log.info("a classifier learns the real images, to judge the others by")
-        work = image.work_of(plan.settled(data.train), data, model)
-        train(model, work, plan.settings, folder, resume=folder.exists(), quiet=quiet)
-        with made_beside(final) as beside:
-            files.save(beside, model, labels, data.preparation)
-            runs.sign(beside)
+        config = replace(small(8), channels=data.preparation.channels, classes=len(data.train.names))
+        model = fresh(config, torch.Generator().manual_seed(seed))
+        log.info("training a classifier of the real images, to judge the others by")
+        settings = settings_for(len(data.train), seed)
+        work = job.settled(data.train).work(data, model, settings)
+        train(model, work, settings, folder, resume=folder.exists(), quiet=quiet)
+        save_network(model, data, final)
+        drop_spent(folder, keep=0)
     return files.load(final)
 
 
-def plan_of(data: str, size: int | None, channels: int | None, images: int, seed: int) -> image.ImagePlan:
+def settings_for(images: int, seed: int) -> Settings:
     """How the classifier learns: about twenty epochs, of many images fewer."""
     steps = max(1, min(STEPS, 20 * images // 64))
-    settings = replace(image.DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)
-    return image.ImagePlan(data=data, size=size, channels=channels, settings=settings)
+    return replace(DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)

@@ -1,7 +1,7 @@
 """Algorithm 1 of arXiv 1406.2661, as work for the project's training loop.
 
 A step of the loop is a step of one of the two networks: k of the discriminator, each with a batch of real examples and
-as many new ones of the generator, then one of the generator, and again. Optimisers leave alone what has no gradient, so
+as many new ones of the generator, then one of the generator, and again. Optimizers leave alone what has no gradient, so
 one is two. Noise comes, as dropout does, from what the loop seeds by (seed, step): a resumed run goes on with the same.
 """
 
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from allmask.errors import UsageError
 from allmask.gan.networks import Gan, multiply_adds
-from allmask.training import Score, Way
+from allmask.options import GAN_LOSSES as LOSSES
+from allmask.training import Score, StepSpec
 from allmask.vision.learning import plan_images
-
-LOSSES = ("non-saturating", "saturating")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ def fixed(network: nn.Module) -> Iterator[None]:
         network.requires_grad_(True)
 
 
-class GanWork:
+class GanWorkload:
     """What the loop asks for: real examples by number, whose turn it is, the losses, and a judge."""
 
     def __init__(
@@ -77,7 +76,7 @@ class GanWork:
         self.examples, self.k, self.loss, self.size, self.prepared = examples, k, loss, batch, prepared
         self.lengths = np.ones(len(examples), dtype=np.int64)
         self.judge = judge
-        self.way = Way("examples", self.plan, self.losses, self.operations)
+        self.step_spec = StepSpec("examples", self.plan, self.losses, self.operations)
         self.costs: tuple[int, int] | None = None
 
     def plan(self, lengths: np.ndarray, most: int, seed: int, epoch: int) -> Sequence[list[int]]:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allmask.dropout import Dropout
 from allmask.errors import CheckpointError, UsageError
-from allmask.initialise import he, normal
+from allmask.nn.dropout import Dropout
+from allmask.nn.init import he, normal
 
 LEAK = 0.2  # of a rectifier, so that a discriminator passes gradients on
 SPREAD = 2.0  # of the numbers at which a toy's units bend
@@ -62,7 +62,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Gan(nn.Module):
-    """Both networks: the loop has one model, one optimiser, one checkpoint."""
+    """Both networks: the loop has one model, one optimizer, one checkpoint."""
 
     def __init__(self, config: GanConfig):
         super().__init__()

@@ -103,7 +103,7 @@ def frame_of(model: Gan) -> Frame:
 
 def judged(frame: Frame) -> Score:
     found = frame.metrics()
-    return Score(-found["divergence"], found)
+    return Score(-found["divergence"], found, metric="−divergence")
 
 
 # ---- pictures ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ model = freeze(allmask.load("minilm"))
 vectors = embed(model, ["北京欢迎你", "Beijing welcomes you"], normalize=True)  # (2, 384)
 """
 
+from allmask.inference.embeddings import POOLS, embed, embed_ids, fit
 from allmask.inference.frozen import freeze
-from allmask.inference.vectors import POOLS, embed, embed_ids, fit
 
 __all__ = ["POOLS", "embed", "embed_ids", "fit", "freeze"]

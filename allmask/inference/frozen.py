@@ -11,18 +11,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from allmask import native
-from allmask.attention import Attention
-from allmask.dropout import Dropout
 from allmask.errors import UsageError
-from allmask.inference.bytes import ByteLinear, Int8Linear, install
-from allmask.layers import FeedForward
+from allmask.inference.int8_layers import Int8Linear, TorchInt8Linear, quantize_layers
+from allmask.kernels.memory import keep_freed_memory
+from allmask.kernels.precision import PRECISIONS, resolve_precision
 from allmask.model import Model
+from allmask.nn.attention import Attention
+from allmask.nn.dropout import Dropout
+from allmask.nn.layers import FeedForward
 
 log = logging.getLogger("allmask")
 Kind = TypeVar("Kind", bound=nn.Module)
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CHOICES = ("auto", *PRECISIONS, "int8")
 USUAL_TOKENS = 1024  # the number of rows oneDNN chooses a layout for; any other works too
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
@@ -50,7 +50,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     """
     if precision not in CHOICES:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
-    if any(isinstance(module, Packed | ByteLinear | Int8Linear) for module in model.modules()):
+    if any(isinstance(module, Packed | Int8Linear | TorchInt8Linear) for module in model.modules()):
         raise UsageError("this model is frozen already", "freeze the model it was made from")
     device = model.body.embedding.tokens.weight.device
     if precision == "int8" and device.type != "cpu":
@@ -59,37 +59,22 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     if precision == "int8" and model.config.family in ("lstm", "elmo"):
         log.warning("int8 is for Transformers; this model is computed as with auto")
         precision = "auto"
-    frozen = copy.deepcopy(model).to(_dtype(precision, device)).requires_grad_(False).eval()
+    hidden = torch.float32 if precision == "int8" else resolve_precision(precision, device)
+    frozen = copy.deepcopy(model).to(hidden).requires_grad_(False).eval()
     _drop_dropout(frozen)
     if device.type == "cpu":
-        native.keep_freed_memory()
+        keep_freed_memory()
         _lay_out(frozen, precision, device)
     frozen.register_state_dict_pre_hook(_refuse_saving)
     return frozen
 
 
-def _dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Of hidden states."""
-    if precision == "auto":
-        return torch.bfloat16 if computes_bf16(device) else torch.float32
-    return PRECISIONS.get(precision, torch.float32)
-
-
 def _lay_out(frozen: Model, precision: str, device: torch.device) -> None:
     config = frozen.config
     if precision == "int8":
-        between = torch.bfloat16 if computes_bf16(device) else torch.float32
-        install(frozen.body, config.activation, config.norm_place, between)
+        quantize_layers(frozen.body, config.activation, config.norm_place, resolve_precision("auto", device))
     elif can_pack(frozen.body.embedding.tokens.weight.dtype):
         _pack(frozen.body, config.activation)
-
-
-def computes_bf16(device: torch.device) -> bool:
-    """Whether bf16 is native there: emulated, it is slower than fp32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    able = torch.cpu.get_capabilities()
-    return device.type == "cpu" and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 @cache

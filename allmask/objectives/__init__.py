@@ -6,11 +6,11 @@ batch = objective.batch(samples, Draw(seed=1, epoch=0, numbers=[4, 8, 15]))     
 losses = losses_of(model, batch)                                                # {"mlm": (summed loss, targets)}
 """
 
+from allmask.losses import Losses, answer_loss, losses_of
 from allmask.objectives.causal import Causal
 from allmask.objectives.draws import Draw
-from allmask.objectives.losses import Losses, answer_loss, losses_of
 from allmask.objectives.mass import Mass
-from allmask.objectives.mixture import OBJECTIVES, Mixed, Mixture
+from allmask.objectives.mixture import Mixed, Mixture
 from allmask.objectives.mlm import Mlm
 from allmask.objectives.nsp import Nsp
 from allmask.objectives.objective import Objective, Passages, Samples
@@ -20,6 +20,7 @@ from allmask.objectives.reverse import Reverse
 from allmask.objectives.span import Span
 from allmask.objectives.unilm import Unilm
 from allmask.objectives.vocabulary import Vocabulary
+from allmask.registry import OBJECTIVES
 
 __all__ = [
     "OBJECTIVES", "Causal", "Draw", "Losses", "Mass", "Mixed", "Mixture", "Mlm", "Nsp", "Objective", "Passages",

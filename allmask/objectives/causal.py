@@ -35,4 +35,4 @@ class Causal:
         text = read(samples, draw)
         text = self.vocabulary.framed(text) if self.framed else text
         zeros = np.zeros_like(text.values)
-        return pack_flat(text.lengths, text.values, text.place, zeros, next_in_row(text), self.name)
+        return pack_flat(text.lengths, text.values, text.position, zeros, next_in_row(text), self.name)

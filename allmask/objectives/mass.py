@@ -22,7 +22,7 @@ class Mass:
 
     encoder   [CLS]  北  [MASK] [MASK] [MASK]  你    好  [SEP]
     decoder                [MASK]  京    欢
-    place                     2     3     4
+    position                     2     3     4
     labels                   京    欢    迎
     """
 
@@ -43,12 +43,12 @@ class Mass:
         hidden, mask = self.choose(text, draw), self.vocabulary.id_of("mask")
         source = self.vocabulary.framed(Ragged(np.where(hidden, mask, text.values), text.lengths))
         labels = text.keep(hidden)
-        place = text.place[hidden] + (self.vocabulary.begin is not None)
-        ids = np.where(labels.place == 0, mask, np.append(0, labels.values[:-1]))
-        return pair_batch(source, Ragged(ids, labels.lengths), labels, self.name, place)
+        position = text.position[hidden] + (self.vocabulary.begin is not None)
+        ids = np.where(labels.position == 0, mask, np.append(0, labels.values[:-1]))
+        return pair_batch(source, Ragged(ids, labels.lengths), labels, self.name, position)
 
     def choose(self, text: Ragged, draw: Draw) -> np.ndarray:
         """(N,) the run that is hidden; at least one token."""
         size = np.maximum((text.lengths * self.share).round().astype(np.int64), 1)
         start = (draw.rows("start") * (text.lengths - size + 1)).astype(np.int64)[text.row]
-        return (text.place >= start) & (text.place < start + size[text.row])
+        return (text.position >= start) & (text.position < start + size[text.row])

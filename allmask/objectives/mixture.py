@@ -1,50 +1,41 @@
-"""Several objectives in one run: `mlm:0.5,causal:0.25,permutation:0.25`. Each batch gets one of them."""
+"""Objectives by name, and several of them in one run: `mlm:0.5,causal:0.25,permutation:0.25`, one for each batch.
+
+Another package adds an objective, see `Objective`, by `OBJECTIVES.register("tail", Tail)`, or by an entry point; then
+`allmask pretrain --objective tail` learns it:
+
+    [project.entry-points."allmask.objectives"]
+    tail = "my_package.tail:Tail"
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from allmask.data import Batch
 from allmask.errors import UsageError
-from allmask.objectives.causal import Causal
 from allmask.objectives.draws import Draw
-from allmask.objectives.mass import Mass
-from allmask.objectives.mlm import Mlm
-from allmask.objectives.nsp import Nsp
 from allmask.objectives.objective import Objective, Samples
-from allmask.objectives.permutation import Permutation
-from allmask.objectives.prefix import Prefix
-from allmask.objectives.reverse import Reverse
-from allmask.objectives.span import Span
-from allmask.objectives.unilm import Unilm
 from allmask.objectives.vocabulary import Vocabulary
-
-OBJECTIVES: dict[str, type] = {
-    kind.name: kind for kind in (Mlm, Nsp, Causal, Reverse, Permutation, Prefix, Unilm, Mass, Span)
-}
+from allmask.options import objective_weights
+from allmask.registry import OBJECTIVES
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The names of objectives and their shares, which sum to 1. `build` makes of it what makes batches."""
+    """The names of objectives and their shares, which sum to 1; `build` makes the objectives."""
 
     shares: Mapping[str, float]
 
     @classmethod
     def parse(cls, text: str) -> Mixture:
         """Names with weights, separated by commas; a weight left out is 1."""
-        weights: dict[str, float] = {}
-        for entry in text.split(","):
-            name, weight = _entry(entry.strip(), text)
-            if name in weights:
-                raise UsageError(f'objective "{text}": {name} is there twice', "name each once, with one weight")
-            weights[name] = weight
+        weights = objective_weights(text)
+        for name in weights:
+            _expect_objective(name)
         _expect_one_kind(weights)
         total = sum(weights.values())
         return cls({name: weight / total for name, weight in weights.items()})
@@ -56,7 +47,7 @@ class Mixture:
 
     @property
     def pairs(self) -> bool:
-        """Whether it takes an encoder–decoder to learn them."""
+        """Whether they need an encoder–decoder."""
         return any(OBJECTIVES[name].pairs for name in self.shares)
 
     @property
@@ -92,23 +83,11 @@ class Mixed:
         return self.choose(draw).batch(samples, draw)
 
 
-def _entry(entry: str, text: str) -> tuple[str, float]:
-    name, colon, weight = (part.strip() for part in entry.partition(":"))
-    if name not in OBJECTIVES:
-        close = get_close_matches(name.lower(), OBJECTIVES, 1, 0.5)
-        known = f"there are: {', '.join(OBJECTIVES)}"
-        raise UsageError(
-            f'objective "{text}": there is no "{name}"', f"did you mean {close[0]}? {known}" if close else known
-        )
-    try:
-        value = float(weight) if colon else 1.0
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value < math.inf:
-        raise UsageError(
-            f'objective "{text}": the weight of {name} is "{weight}"', f"write a positive number, such as {name}:0.5"
-        )
-    return name, value
+def _expect_objective(name: str) -> None:
+    """Refuse a class of another package that does not say what a model needs to learn it."""
+    lacking = [one for one in ("frame", "heads", "pairs", "batch") if not hasattr(OBJECTIVES[name], one)]
+    if lacking:
+        raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:
@@ -117,5 +96,5 @@ def _expect_one_kind(names: Mapping[str, float]) -> None:
         others = [name for name in names if name not in pairs]
         raise UsageError(
             f"{', '.join(pairs)} and {', '.join(others)} cannot be learnt by one model",
-            "mass and span are for an encoder–decoder, the others for a single stack",
+            f"{', '.join(pairs)}: for an encoder–decoder; {', '.join(others)}: for a single stack",
         )

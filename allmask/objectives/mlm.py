@@ -73,7 +73,7 @@ class Mlm:
     def units(self, text: Ragged, draw: Draw) -> np.ndarray:
         """(N,) where something begins that is chosen as a whole: a token, a word, several of them."""
         special = self.vocabulary.special[text.values]
-        edge = special | np.append(True, special[:-1]) | (text.place == 0)
+        edge = special | np.append(True, special[:-1]) | (text.position == 0)
         words = edge | ~self.vocabulary.continues[text.values] if self.whole_words else np.ones_like(edge)
         return words if len(self.ngrams) == 1 else edge | self._grouped(text.keep(words), words, draw)
 

@@ -50,7 +50,7 @@ class Nsp:
         first, second, relations = pairs(samples, draw)
         text = self.vocabulary.framed(first, second)
         ids, labels = self.mlm.corrupt(text, draw)
-        segments = text.place >= first.lengths[text.row] + 2
+        segments = text.position >= first.lengths[text.row] + 2
         return pack_flat(
             text.lengths, ids, np.zeros_like(ids), segments, labels, self.mlm.name, relations=np.array(relations)
         )

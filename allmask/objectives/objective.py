@@ -1,4 +1,4 @@
-"""What an objective is: corruption, order and targets. Models know none of it."""
+"""What an objective is: corruption, order and targets. A model does not know which one it learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allmask.objectives.ragged import Ragged
 
 
 class Samples(Protocol):
-    """What is trained on, by number: rows of ids without the special tokens around them. A list of arrays will do."""
+    """The rows to train on, by number: ids without the special tokens around them. A list of arrays will do."""
 
     def __len__(self) -> int: ...
 
@@ -33,14 +33,16 @@ class Passages(Samples, Protocol):
 
 
 class Objective(Protocol):
-    """Each is built with a `Vocabulary`; its options have defaults."""
+    """Is built with a `Vocabulary`, `Mlm(vocabulary)`; options, if there are any, have defaults."""
 
-    name: ClassVar[str]
-    frame: ClassVar[int]  # special tokens it puts around a sample: what a model needs positions for, too
-    heads: ClassVar[tuple[str, ...]]  # of the model, besides its body
-    pairs: ClassVar[bool]  # a source and a target: an encoder–decoder learns it
+    name: ClassVar[str]  # of its loss in metrics.jsonl
+    frame: ClassVar[int]  # the most special tokens it puts around a sample; they need positions, too
+    heads: ClassVar[tuple[str, ...]]  # that a model needs besides its body: "lm", "nsp"
+    pairs: ClassVar[bool]  # a source and a target, for an encoder–decoder
 
-    def batch(self, samples: Samples, draw: Draw) -> Batch: ...
+    def batch(self, samples: Samples, draw: Draw) -> Batch:
+        """The samples `draw.numbers`, corrupted, with their order and their labels; all chance comes from `draw`."""
+        ...
 
 
 def read(samples: Samples, draw: Draw) -> Ragged:
@@ -54,4 +56,4 @@ def read(samples: Samples, draw: Draw) -> Ragged:
 def next_in_row(text: Ragged) -> np.ndarray:
     """(N,) the value after each, none after the last of a row."""
     following = np.append(text.values[1:], NO_LABEL)
-    return np.where(text.place == text.lengths[text.row] - 1, NO_LABEL, following)
+    return np.where(text.position == text.lengths[text.row] - 1, NO_LABEL, following)

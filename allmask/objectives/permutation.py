@@ -26,12 +26,12 @@ class Permutation:
     labels   -1    -1    京    -1    迎    -1    -1   -1       (part = 3)
 
     What is known reads both ways, as it will when blanks are filled in or a text is classified; special tokens are
-    never guessed. With `two_streams` a second stream, which sees only what is older, guesses at the place itself.
+    never guessed. With `two_streams` a second stream, which sees only what is older, guesses at the position itself.
     Without, the input is plainly shuffled: an ordinary model over moved tokens that carry their places. Each predicts
     the next one of the order, and is not told where that stands:
 
             [CLS]  北    欢    你    们  [SEP]  迎    京
-    place     0     1     3     5     6     7     4     2
+    position     0     1     3     5     6     7     4     2
     labels   -1    -1    -1    -1    -1    迎    京    -1
 
     Both read the same: a batch always stands in its order, which turns the permuted mask into a prefix mask.

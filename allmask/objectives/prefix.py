@@ -46,7 +46,7 @@ def source_and_target(text: Ragged, vocabulary: Vocabulary, draw: Draw) -> tuple
     Neither part is empty, except the source of a single token.
     """
     cut = np.minimum(1 + (draw.rows("cut") * (text.lengths - 1)).astype(np.int64), text.lengths - 1)
-    in_source = text.place < cut[text.row]
+    in_source = text.position < cut[text.row]
     framed = vocabulary.framed(text.keep(in_source), text.keep(~in_source))
     target = text.lengths - cut + 1  # with its [SEP]
-    return framed, np.maximum(framed.place - (framed.lengths - target)[framed.row] + 1, 0)
+    return framed, np.maximum(framed.position - (framed.lengths - target)[framed.row] + 1, 0)

@@ -32,7 +32,7 @@ class Ragged:
         values = np.empty(lengths.sum(), dtype=np.int64)
         begin = lengths.cumsum() - lengths
         for part in parts:
-            values[begin[part.row] + part.place] = part.values
+            values[begin[part.row] + part.position] = part.values
             begin = begin + part.lengths
         return cls(values, lengths)
 
@@ -47,7 +47,7 @@ class Ragged:
         return np.arange(len(self.lengths)).repeat(self.lengths)
 
     @cached_property
-    def place(self) -> np.ndarray:
+    def position(self) -> np.ndarray:
         """(N,) the place of each value in its row."""
         return np.arange(len(self.values)) - self.starts[self.row]
 
@@ -58,11 +58,11 @@ class Ragged:
     def rank(self, keys: np.ndarray) -> np.ndarray:
         """(N,) the how-manieth of its row each value is when rows are sorted by keys."""
         rank = np.empty(len(keys), dtype=np.int64)
-        rank[np.lexsort((keys, self.row))] = self.place
+        rank[np.lexsort((keys, self.row))] = self.position
         return rank
 
     def padded(self, fill: int = 0) -> np.ndarray:
         """(B, longest)"""
         table = np.full((len(self.lengths), int(self.lengths.max(initial=0))), fill, dtype=np.int64)
-        table[self.row, self.place] = self.values
+        table[self.row, self.position] = self.values
         return table

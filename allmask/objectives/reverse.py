@@ -34,6 +34,6 @@ class Reverse:
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)
         text = self.vocabulary.framed(text) if self.framed else text
-        order = text.lengths[text.row] - 1 - text.place
-        labels = np.where(text.place == 0, NO_LABEL, np.append(NO_LABEL, text.values[:-1]))
+        order = text.lengths[text.row] - 1 - text.position
+        labels = np.where(text.position == 0, NO_LABEL, np.append(NO_LABEL, text.values[:-1]))
         return pack_flat(text.lengths, text.values, order, np.zeros_like(order), labels, self.name)

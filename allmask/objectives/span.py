@@ -49,7 +49,7 @@ class Span:
         hidden, first = self.choose(text, draw)
         number = (hidden & first).cumsum() - 1  # of the run, in the whole batch
         runs = text.keep(hidden & first)
-        sentinel = self.vocabulary.sentinels[runs.place]
+        sentinel = self.vocabulary.sentinels[runs.position]
         end = Ragged.constant(self.vocabulary.id_of("end"), rows)
 
         read_as = np.where(hidden, sentinel[number], text.values) if len(sentinel) else text.values
@@ -74,7 +74,7 @@ class Span:
 def cut(totals: np.ndarray, parts: np.ndarray, name: str, draw: Draw) -> Ragged:
     """Each total as so many parts of at least 1, all ways alike likely."""
     units = Ragged(np.empty(totals.sum()), totals)
-    keys = np.where(units.place == 0, -1.0, draw.tokens(name, totals))
+    keys = np.where(units.position == 0, -1.0, draw.tokens(name, totals))
     begins = np.flatnonzero(units.rank(keys) < parts[units.row])
     return Ragged(np.diff(begins, append=len(units.row)), parts)
 
@@ -84,9 +84,9 @@ def _alternating(shown: Ragged, hidden: Ragged) -> tuple[np.ndarray, np.ndarray]
     start = 2 * shown.starts - np.arange(len(shown.lengths))  # in each row, one more is shown than hidden
     lengths = np.empty(len(shown.values) + len(hidden.values), dtype=np.int64)
     is_hidden = np.zeros(len(lengths), dtype=bool)
-    lengths[start[shown.row] + 2 * shown.place] = shown.values
-    lengths[start[hidden.row] + 2 * hidden.place + 1] = hidden.values
-    is_hidden[start[hidden.row] + 2 * hidden.place + 1] = True
+    lengths[start[shown.row] + 2 * shown.position] = shown.values
+    lengths[start[hidden.row] + 2 * hidden.position + 1] = hidden.values
+    is_hidden[start[hidden.row] + 2 * hidden.position + 1] = True
     first = np.zeros(lengths.sum(), dtype=bool)
     first[(lengths.cumsum() - lengths)[lengths > 0]] = True
     return is_hidden.repeat(lengths), first

@@ -67,8 +67,8 @@ class Unilm:
             return text, order, order > 0
         text = self.vocabulary.framed(samples)
         orders = {
-            "bidirectional": np.zeros_like(text.place),
-            "left-to-right": text.place,
-            "right-to-left": text.lengths[text.row] - 1 - text.place,
+            "bidirectional": np.zeros_like(text.position),
+            "left-to-right": text.position,
+            "right-to-left": text.lengths[text.row] - 1 - text.position,
         }
-        return text, orders[way], np.zeros_like(text.place)
+        return text, orders[way], np.zeros_like(text.position)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -15,50 +16,40 @@ from torch import Tensor
 
 from allmask.config import Config
 from allmask.data import Asked, Batch, Record
-from allmask.errors import UsageError
-from allmask.heads import Labels
+from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model
+from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
-from allmask.tasks.auxiliary import Auxiliary, with_language
-from allmask.tasks.classifier import answer_all, answers_to, frozen, hidden_all, predictions
-from allmask.tasks.confusion import draw_confusion
-from allmask.tasks.labelling import Survey, balanced, golds, read_texts
-from allmask.tasks.marks import Mistake, mark, mistakes
-from allmask.tasks.metrics import MAIN
-from allmask.tasks.reading import Reading, Text, asking, check_lengths, read, tell_lengths
-from allmask.tasks.writing import tokenizer_of
-from allmask.text import Tokenizer, propose_keep_tokens
-from allmask.training import Score
+from allmask.options import ClassifyOptions
+from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.common.evaluation import Evaluation, label_table, score_table
+from allmask.tasks.common.heads import (
+    BATCH_TOKENS,
+    answer_all,
+    answers_to,
+    cache_features,
+    frozen,
+    rate_for,
+    with_head,
+)
+from allmask.tasks.common.labelling import Label, Survey, balanced, read_texts, targets_of
+from allmask.tasks.common.marks import Mistake, Prediction, mark, mistakes, predictions
+from allmask.tasks.common.reading import Reading, Text, asking, log_lengths, read
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.metrics.classification import MAIN
+from allmask.tasks.metrics.confusion import draw_confusion
+from allmask.tasks.task import ModelFolder, Predictor, Task
+from allmask.text import Tokenizer
+from allmask.training import Score, standard_error
 
 log = logging.getLogger("allmask")
 BATCH = 32  # texts a step, about
-RATES = ((512, 1e-4), (1023, 3e-5))  # up to a width: the smaller the body, the larger the steps it needs
-LARGE_RATE = 2e-5
 KINDS = ("single", "multi", "number")  # see Labels
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(ClassifyOptions, Task):
     """The task as it is saved with a model: how texts become ids. The labels are the model's own."""
-
-    max_length: int = 512  # tokens, the special ones among them
-    truncate: str = "head"  # or windows over all of a text
-    pool_windows: str = "mean"
-    pair: bool | None = None  # two texts are compared; None: where there are two
-    kind: str | None = None  # see Labels; None: as the labels of the data look
-    class_weights: str = "none"
-    prunes: ClassVar[bool] = False  # texts to come have words that the data has not
-    suited: ClassVar[frozenset[str]] = frozenset({"lr", "batch_tokens"})  # chosen by model and data unless given
-
-    def __post_init__(self):
-        check_lengths(self.max_length, self.truncate, self.pool_windows)
-        if self.kind is not None and self.kind not in KINDS:
-            raise UsageError(f"kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
-        if self.class_weights not in ("none", "balanced"):
-            raise UsageError(f"class_weights is {self.class_weights!r}; expected none or balanced")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"task": "classify", **asdict(self)}
 
     def fitted(self, model: Model) -> Classify:
         """The same with texts no longer than the model's positions."""
@@ -67,10 +58,10 @@ class Classify:
 
     # ---- reading -------------------------------------------------------------------------------------------
 
-    def read_both(
+    def read_data(
         self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Classify, list[Record], list[Record]]:
-        """The task as the data has it, and the records; what is held out must have the same labels."""
+        """The task with the kind of labels that the data has, and the records; held-out ones have the same labels."""
         survey = Survey.of(data, on_bad_record)
         labels = survey.labels(data, self.kind)
         pair = survey.pairs > survey.records / 2 if self.pair is None else self.pair
@@ -82,18 +73,18 @@ class Classify:
         return replace(self, pair=pair, kind=labels.kind), train, others
 
     def read(self, tokenizer: Tokenizer, config: Config, texts: Sequence[Text]) -> Reading:
-        """What a model reads of each text or pair."""
+        """The rows of each text or pair."""
         return read(tokenizer, config, texts, self.max_length, self.truncate)
 
     def reading(self, model: Model, records: Sequence[Record]) -> Reading:
         made = self.read(tokenizer_of(model), model.config, [text_of(record) for record in records])
-        tell_lengths(made, self.max_length)
+        log_lengths(made, self.max_length)
         return made
 
     # ---- learning ------------------------------------------------------------------------------------------
 
-    def settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """What suits this model and these texts: a learning rate, and tokens for about 32 texts a step."""
+    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        """A learning rate for the model's width, and tokens for about 32 texts a step."""
         chosen = records[:: max(1, len(records) // 1000)]
         texts = [text_of(record) for record in chosen]
         reading = self.read(tokenizer_of(model), model.config, texts)
@@ -102,49 +93,60 @@ class Classify:
     def prepare(
         self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
     ) -> Model:
-        """A model that can answer: with a head for the labels of the data, and no heads that are not used."""
+        """A model with a head for the labels of the data, without heads that are not used."""
         texts = [part for record in records for part in (record.fields["text"], record.fields["text_b"]) if part]
         return with_head(model, self.labels_of(records), texts, seed, prune, language)
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
-        """Of records as `read_both` gives them."""
+        """The labels of records as `read_data` gives them."""
         survey = Survey()
         for record in records:
             label = record.fields["label"]
             survey.add("list" if isinstance(label, list) else "name" if isinstance(label, str) else "fraction", label)
         return survey.labels(Path("data"), self.kind)
 
-    def work(
+    def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
         auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> ClassifyWork:  # fmt: skip
+    ) -> ClassifyWorkload:  # fmt: skip
         assert model.labels is not None
-        gold = golds(model.labels, [record.fields["label"] for record in records])
-        weights = balanced(gold, len(model.labels)) if self.class_weights == "balanced" else None
-        judge = None
+        targets = targets_of(model.labels, [record.fields["label"] for record in records])
+        weights = balanced(targets, len(model.labels)) if self.class_weights == "balanced" else None
+        evaluator = None
         if held_out:
             others = self.reading(model, held_out)
-            judge = Judge(list(held_out), others, model.labels, precision, self.pool_windows)
+            evaluator = Evaluator(list(held_out), others, model.labels, precision, self.pool_windows)
         reading = self.reading(model, records)
-        return ClassifyWork(reading, gold, judge, weights, auxiliary, self.pool_windows)
+        return ClassifyWorkload(reading, targets, evaluator, weights, auxiliary, self.pool_windows)
 
-    def draw(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> None:
-        """confusion.png: which of the held-out texts a finished model takes for what."""
+    def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Classify:
+        """Draw the confusion matrix of the held-out texts: confusion.png."""
         if not held_out or model.labels is None or model.labels.kind != "single":
-            return
+            return self
         reading = self.read(tokenizer_of(model), model.config, [text_of(record) for record in held_out])
         answers = reading.pooled(answer_all(frozen(model, precision), reading.examples), self.pool_windows)
-        gold = golds(model.labels, [record.fields["label"] for record in held_out])
-        draw_confusion(mark(model.labels, answers, gold).confusion, model.labels.names, out / "confusion.png")
+        targets = targets_of(model.labels, [record.fields["label"] for record in held_out])
+        draw_confusion(mark(model.labels, answers, targets).confusion, model.labels.names, out / "confusion.png")
+        return self
+
+    # ---- using ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def default_for(cls, opened: ModelFolder) -> Classify | None:
+        labels = opened.model.labels
+        return cls() if labels is not None and labels.kind in KINDS else None
+
+    def predictor(self, model: Model, precision: str = "auto") -> Classifier:
+        return Classifier(model, self, precision)
 
 
 @dataclass
-class ClassifyWork:
-    """What the training loop asks for: examples by number, and a judge."""
+class ClassifyWorkload:
+    """What the training loop asks for: examples by number, and an evaluator."""
 
     reading: Reading
-    gold: Tensor
-    judge: Judge | None = None
+    targets: Tensor
+    evaluator: Evaluator | None = None
     weights: Tensor | None = None  # of each label
     auxiliary: Auxiliary | None = None
     pool: str = "mean"  # of windows
@@ -152,10 +154,8 @@ class ClassifyWork:
     def __post_init__(self):
         self.lengths = self.reading.lengths
 
-    def remember(self, model: Model, precision: str) -> None:
-        """Of a body that does not learn: what it makes of all texts is found out once."""
-        for reading in (self.reading, *([] if self.judge is None else [self.judge.reading])):
-            reading.features = hidden_all(frozen(model, precision), reading.examples)
+    def cache_features(self, model: Model, precision: str) -> None:
+        cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
         texts = torch.tensor(numbers)
@@ -163,18 +163,18 @@ class ClassifyWork:
 
         def ask(where: Tensor, row: Tensor) -> Asked:
             parts = len(row) > len(texts)
-            gold = self.gold[texts if parts else texts[of[row]]]
-            weights = None if self.weights is None else self.weights[gold]
-            return Asked(where, gold, weights, "classify", of[row] if parts else None, self.pool)
+            targets = self.targets[texts if parts else texts[of[row]]]
+            weights = None if self.weights is None else self.weights[targets]
+            return Asked(where, targets, weights, "classify", of[row] if parts else None, self.pool)
 
         return asking(self.reading, rows, ask, self.auxiliary, epoch)
 
     def evaluate(self, model: Model, step: int = 0) -> Score | None:
-        return None if self.judge is None else self.judge(model)
+        return None if self.evaluator is None else self.evaluator(model)
 
 
 @dataclass
-class Judge:
+class Evaluator:
     """All metrics on the held-out records, and a few of the errors to look at."""
 
     records: list[Record]
@@ -186,34 +186,121 @@ class Judge:
 
     def __call__(self, model: Model) -> Score:
         given = [record.fields["label"] for record in self.records]
-        gold = golds(self.labels, given)
+        targets = targets_of(self.labels, given)
         answers = self.reading.pooled(answers_to(self.reading, model, self.precision), self.pool)
-        loss = answer_loss(self.labels.kind, answers, gold).item() / gold.numel()
-        scores = mark(self.labels, answers, gold).scores
+        loss = answer_loss(self.labels.kind, answers, targets).item() / targets.numel()
+        scores = mark(self.labels, answers, targets).scores
         entries = zip(self.records, given, predictions(self.labels, answers), strict=True)
         worst = mistakes(entries, self.shown)
-        return Score(scores[MAIN[self.labels.kind]], {"loss": loss, **scores}, [*_samples(worst)])
+        main, lines = MAIN[self.labels.kind], [*_samples(worst)]
+        stderr = standard_error((answers.argmax(-1) == targets).tolist()) if self.labels.kind == "single" else None
+        return Score(scores[main], {"loss": loss, **scores}, lines, loss=loss, stderr=stderr, metric=main)
 
 
-def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, prune: bool, language: bool) -> Model:
-    """A model with a head for these labels and, perhaps, for the language of the texts, which may be all it knows."""
-    model = with_language(model, texts, seed) if language else model.without("lm")
-    model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
-    if model.labels == labels:
-        log.info("the checkpoint has a head for these labels; it is trained further")
-        return model.without("nsp")
-    if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
-        log.info("the checkpoint has no pooler; a new one is made")
-    idle = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
-    return model.without(*idle).with_labels(labels, torch.Generator().manual_seed(seed))
+# ---- using a trained model -------------------------------------------------------------------------------------
 
 
-def rate_for(model: Model) -> float:
-    return next((rate for width, rate in RATES if model.config.width <= width), LARGE_RATE)
+@dataclass
+class Classifier(Predictor):
+    """A model with a task head, laid out for speed, and how texts become ids for it."""
+
+    model: Model
+    task: Classify
+    precision: str = "auto"  # fp32, bf16; auto is the fastest here
+    cut: int = field(default=0, init=False)
+
+    does: ClassVar[str] = "classifies"
+    done: ClassVar[str] = "classified"
+    window = 1024
+
+    def __post_init__(self):
+        if self.model.labels is None:
+            raise CheckpointError("this model has no task head, so it cannot classify", "teach it: allmask finetune")
+        self.labels = self.model.labels
+        if self.labels.kind == "number" and len(self.labels) > 1:
+            raise CheckpointError(f"this model predicts {len(self.labels)} numbers for a text; one is supported")
+        self.task = self.task.fitted(self.model)
+        self.frozen = frozen(self.model, self.precision)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.task.max_length
+
+    @overload
+    def __call__(self, texts: Text) -> Prediction: ...
+    @overload
+    def __call__(self, texts: Sequence[Text]) -> list[Prediction]: ...
+
+    def __call__(self, texts: Text | Sequence[Text]) -> Prediction | list[Prediction]:
+        """A text, or a tuple of two; or a list of them."""
+        if isinstance(texts, str | tuple) or not isinstance(texts, Iterable):
+            return next(self.stream([_checked(texts)]))
+        return list(self.stream(_checked(entry) for entry in texts))
+
+    def stream(self, texts: Iterable[Text], window: int | None = None) -> Iterator[Prediction]:
+        """A prediction for each, in their order, with no more than a window of them in memory."""
+        source = iter(texts)
+        while some := list(islice(source, window or self.window)):
+            yield from predictions(self.labels, self.answers(some))
+
+    def answers(self, texts: Sequence[Text], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+        """Scores (n, labels) of the task head, all texts at once."""
+        reading = self.task.read(tokenizer_of(self.model), self.model.config, texts)
+        self.cut += reading.cut
+        return reading.pooled(answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
+
+    def read(
+        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        targets: bool = False, limit: int | None = None,
+    ) -> Iterator[Record]:  # fmt: skip
+        labels, others = (self.labels, keep) if targets else (None, ("id", "label", *keep))
+        return islice(read_texts(path, labels, self.task.pair, on_bad_record, skipped, others), limit)
+
+    def expect_lines(self) -> None:
+        if self.task.pair:
+            raise UsageError("this model compares two texts; a line is one", "name a file with text and text_b")
+
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        return (one.to_dict() for one in self.stream((text_of(record) for record in records), len(records)))
+
+    def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
+        answers: list[Tensor] = []
+        given: list[Label] = []
+        source = iter(records)
+
+        def answered() -> Iterator[tuple[Record, Label, Prediction]]:
+            while window := list(islice(source, self.window)):
+                answers.append(self.answers([text_of(record) for record in window]))
+                for record, found in zip(window, predictions(self.labels, answers[-1]), strict=True):
+                    given.append(record.fields["label"])
+                    yield record, given[-1], found
+
+        worst = mistakes(answered(), show)
+        marks = mark(self.labels, torch.cat(answers), targets_of(self.labels, given))
+        confusion = marks.confusion.tolist()
+        values = {"scores": marks.scores, "labels": marks.labels, "confusion": confusion}
+        values = {name: value for name, value in values.items() if value}
+        tables = [score_table(marks.scores), *([label_table(marks.labels, confusion)] if marks.labels else [])]
+        lines = [[f"{one.record.where}: {one.labels()}", *_texts(one)] for one in worst]
+        values |= {"errors": [one.to_dict() for one in worst]} if show else {}
+        return Evaluation(len(given), values, tables, examples=lines, cut=self.cut)
+
+
+def _checked(entry: Any) -> Text:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) for part in entry):
+        return entry[0], entry[1]
+    raise UsageError(f"classify: {entry!r} is no text", 'pass "…", a pair ("…", "…"), or a list of those')
+
+
+def _texts(mistake: Mistake) -> list[str]:
+    fields = mistake.record.fields
+    return [f"  {fields[name]}" for name in ("text", "text_b") if fields[name]]
 
 
 def text_of(record: Record) -> Text:
-    first, second = record.fields["text"], record.fields["text_b"]
+    first, second = record.fields["text"], record.fields.get("text_b")
     return first if second is None else (first, second)
 
 
@@ -226,12 +313,12 @@ def _in_words(labels: Labels, records: Iterable[Record]) -> str:
         return f"numbers from {min(given):g} to {max(given):g}"
     names = given if labels.kind == "single" else [name for label in given for name in label]
     counts = Counter(names)
-    told = ", ".join(f"{name} {counts[name]:,}" for name in labels.names[:12]) + (", …" if len(labels) > 12 else "")
-    return told if labels.kind == "single" else f"any of {told}"
+    listed = ", ".join(f"{name} {counts[name]:,}" for name in labels.names[:12]) + (", …" if len(labels) > 12 else "")
+    return listed if labels.kind == "single" else f"any of {listed}"
 
 
 def _samples(worst: Sequence[Mistake]) -> Iterable[str]:
     for one in worst:
-        yield f"  text       {one.shortened()}"
-        yield f"  is         {one.said(one.gold)}, taken for {one.said(one.prediction.label)}{one.sure()}"
+        yield f"  text       {one.text()}"
+        yield f"  label      {one.labels()}"
         yield ""

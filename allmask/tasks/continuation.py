@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from allmask.decoding import Decoding, FillWriter, Writer
-from allmask.errors import UsageError
-from allmask.masks import Mask
+from allmask.data import Checker, Record, text
+from allmask.decoding import Decoding, FillWriter, MaskWriter, Writer
+from allmask.errors import CheckpointError, UsageError
+from allmask.mask import Mask
 from allmask.model import Model
-from allmask.tasks.writing import Written, begin_of, end_of, frozen_for, tidy, tokenizer_of, write, writer_for
-from allmask.text import Tokenizer, truncate
+from allmask.options import ContinuationOptions
+from allmask.tasks.common.evaluation import Evaluation
+from allmask.tasks.common.generator import TextGenerator
+from allmask.tasks.common.writing import Prompts, Writes, frozen_for, tokenizer_of, writer_for
+from allmask.tasks.seq2seq import Title
+from allmask.tasks.task import ModelFolder, Task
+from allmask.text import Tokenizer, truncate_tokens
 
 FRAME = 2  # [CLS] and [SEP], or what stands for them
 
 
 @dataclass(frozen=True)
-class Continuation:
+class Continuation(ContinuationOptions, Task):
     """`max_source` is what the new tokens leave of the positions; of longer prompts the end is kept.
 
     With `framed`, texts begin with [CLS] and end with [SEP] (or what stands for them), as `allmask pretrain` frames
@@ -28,60 +34,85 @@ class Continuation:
     places of all new tokens are known, and what stands behind them; they are filled in from left to right:
 
         [CLS] 北 京 · · · [SEP]
+
+    With `leftwards`, for a model that learnt to read from right to left, the prompt is the end of a text, and what
+    stands before it is written.
     """
-
-    max_source: int
-    max_target: int = 64
-    framed: bool = False
-    blanks: bool = False
-
-    def __post_init__(self):
-        if self.max_source < 1 or self.max_target < 1:
-            raise UsageError("max_source and max_target must be at least 1")
 
     @classmethod
     def within(
-        cls, positions: int, max_target: int | None = None, framed: bool = False, blanks: bool = False
-    ) -> Continuation:
+        cls, positions: int, max_target: int | None = None, framed: bool = False, blanks: bool = False,
+        leftwards: bool = False,
+    ) -> Continuation:  # fmt: skip
         max_target = max_target or max(1, min(cls.max_target, positions // 2))
         room = positions - max_target - cls(1, 1, framed, blanks)._around
         if room < 1:
             raise UsageError(f"{max_target} new tokens leave no room in {positions} positions")
-        return cls(room, max_target, framed, blanks)
+        return cls(room, max_target, framed, blanks, leftwards)
 
-    def refitted(self, positions: int, max_target: int | None = None) -> Continuation:
-        """The same for so many new tokens, in as many positions as were learnt and there are."""
-        return self.within(min(self.positions, positions), max_target, self.framed, self.blanks)
+    @classmethod
+    def default_for(cls, opened: ModelFolder) -> Continuation | None:
+        """For GPT-2 and other models that read from left to right, and for XLNet."""
+        model = opened.model if opened.saved_task is None else None
+        if model is None or model.lm_head is None or model.labels is not None:
+            return None
+        if model.config.own_mask == "causal":
+            return cls.within(model.config.max_positions)
+        if model.config.family == "xlnet":
+            return cls.within(model.config.max_positions, framed=True, blanks=True)
+        return None
+
+    def fitted(self, model: Model) -> Continuation:
+        """The same within the positions of the model and of its training."""
+        return self.within(
+            min(self.positions, model.config.max_positions), None, self.framed, self.blanks, self.leftwards
+        )
+
+    def sized(self, max_new: int | None) -> Continuation:
+        """The more is written, the less of a prompt is read."""
+        return (
+            self if max_new is None else self.within(self.positions, max_new, self.framed, self.blanks, self.leftwards)
+        )
 
     @property
     def positions(self) -> int:
-        """How many of them a model learnt."""
+        """How many positions the model was trained with."""
         return self.max_source + self.max_target + self._around
 
     @property
     def _around(self) -> int:
-        """Positions of what is neither source nor target; the last token that is written is not read."""
+        """Positions of neither source nor target; without blanks, the last new token is written but not read."""
         return FRAME if self.blanks else self.framed - 1
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"task": "continue", **asdict(self)}
+    def fields(self, targets: bool) -> dict[str, Checker]:
+        if targets:
+            raise UsageError("this model continues prompts; only titles and labels can be scored", "fine-tune it first")
+        return {"source": text}
 
-    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> list[list[int]]:
+    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts:
         encoded = tokenizer.encode_batch(list(sources), special=False)
-        begin = [id for id in (begin_of(tokenizer),) if self.framed and id is not None]
-        rows = [[*begin, *truncate(text.ids, self.max_source, "tail")] for text in encoded]
+        cut = sum(len(one) > self.max_source for one in encoded)
+        if self.leftwards:
+            end = [id for id in (tokenizer.end_id,) if self.framed and id is not None]
+            return Prompts([[*truncate_tokens(one.ids, self.max_source, "head"), *end] for one in encoded], cut)
+        begin = [id for id in (tokenizer.begin_id,) if self.framed and id is not None]
+        rows = [[*begin, *truncate_tokens(one.ids, self.max_source, "tail")] for one in encoded]
         if not self.blanks:
-            return rows
-        behind = [id for id in (end_of(tokenizer), tokenizer.closing_id) if id is not None]
-        return [[*row, *range(-1, -self.max_target - 1, -1), *behind] for row in rows]
+            return Prompts(rows, cut)
+        behind = [id for id in (tokenizer.end_id, tokenizer.closing_id) if id is not None]
+        return Prompts([[*row, *range(-1, -self.max_target - 1, -1), *behind] for row in rows], cut)
 
     def mask_of(self, is_target: Tensor) -> Mask:
-        return Mask.causal(torch.ones_like(is_target))
+        causal = Mask.causal(torch.ones_like(is_target))
+        if not self.leftwards:
+            return causal
+        prompt = (~is_target).sum(-1, keepdim=True)  # what was written stands behind it here, as it was written
+        return Mask.permutation(torch.where(is_target, causal.order, prompt - 1 - causal.order))
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """No special token is written but the one that ends a text."""
+        """No special token is written but the one that ends a text, or begins one that is written leftwards."""
         tokenizer = tokenizer_of(model)
-        end = end_of(tokenizer)
+        end = tokenizer.begin_id if self.leftwards and self.framed else tokenizer.end_id
         banned = tuple(sorted(tokenizer.special_ids - {end}))
         rules = {"end": () if end is None else (end,), "banned": banned, "max_new": self.max_target}
         return Decoding(**{**rules, **changes})
@@ -89,14 +120,28 @@ class Continuation:
     def writer(self, model: Model, precision: str | None = None) -> Writer:
         if self.blanks:
             return FillWriter(frozen_for(model, precision))
+        if self.leftwards:
+            return MaskWriter(frozen_for(model, precision), Mask.reverse, (0, 0), max_length=self.positions)
         return writer_for(model, precision, Mask.causal, segments=(0, 0))
 
-    def write(
-        self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
-        writer: Writer | None = None,
-    ) -> Iterator[Written]:  # fmt: skip
-        return write(self, model, sources, settings or self.decoding(model), batch, writer)
+    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
+        return TextGenerator(model, self.fitted(model), precision)
 
-    def read_back(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-        text = tokenizer.decode(tokens)
-        return tidy(text) if tokenizer.kind == "wordpiece" else text
+    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
+        raise NotImplementedError  # `fields` refuses records with targets
+
+
+def open_generator(opened: ModelFolder, precision: str = "auto") -> TextGenerator:
+    """Any model that writes, for the task it was trained for; one that only knows its language continues prompts."""
+    task = opened.saved_task
+    if task is not None and not isinstance(task, Writes):
+        raise CheckpointError(f'{opened.source}: was fine-tuned for "{task.name}", not to write', "use allmask predict")
+    if opened.model.lm_head is None:
+        raise CheckpointError(
+            f"{opened.source}: has no language model head, so it cannot write yet",
+            f"teach it: allmask finetune {opened.source} --task title --data train.jsonl --out runs/title",
+        )
+    task = task or Continuation.default_for(opened) or Title.default_for(opened)
+    if task is None:
+        raise CheckpointError(f"{opened.source}: has a task head, so it does not write", "use allmask predict")
+    return task.predictor(opened.model, precision)

@@ -5,9 +5,9 @@ ids = tokenizer.encode("北京欢迎你").ids
 tokenizer, kept = tokenizer.keep(propose_keep_tokens(tokenizer, texts))
 """
 
-from allmask.text.lengths import truncate, windows
-from allmask.text.pruning import propose_keep_tokens
+from allmask.text.prune import propose_keep_tokens
 from allmask.text.tokenizer import Encoded, Tokenizer
-from allmask.text.training import train, train_on
+from allmask.text.train import train_tokenizer
+from allmask.text.truncate import truncate_tokens, windows
 
-__all__ = ["Encoded", "Tokenizer", "propose_keep_tokens", "train", "train_on", "truncate", "windows"]
+__all__ = ["Encoded", "Tokenizer", "propose_keep_tokens", "train_tokenizer", "truncate_tokens", "windows"]

@@ -12,9 +12,9 @@ from tokenizers import Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from allmask.errors import DataError, UsageError
-from allmask.text.pruning import prune
-from allmask.text.reading import VOCABULARIES, guard, read
-from allmask.text.writing import write
+from allmask.text.load import VOCABULARIES, guard, read
+from allmask.text.prune import prune
+from allmask.text.save import write
 
 T = TypeVar("T")
 

@@ -1,6 +1,17 @@
 """One training loop for every objective and task."""
 
-from allmask.training.loop import Paused, Result, Score, Share, Way, Work, loss_of, mean_loss, resolve_precision, train
+from allmask.training.loop import (
+    Paused,
+    Result,
+    Score,
+    StepSpec,
+    Workload,
+    loss_of,
+    mean_loss,
+    resolve_precision,
+    standard_error,
+    train,
+)
 from allmask.training.settings import Settings
 
 __all__ = [
@@ -8,11 +19,11 @@ __all__ = [
     "Result",
     "Score",
     "Settings",
-    "Share",
-    "Way",
-    "Work",
+    "StepSpec",
+    "Workload",
     "loss_of",
     "mean_loss",
     "resolve_precision",
+    "standard_error",
     "train",
 ]

@@ -1,4 +1,4 @@
-"""A bar on a terminal, a line now and then in a log; always on stderr."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """`update` as often as you like: the bar is redrawn a few times a second, a log gets a line every 10 seconds."""
+    """Call `update` as often as you like: the bar is redrawn a few times a second, a log gets a line in ten."""
 
     def __init__(self, total: int, label: str, start: int = 0, quiet: bool = False):
         self.total, self.label, self.first = total, label, start
@@ -28,7 +28,7 @@ class Progress:
         )
 
     def say(self, line: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         if not self.quiet:
             print(f"\r\x1b[K{line}" if self.terminal else line, file=sys.stderr, flush=True)
 

@@ -2,5 +2,5 @@
 
 data = read("cifar-10-batches-bin")             # images.py: pixels, labels, names
 model = fresh(PRESETS["resnet20"](), rng)       # resnet.py; or files.load("resnet50.pth").model
-scores = model(normalised(data.pixels[:128], *statistics(data.pixels)))
+scores = model(normalized(data.pixels[:128], *statistics(data.pixels)))
 """

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.formats.weights import Store, open_weights
 from allmask.checkpoints.labels import own_labels_from, own_labels_to
-from allmask.checkpoints.reading import compare
-from allmask.checkpoints.settings import placed, read_json
-from allmask.checkpoints.weights import Store, open_weights
-from allmask.checkpoints.writing import fill, in_place_of
+from allmask.checkpoints.reader import compare
+from allmask.checkpoints.writer import fill
 from allmask.errors import CheckpointError
-from allmask.heads import Labels
+from allmask.files import new_folder
+from allmask.nn.heads import Labels
 from allmask.vision.labelled import Preparation
 from allmask.vision.resnet import ResNet, ResNetConfig, shape_of
 
@@ -178,8 +179,8 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder}: already there", "name a new folder, or empty this one")
     settings = _settings(folder, model.config, labels, preparation)
-    with in_place_of(folder) as aside:
-        fill(aside, settings, model.state_dict())
+    with new_folder(folder) as beside:
+        fill(beside, settings, model.state_dict())
 
 
 def _settings(
@@ -210,12 +211,6 @@ def _load_folder(folder: Path) -> Loaded:
         raise placed(error, folder / SETTINGS, {}) from error
     _check_beside(folder / SETTINGS, config, labels, preparation)
     return Loaded(_filled(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels, preparation)
-
-
-def is_network(folder: Path) -> bool:
-    """Whether a folder holds a network of images, by what its settings say."""
-    file = folder / SETTINGS
-    return file.is_file() and read_json(file).get("model_type") == MODEL_TYPE
 
 
 def _config_from(settings: Mapping[str, Any]) -> tuple[ResNetConfig, Labels | None, Preparation | None]:

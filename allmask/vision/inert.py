@@ -2,7 +2,7 @@
 
 A pickle is a program, so those of others are not given to Python's reader. Here its few instructions that build tuples
 are followed by hand; where it says to call something, what and with what is only written down. Arrays of numpy are
-recognised in these notes, anything else is an error.
+recognized in these notes, anything else is an error.
 """
 
 from __future__ import annotations

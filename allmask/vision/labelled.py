@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from allmask.data.lines import unreadable
+from allmask.data.formats import unreadable
 from allmask.errors import AllmaskError, CheckpointError, DataError, ResourceError
 
 LIMIT = 4 << 30  # bytes of pixels that a reader takes unless told otherwise
@@ -137,7 +137,7 @@ def statistics(pixels: Tensor, at_once: int = 1024) -> tuple[Tensor, Tensor]:
     return mean.float(), deviation.clamp(min=1.0 / 255.0).float()  # a channel of one value is left at 0
 
 
-def normalised(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def normalized(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Pixels of mean 0 and size 1, as floats (B, C, H, W)."""
     scale, shift = 1.0 / (255.0 * deviation), mean / deviation
     return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
@@ -175,7 +175,7 @@ class Preparation:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Bytes as the network reads them, in the layout in which convolutions are fastest."""
-        ready = normalised(pixels, torch.tensor(self.mean), torch.tensor(self.deviation))
+        ready = normalized(pixels, torch.tensor(self.mean), torch.tensor(self.deviation))
         return ready.contiguous(memory_format=torch.channels_last)
 
     def expect(self, where: str | Path, pixels: Tensor) -> None:

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.data.planning import Plan
+from allmask.data.plan import Plan
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
+from allmask.options import FEWEST_IMAGES as FEWEST
 from allmask.vision.augment import random_crop, random_flip
 from allmask.vision.labelled import Images, Preparation
 
-FEWEST = 4  # images of a batch: any division of more than that leaves two, which a norm needs
 _AT_ONCE = 256  # images asked about together
 
 
 @dataclass(frozen=True, eq=False)
-class Lot:
+class ImageBatch:
     """Images that a step learns from, as the network reads them."""
 
     pixels: Tensor  # (B, C, H, W)
@@ -36,8 +36,8 @@ class Lot:
     def counts(self) -> dict[str, int]:
         return {self.name: len(self.labels)}
 
-    def to(self, device: torch.device | str) -> Lot:
-        return Lot(self.pixels.to(device), self.labels.to(device), self.name)
+    def to(self, device: torch.device | str) -> ImageBatch:
+        return ImageBatch(self.pixels.to(device), self.labels.to(device), self.name)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Augmented:
     crop: int = 0  # pixels around an image, out of which one of its size is cut
     flip: bool = False  # left and right may be exchanged
 
-    def batch(self, numbers: Sequence[int], epoch: int) -> Lot:
+    def batch(self, numbers: Sequence[int], epoch: int) -> ImageBatch:
         chosen, draw = torch.tensor(numbers), Draw(self.seed, epoch, numbers)
         pixels = self.images.pixels[chosen]
         pixels = random_crop(pixels, draw, self.crop) if self.crop else pixels
         pixels = random_flip(pixels, draw) if self.flip else pixels
-        return Lot(self.preparation(pixels), self.images.labels[chosen])
+        return ImageBatch(self.preparation(pixels), self.images.labels[chosen])
 
 
 def plan_images(lengths: Sequence[int] | np.ndarray, most: int, seed: int, epoch: int) -> Plan:
@@ -74,11 +74,11 @@ def plan_images(lengths: Sequence[int] | np.ndarray, most: int, seed: int, epoch
     return Plan(order, bounds[:-1], bounds[1:])
 
 
-def losses_of(model: nn.Module, lot: Lot, smoothing: float = 0.0) -> dict[str, tuple[Tensor, int]]:
+def losses_of(model: nn.Module, batch: ImageBatch, smoothing: float = 0.0) -> dict[str, tuple[Tensor, int]]:
     """The summed cross-entropy."""
-    scores = model(lot.pixels).float()
-    loss = F.cross_entropy(scores, lot.labels, reduction="sum", label_smoothing=smoothing)
-    return {lot.name: (loss, len(lot.labels))}
+    scores = model(batch.pixels).float()
+    loss = F.cross_entropy(scores, batch.labels, reduction="sum", label_smoothing=smoothing)
+    return {batch.name: (loss, len(batch.labels))}
 
 
 @torch.no_grad()

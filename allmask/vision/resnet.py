@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from allmask.errors import CheckpointError, UsageError
-from allmask.initialise import he, normal
+from allmask.nn.init import he, normal
 
 EXPANSION = 4  # of what a bottleneck gives, to what it computes with
 SHORTCUTS = ("A", "B", "C", "none")
@@ -284,10 +284,10 @@ def shape_of(config: ResNetConfig) -> ResNet:
 
 def fresh(config: ResNetConfig, rng: Generator | None = None) -> ResNet:
     """A network as it starts."""
-    return initialise(shape_of(config).to_empty(device="cpu"), rng)
+    return initialize(shape_of(config).to_empty(device="cpu"), rng)
 
 
-def initialise(model: ResNet, rng: Generator | None = None) -> ResNet:
+def initialize(model: ResNet, rng: Generator | None = None) -> ResNet:
     """Convolutions by He, norms that change nothing, and an output layer so small that all classes start alike.
 
     He's scale is by outputs: a norm sees to the size of the signal, so it is the gradient's that is to be kept.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allmask.checkpoints import crc32c as module
-from allmask.checkpoints.crc32c import crc32c
+from allmask.checkpoints.formats import crc32c as module
+from allmask.checkpoints.formats.crc32c import crc32c
 
 
 def by_definition(data: bytes) -> int:

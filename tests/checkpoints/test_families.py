@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from allmask.checkpoints import read, write
-from allmask.checkpoints.bert import BERT
-from allmask.checkpoints.google_bert import GOOGLE_BERT
-from allmask.checkpoints.gpt2 import GPT2
+from allmask.checkpoints.families.bert import BERT
+from allmask.checkpoints.families.google_bert import GOOGLE_BERT
+from allmask.checkpoints.families.gpt2 import GPT2
 from allmask.checkpoints.names import expected_shapes, heads_in
-from allmask.config import bert_tiny, gpt2
 from allmask.errors import CheckpointError
+from allmask.presets import bert_tiny, gpt2
+from allmask.registry import FAMILIES
 
 BERTS = [
     ("BertModel", {}, {"pooler"}),
@@ -146,14 +149,14 @@ def test_tables_pair_names_one_to_one(family):
     family=st.sampled_from([BERT, GPT2, GOOGLE_BERT]),
     layers=st.integers(1, 3),
     heads=st.sampled_from([2, 3]),
-    inner=st.integers(1, 9),
+    ffn_width=st.integers(1, 9),
     tied=st.booleans(),
     parts=st.sets(st.sampled_from(["pooler", "lm", "nsp"])),
     seed=st.integers(0, 2**32),
 )
-def test_there_and_back_is_the_same(family, layers, heads, inner, tied, parts, seed):
+def test_there_and_back_is_the_same(family, layers, heads, ffn_width, tied, parts, seed):
     base = gpt2() if family is GPT2 else bert_tiny()
-    sizes = dict(vocabulary=11, width=6 * heads, heads=heads, inner=inner, layers=layers, max_positions=5)
+    sizes = dict(vocab_size=11, width=6 * heads, heads=heads, ffn_width=ffn_width, layers=layers, max_positions=5)
     config = replace(base, **sizes, tied=tied or family is GOOGLE_BERT)
     rng = torch.Generator().manual_seed(seed)
     shapes = expected_shapes(config, parts & set(family.may_lack))
@@ -169,7 +172,7 @@ def test_there_and_back_is_the_same(family, layers, heads, inner, tied, parts, s
 
 def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path):
     config = replace(
-        bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm_place="pre", norm="rms"
+        bert_tiny(), vocab_size=11, width=8, heads=2, ffn_width=4, max_positions=5, norm_place="pre", norm="rms"
     )
     tensors = {"body.embedding.tokens.weight": torch.randn(11, 8), "pooler.weight": torch.randn(8, 8)}
     write(tmp_path / "own", config, tensors)
@@ -180,7 +183,7 @@ def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path)
 
 
 def test_our_own_layout_judges_its_settings(tmp_path):
-    config = replace(bert_tiny(), vocabulary=11, width=8, heads=2, inner=4, max_positions=5, norm="rms")
+    config = replace(bert_tiny(), vocab_size=11, width=8, heads=2, ffn_width=4, max_positions=5, norm="rms")
     write(tmp_path / "own", config, {"body.embedding.tokens.weight": torch.zeros(11, 8)})
     file = tmp_path / "own" / "config.json"
     good = json.loads(file.read_text())
@@ -188,3 +191,69 @@ def test_our_own_layout_judges_its_settings(tmp_path):
         file.write_text(json.dumps(good | change))
         with pytest.raises(CheckpointError, match=r"config\.json"):
             read(tmp_path / "own")
+
+
+# ---- a family of another package ----------------------------------------------------------------------------------
+
+_WORDS = (("embeddings.word_embeddings", "lexicon"), ("encoder.layer", "blocks"), ("attention.self", "look"))
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in _WORDS:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _settings(settings):
+    return {"hidden_size" if name == "breadth" else name: value for name, value in settings.items()}
+
+
+TINY_BERT = replace(
+    BERT,
+    name="tiny-bert",
+    table=tuple((_renamed(theirs), ours) for theirs, ours in BERT.table),
+    config_from=lambda settings: BERT.config_from(_settings(settings)),
+    tokens="lexicon.weight",
+)
+
+
+@pytest.fixture
+def tiny_bert(bert_folder, tmp_path):
+    """The same BERT as another package writes it."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    tensors = load_file(bert_folder / "model.safetensors")
+    save_file({_renamed(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    settings = json.loads((bert_folder / "config.json").read_text())
+    settings |= {"model_type": "tiny-bert", "breadth": settings.pop("hidden_size")}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_registered_family_is_read_and_written_as_what_it_is(tools, bert_folder, tiny_bert, tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match="model_type is 'tiny-bert'; supported here: bert or gpt2 or t5 or xlnet"):
+        read(tiny_bert)
+    monkeypatch.setattr(FAMILIES, "registered", {})
+    FAMILIES.register("tiny-bert", TINY_BERT)
+    found, expected = read(tiny_bert), read(bert_folder)
+    tools.same(found.tensors, expected.tensors)
+    assert (found.config, found.heads) == (expected.config, expected.heads)
+    write(tmp_path / "again", found.config, found.tensors)
+    tools.same(read(tmp_path / "again").tensors, expected.tensors)
+    transformers.BertForPreTraining.from_pretrained(tmp_path / "again")
+
+
+def test_a_family_of_an_installed_package(tools, bert_folder, tiny_bert, monkeypatch):
+    point = EntryPoint("tiny-bert", f"{__name__}:TINY_BERT", "allmask.families")
+    monkeypatch.setattr(FAMILIES, "registered", {})
+    monkeypatch.setattr(FAMILIES, "installed", {"tiny-bert": [point]})
+    tools.same(read(tiny_bert).tensors, read(bert_folder).tensors)
+    assert list(FAMILIES) == ["bert", "gpt2", "t5", "xlnet", "tiny-bert"]
+
+
+def test_what_does_not_fit_is_named_by_the_words_of_the_family(tiny_bert, monkeypatch):
+    monkeypatch.setattr(FAMILIES, "registered", {"tiny-bert": TINY_BERT})
+    settings = json.loads((tiny_bert / "config.json").read_text())
+    (tiny_bert / "config.json").write_text(json.dumps(settings | {"vocab_size": 50}))
+    with pytest.raises(CheckpointError, match=r"misshapen +lexicon\.weight +expected \[50, 16\], found \[40, 16\]"):
+        read(tiny_bert)

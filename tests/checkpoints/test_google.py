@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allmask.checkpoints import read, resolve, write
-from allmask.checkpoints.crc32c import crc32c
-from allmask.checkpoints.tensorflow_bundle import open_bundle
+from allmask.checkpoints.formats.crc32c import crc32c
+from allmask.checkpoints.formats.tensorflow_bundle import open_bundle
 from allmask.errors import CheckpointError
 
 DATA = Path(__file__).parent / "data"
@@ -53,7 +53,7 @@ def test_read_gives_our_names_and_turns_the_kernels():
     kernel = truth["bert/encoder/layer_1/intermediate/dense/kernel"]  # (in, out)
     assert np.array_equal(found.tensors["body.layers.1.feed_forward.expand.weight"].numpy(), kernel.T)
     assert np.array_equal(found.tensors["nsp_head.weight"].numpy(), truth["cls/seq_relationship/output_weights"])
-    assert (found.config.vocabulary, found.config.width, found.config.epsilon) == (40, 16, 1e-12)
+    assert (found.config.vocab_size, found.config.width, found.config.norm_eps) == (40, 16, 1e-12)
 
 
 def test_converted_to_a_folder_it_is_the_same_function_in_transformers(tmp_path):
@@ -199,8 +199,8 @@ def tensor_entry(*sizes: int, size: int, **other: int) -> bytes:
         (table(HEADER, (b"w", tensor_entry(2**63, size=0))), "has the shape"),
         (table(HEADER, (b"w", tensor_entry(2, size=8, shard=5))), "data file 5 of 1"),
         (table(HEADER, (b"w", tensor_entry(2, size=8) + field(7, b""))), "slices"),
-        (table(HEADER, (b"w", field(2, 7))), "shape of w is malformed"),
-        (table(HEADER, (b"w", field(1, b"x"))), "entry of w is malformed"),
+        (table(HEADER, (b"w", field(2, 7))), "entry of w is malformed: field 2 is a number"),
+        (table(HEADER, (b"w", field(1, b"x"))), "entry of w is malformed: field 1 is no whole number"),
         (table(HEADER, (b"w", b"\x07")), "unknown kind"),
         (table(HEADER, (b"w", b"\x08" + b"\xff" * 11)), "number without an end"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), (b"a", b"")), "out of order"),

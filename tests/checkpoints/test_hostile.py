@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from allmask.checkpoints import read, weights
+from allmask.checkpoints import read
+from allmask.checkpoints.formats import weights
 from allmask.errors import CheckpointError
 
 

@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from allmask.checkpoints import classifies, read, write
-from allmask.config import bert_tiny
 from allmask.errors import CheckpointError
-from allmask.heads import Labels
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model, load
+from allmask.nn.heads import Labels
+from allmask.presets import bert_tiny
 
 KINDS = {"single": "single_label_classification", "multi": "multi_label_classification", "number": "regression"}
 IDS = torch.tensor([[2, 7, 9, 3, 11, 3], [2, 5, 8, 13, 3, 0], [2, 3, 0, 0, 0, 0]])
@@ -115,7 +115,7 @@ def test_half_a_head_is_said(tools, tmp_path: Path):
 
 @pytest.mark.parametrize("changes", [{"norm_place": "pre"}, {"own_mask": "causal"}])
 def test_what_transformers_cannot_ask_is_in_our_own_layout(tmp_path: Path, changes: dict):
-    config = replace(bert_tiny(), vocabulary=40, width=16, heads=2, inner=24, max_positions=12, **changes)
+    config = replace(bert_tiny(), vocab_size=40, width=16, heads=2, ffn_width=24, max_positions=12, **changes)
     labels = Labels("multi", ("a", "b"))
     model = Model.fresh(config, (), torch.Generator().manual_seed(0)).with_labels(
         labels, torch.Generator().manual_seed(1)
@@ -137,7 +137,7 @@ def test_what_transformers_cannot_ask_is_in_our_own_layout(tmp_path: Path, chang
 
 
 def test_a_head_without_labels_is_not_written(tmp_path: Path):
-    config = replace(bert_tiny(), vocabulary=40, width=16, heads=2, inner=24, max_positions=12)
+    config = replace(bert_tiny(), vocab_size=40, width=16, heads=2, ffn_width=24, max_positions=12)
     model = Model(config, labels=Labels("single", ("a", "b")))
     with pytest.raises(CheckpointError, match="saved with its labels"):
         write(tmp_path / "x", config, model.state_dict())
@@ -154,7 +154,7 @@ def test_a_new_head_leaves_the_rest_alone(tools, tmp_path: Path):
     assert bare.heads == set() and bare.labels is None
     assert bare.with_labels(Labels("single", ("a", "b"))).heads == {"pooler", "task"}
     kept = model.keep_tokens([2, 3, 5, 7, 8, 9, 11, 13]).keep_layers(1)
-    assert kept.labels == model.labels and kept.config.vocabulary == 8
+    assert kept.labels == model.labels and kept.config.vocab_size == 8
 
 
 @pytest.mark.parametrize("causal", [False, True])

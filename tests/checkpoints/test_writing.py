@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from allmask.checkpoints import read, write, writing
+from allmask.checkpoints import read, write
 from allmask.errors import CheckpointError, ResourceError
 
 
@@ -103,16 +103,16 @@ def test_a_failure_at_any_step_leaves_the_old_model(model, tmp_path, tools, monk
     expected = {name: tensor.clone() for name, tensor in model.tensors.items()}
     changed = {name: tensor + 1 for name, tensor in model.tensors.items()}
     if step == "sync":
-        monkeypatch.setattr(writing.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     if step == "rename":
-        rename = writing.Path.rename
+        rename = os.rename
 
-        def second_fails(self, target):
-            if self.name.endswith(".new"):
+        def second_fails(source, target):
+            if source.name.endswith(".partial"):
                 raise OSError(16, "Device or resource busy")
-            return rename(self, target)
+            return rename(source, target)
 
-        monkeypatch.setattr(writing.Path, "rename", second_fails)
+        monkeypatch.setattr(os, "rename", second_fails)
     with pytest.raises(ResourceError, match=r"cannot be written: .*(No space|error|busy)") as caught:
         write(tmp_path / "theirs", model.config, changed, Fails() if step == "tokenizer" else None)
     assert caught.value.exit_code == 5

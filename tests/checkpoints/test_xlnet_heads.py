@@ -17,12 +17,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import XLNetConfig
 
 from allmask.checkpoints import read
-from allmask.config import xlnet_tiny
 from allmask.errors import CheckpointError
-from allmask.heads import SPAN, Labels
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model, load
-from allmask.tasks import reading
+from allmask.nn.heads import SPAN, Labels
+from allmask.presets import xlnet_tiny
+from allmask.tasks.common import reading
 from allmask.text import Tokenizer
 
 SIZES = {"vocab_size": 40, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
@@ -96,7 +96,7 @@ def test_there_and_back(tools, tmp_path: Path, kind: str):
 
 @pytest.mark.parametrize("kind", [*KINDS, "chain"])
 def test_new_heads_are_loaded_by_transformers(tmp_path: Path, kind: str):
-    sizes = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 24}
+    sizes = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 24}
     rng = torch.Generator().manual_seed(0)
     labels = {"span": SPAN, "choice": Labels("choice", ("choice",)), "number": Labels("number", ("x",))}
     body = Model.fresh(replace(xlnet_tiny(), **sizes, init_std=0.2), (), rng)
@@ -138,7 +138,7 @@ def test_another_summary_is_refused_where_it_is_read(tools, tmp_path: Path, chan
 
 def test_the_last_token_that_sees_all_of_its_text_is_asked():
     with torch.device("meta"):
-        model = Model(replace(xlnet_tiny(), vocabulary=40), labels=Labels("single", ("a", "b")))
+        model = Model(replace(xlnet_tiny(), vocab_size=40), labels=Labels("single", ("a", "b")))
     document = torch.tensor([[0, 0, 0, 1, 2, 2, 2], [4, 4, 7, 7, 7, 7, 7]])
     valid = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     expected = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 1, 0, 0]], dtype=torch.bool)
@@ -165,7 +165,7 @@ def tokenizer(cls_last: bool) -> Tokenizer:
 
 @pytest.mark.parametrize("cls_last", [True, False])
 def test_texts_are_framed_as_its_tokenizer_frames_them(cls_last: bool):
-    words, config = tokenizer(cls_last), replace(xlnet_tiny(), vocabulary=7)
+    words, config = tokenizer(cls_last), replace(xlnet_tiny(), vocab_size=7)
     pair = ("red blue", "北京")
     read_all = reading.read(words, config, ["red blue", pair], 16, "head")
     assert read_all.speaker == "last"
@@ -174,7 +174,7 @@ def test_texts_are_framed_as_its_tokenizer_frames_them(cls_last: bool):
 
 
 def test_cut_texts_keep_their_frame():
-    words, config = tokenizer(True), replace(xlnet_tiny(), vocabulary=7)
+    words, config = tokenizer(True), replace(xlnet_tiny(), vocab_size=7)
     long = " ".join(["red"] * 30)
     found = reading.read(words, config, [long, (long, long)], 10, "head")
     assert [example.ids.tolist() for example in found.examples] == [

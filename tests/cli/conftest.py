@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.plan import Plan
-from allmask.tasks.title import Title
+from allmask.runs.driver import start
+from allmask.runs.finetuning import FineTuning
+from allmask.runs.plan import Plan
+from allmask.tasks.seq2seq import Title
 from allmask.training import Settings
 from tests import tiny
 
@@ -36,13 +37,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def titles(bert: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run: it has learnt that titles are short and made of such words."""
-    plan = Plan(
-        str(bert),
-        str(data / "train.jsonl"),
-        Title(max_target=8),
-        Settings(steps=120, lr=1e-2, batch_tokens=256, eval_every=60, precision="fp32"),
-        eval=str(data / "dev.jsonl"),
-    )
+    job = FineTuning(str(bert), str(data / "train.jsonl"), str(data / "dev.jsonl"), task=Title(max_target=8))
+    settings = Settings(steps=120, lr=1e-2, batch_tokens=256, eval_every=60, precision="fp32")
     run = tmp_path_factory.mktemp("runs") / "titles"
-    finetune(plan, run, quiet=True)
+    start(Plan(job, settings), run, quiet=True)
     return run

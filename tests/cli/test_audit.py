@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from allmask import audit as auditing
-from allmask import config as configs
+from allmask import presets
 from allmask.cli.main import main
+from allmask.mask import audit as auditing
 from allmask.model import Model
 
-SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 16}
+SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 16}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    Model.fresh(replace(configs.bert_base(), **SMALL), rng=torch.Generator().manual_seed(0)).save(tmp_path / "m")
+    Model.fresh(replace(presets.bert_base(), **SMALL), rng=torch.Generator().manual_seed(0)).save(tmp_path / "m")
     return str(tmp_path / "m")
 
 

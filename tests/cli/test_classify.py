@@ -14,11 +14,10 @@ import transformers
 import yaml
 
 import allmask
-from allmask.cli import predict
 from allmask.errors import CheckpointError
 from allmask.model import load
-from allmask.tasks.classify import Classify
-from allmask.tasks.saved import load_task
+from allmask.tasks.classify import Classifier, Classify
+from allmask.tasks.task import load_task
 from allmask.training.progress import Progress
 from tests import tiny
 
@@ -43,19 +42,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that tells English from Chinese."""
-    from allmask.tasks.finetuning import finetune
-    from allmask.tasks.plan import Plan
+    from allmask.runs.driver import start
+    from allmask.runs.finetuning import FineTuning
+    from allmask.runs.plan import Plan
     from allmask.training import Settings
 
-    plan = Plan(
-        str(bert),
-        str(files / "train.jsonl"),
-        Classify(),
-        Settings(steps=60, lr=1e-2, batch_tokens=256, eval_every=30, precision="fp32"),
-        eval=str(files / "dev.jsonl"),
-    )
+    job = FineTuning(str(bert), str(files / "train.jsonl"), str(files / "dev.jsonl"), task=Classify())
+    settings = Settings(steps=60, lr=1e-2, batch_tokens=256, eval_every=30, precision="fp32")
     out = tmp_path_factory.mktemp("runs") / "languages"
-    finetune(plan, out, quiet=True)
+    start(Plan(job, settings), out, quiet=True)
     return out
 
 
@@ -74,7 +69,7 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, files: Path, tmp_path: Pa
     ran = cli(*finetune_words(bert, files, out), *QUICK, "--eval-every", 3)
     assert ran.code == 0, ran.err
     assert {path.name for path in out.iterdir()} == {
-        "config.yaml", "start", "checkpoints", "metrics.jsonl", "loss.png", "confusion.png", "result.json", "final",
+        "config.yaml", "checkpoints", "metrics.jsonl", "loss.png", "confusion.png", "result.json", "final",
     }  # fmt: skip
     assert ran.out.endswith(f"classify with it: allmask predict {out}/final texts.jsonl -o labels.jsonl\n")
     for words in (
@@ -139,7 +134,7 @@ def test_gpt2_learns_too_and_keeps_its_language(cli, gpt2: Path, files: Path, tm
     assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "final").num_labels == 2
     found = allmask.pipeline("classify", tmp_path / "run")(texts_of(8))
     assert [one.label for one in found] == [row["label"] for row in labelled(8)]
-    with pytest.raises(CheckpointError, match="fine-tuned to classify"):
+    with pytest.raises(CheckpointError, match='fine-tuned for "classify", not to write'):
         allmask.pipeline("generate", tmp_path / "run")
 
 
@@ -159,8 +154,8 @@ def test_other_questions(cli, bert: Path, tmp_path: Path, kind: str):
         "pair": lambda row: {"pair": row["text"][:3]},
     }[kind]
     rows = [{**row, **change(row)} for row in labelled(48)]
-    for name in ("train.jsonl", "dev.jsonl"):
-        tiny.write_jsonl(tmp_path / name, rows)
+    for name, some in (("train.jsonl", rows), ("dev.jsonl", rows[::-1])):
+        tiny.write_jsonl(tmp_path / name, some)
     ran = cli(*finetune_words(bert, tmp_path, tmp_path / "run"), *QUICK, "--json")
     assert ran.code == 0, ran.err
     main = {"multi": "macro_f1", "number": "pearson", "pair": "accuracy"}[kind]
@@ -177,10 +172,10 @@ def test_other_questions(cli, bert: Path, tmp_path: Path, kind: str):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--max-source", 9], 2, "max_source: for title, not for classify"),
+        (["--max-source", 9], 2, "--max-source is for --task title or translate, not for classify"),
         (["--kind", "multi"], 3, 'no "label" is a list of names'),
-        (["--max-length", 2], 2, "max_length is 2"),
-        (["--lm-weight", "-1"], 2, "lm_weight is -1"),
+        (["--max-length", 2], 2, "--max-length is 2"),
+        (["--lm-weight", "-1"], 2, "--lm-weight is -1"),
         (
             ["--eval", "{odd}"],
             3,
@@ -203,14 +198,14 @@ def test_refusals_before_anything_is_written(cli, bert, files: Path, tmp_path: P
 
 def test_options_of_classify_are_not_for_titles(cli, bert: Path, data: Path, tmp_path: Path):
     ran = cli("finetune", bert, "--data", data / "train.jsonl", "--out", tmp_path / "run", "--kind", "single")
-    assert ran.code == 2 and "kind: for classify, not for title" in ran.err
+    assert ran.code == 2 and "--kind is for --task classify, not for title" in ran.err
 
 
 def test_a_resumed_run_keeps_its_settings(cli, run: Path):
     ran = cli("finetune", "--resume", "--out", run, "--max-length", 512)  # it was fitted to the model
     assert ran.code == 0 and "this run is finished" in ran.err
     ran = cli("finetune", "--resume", "--out", run, "--max-target", 8)
-    assert ran.code == 2 and "max_target is None, not 8" in ran.err
+    assert ran.code == 2 and "--max-target is for --task title or translate, not for classify" in ran.err
 
 
 def test_bad_records_are_skipped(cli, bert: Path, files: Path, tmp_path: Path):
@@ -224,7 +219,7 @@ def test_bad_records_are_skipped(cli, bert: Path, files: Path, tmp_path: Path):
 
 
 def test_every_record_in_its_order_in_any_format(cli, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(predict, "LABELLED", 7)
+    monkeypatch.setattr(Classifier, "window", 7)
     rows = labelled(40, seed=2)
     tiny.write_jsonl(tmp_path / "in.jsonl", rows)
     with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as stream:
@@ -313,7 +308,10 @@ def test_scores_are_those_of_the_predictions(cli, run: Path, tmp_path: Path):
     ran = cli("evaluate", run, file, "--show", 1)
     head, _, model, blank, labels, *rest = ran.out.splitlines()
     assert head == "| 20 records | accuracy | macro f1 | matthews |" and model.startswith("| model | 0.900 |")
-    assert labels == "| label | texts | precision | recall | F1 | → english | → 中文 |" and blank == ""
+    assert (
+        labels == "| true label | texts | precision | recall | F1 | predicted english | predicted 中文 |"
+        and blank == ""
+    )
     assert rest[1] == "| english | 10 | 0.900 | 0.900 | 0.900 | 9 | 1 |"
     assert json.loads(cli("evaluate", run, file, "--json", "--limit", 5).out)["records"] == 5
 
@@ -345,7 +343,7 @@ def test_a_folder_of_transformers_is_asked_and_scored(cli, run: Path, tmp_path: 
 
 
 def test_a_model_without_a_head_is_refused(bert: Path):
-    with pytest.raises(CheckpointError, match="has no task head"):
+    with pytest.raises(CheckpointError, match='was not trained for "classify", and has no head'):
         allmask.pipeline("classify", bert)
 
 

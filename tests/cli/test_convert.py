@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
-from allmask.config import transformer_small
 from allmask.model import Model
+from allmask.presets import transformer_small
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"北京欢迎你白切鸡想吃啥", "play", "##ing", "##ed"]
 TEXT = "北京欢迎你 playing"
@@ -72,7 +73,7 @@ def test_keep_tokens(cli, bert: Path, tmp_path: Path):
     for piece, logits in after.items():
         torch.testing.assert_close(logits, before[piece], rtol=0, atol=1e-6)
     dropped = len(PIECES) - len(after)
-    assert (report["vocabulary_before"], report["vocabulary"]) == (len(PIECES), len(after))
+    assert (report["vocab_size_before"], report["vocab_size"]) == (len(PIECES), len(after))
     assert report["bytes_saved"] == dropped * (16 + 1) * 4  # an embedding row and an output bias each, in fp32
 
 
@@ -80,6 +81,15 @@ def test_the_saving_is_told(cli, bert: Path, tmp_path: Path):
     (tmp_path / "corpus.jsonl").write_text('{"text": "白切鸡"}\n', encoding="utf-8")
     ran = cli("convert", bert, "--out", tmp_path / "out", "--keep-tokens", tmp_path / "corpus.jsonl")
     assert f"vocabulary {len(PIECES)} → 8, " in ran.out and "MB saved" in ran.out
+
+
+def test_the_corpus_may_be_a_folder_of_any_kind_of_file(cli, bert: Path, tmp_path: Path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.csv").write_text("body\n白切\n", encoding="utf-8")
+    (tmp_path / "corpus" / "b.jsonl.gz").write_bytes(gzip.compress('{"body": "鸡"}\n'.encode()))
+    line = ("--keep-tokens", tmp_path / "corpus", "--text-field", "body")
+    ran = cli("convert", bert, "--out", tmp_path / "out", *line)
+    assert f"vocabulary {len(PIECES)} → 8, " in ran.out, ran.err
 
 
 def test_an_occupied_place_is_left_alone(cli, bert: Path, tmp_path: Path):

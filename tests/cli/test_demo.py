@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import NamedTuple
 import pytest
 
 import allmask
+from allmask.cli import demo as command
 from allmask.demo import run as demo
-from allmask.tasks.saved import load_task
+from allmask.tasks.task import load_task
 
 
 class Fast(NamedTuple):
@@ -97,7 +99,27 @@ def test_interrupted(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_what_to_do_next(cli, monkeypatch: pytest.MonkeyPatch):
-    result = {"final": "there/final"}
+    result = {"final": "over there/final"}
     monkeypatch.setattr("allmask.demo.run.run_demo", lambda *_: result)
-    ran = cli("demo", "--out", "there")
-    assert ran.code == 0 and "allmask generate there/final" in ran.out and "there/data/test.jsonl" in ran.out
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    ran = cli("demo", "--out", "over there")
+    printed = [shlex.split(line) for line in ran.out.splitlines()[2:]]
+    assert ran.code == 0 and printed == command.next_commands("over there/final", Path("over there"))
+    assert printed[0][:3] == ["allmask", "generate", "over there/final"]
+
+
+def test_the_commands_to_go_on_with_run_as_they_are_printed(cli, fast: Fast):
+    for words in command.next_commands(fast.result["final"], fast.out):
+        words = words[len(command.program()) :]
+        short = ("--steps", 1, "--batch-tokens", 384) if words[0] == "finetune" else ()
+        ran = cli(*words, *short)
+        assert ran.code == 0, (words, ran.err)
+
+
+def test_the_program_is_called_as_it_can_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("shutil.which", lambda name: None)  # make demo activates no environment
+    ran = subprocess.run([*command.program(), "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("allmask ")
+    (tmp_path / "allmask").touch()
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "allmask"), "demo"])
+    assert command.program() == [str(tmp_path / "allmask")]

@@ -103,4 +103,4 @@ def test_bad_records_are_skipped_and_what_was_there_is_kept(cli, bert: Path, tmp
     assert cli("embed", bert, file, "-o", tmp_path / "v.npy").code == 3
     assert (tmp_path / "v.npy").read_bytes() == b"old"
     ran = cli("embed", bert, file, "-o", tmp_path / "v.npy", "--on-bad-record", "skip")
-    assert ran.code == 0 and "1 × blank text" in ran.err and np.load(tmp_path / "v.npy").shape == (1, 16)
+    assert ran.code == 0 and '1 × blank "text"' in ran.err and np.load(tmp_path / "v.npy").shape == (1, 16)

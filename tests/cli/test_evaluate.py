@@ -66,4 +66,4 @@ def test_refusals(cli, titles, bert, gpt2, data: Path, tmp_path: Path, words: li
 def test_bad_records_can_be_skipped(cli, titles: Path, tmp_path: Path):
     bad = tiny.write_jsonl(tmp_path / "bad.jsonl", [{"source": "a", "target": " "}, {"source": "a", "target": "b"}])
     ran = cli("evaluate", titles, bad, "--on-bad-record", "skip", "--json")
-    assert json.loads(ran.out)["records"] == 1 and "skipped records: 1 × blank text" in ran.err
+    assert json.loads(ran.out)["records"] == 1 and 'skipped records: 1 × blank "target"' in ran.err

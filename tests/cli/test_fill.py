@@ -50,7 +50,7 @@ def test_the_same_as_transformers(filler: Path):
         model=transformers.BertForMaskedLM.from_pretrained(filler),
         tokenizer=transformers.AutoTokenizer.from_pretrained(filler),
     )
-    size = load(filler).config.vocabulary
+    size = load(filler).config.vocab_size
     expected = [row for row in theirs("北京欢[MASK]你", top_k=size) if not row["token_str"].startswith("[")][:5]
     (answers,) = pipeline("fill", filler)("北京欢[MASK]你").gaps
     assert [answer.token for answer in answers] == [row["token_str"] for row in expected]

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from allmask.model import load
-from allmask.training import runs
+from allmask.training import checkpoint as runs
 from allmask.training.progress import Progress
 from tests import tiny
 
@@ -51,7 +51,7 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, data: Path, tmp_path: Pat
     assert result["final"] == str(run / "final") and result["steps"] == 6 and result["examples"] == 64
     assert set(result["metrics"]) == {"loss", "rouge_1", "rouge_2", "rouge_l"}
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "start", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
+        "config.yaml", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
     }  # fmt: skip
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     lines = tiny.read_jsonl(run / "metrics.jsonl")
@@ -72,10 +72,18 @@ def test_it_learns(titles: Path):
 def test_the_vocabulary_is_cut_to_what_the_data_uses(cli, bert: Path, data: Path, tmp_path: Path):
     words = ("finetune", bert, "--data", data / "train.jsonl", *QUICK, "--steps", 1)
     ran = cli(*words, "--out", tmp_path / "small")
-    before, after = load(bert).config.vocabulary, load(tmp_path / "small" / "final").config.vocabulary
+    before, after = load(bert).config.vocab_size, load(tmp_path / "small" / "final").config.vocab_size
     assert f"vocabulary: {before} → {after} tokens, −0.0M parameters" in ran.err and after < before
     ran = cli(*words, "--out", tmp_path / "whole", "--no-prune")
-    assert "vocabulary:" not in ran.err and load(tmp_path / "whole" / "final").config.vocabulary == before
+    assert "vocabulary:" not in ran.err and load(tmp_path / "whole" / "final").config.vocab_size == before
+
+
+def test_what_is_trained_on_is_not_evaluated_on(cli, bert: Path, data: Path, tmp_path: Path):
+    (tmp_path / "copy.jsonl").write_bytes((data / "train.jsonl").read_bytes())
+    for same in (data / "train.jsonl", tmp_path / "copy.jsonl"):
+        ran = cli("finetune", bert, "--data", data / "train.jsonl", "--eval", same, "--out", tmp_path / "run", *QUICK)
+        assert ran.code == 2 and f"--eval {same}: " in ran.err and "also trained on" in ran.err, ran.err
+        assert not (tmp_path / "run").exists()
 
 
 def test_without_eval_the_last_step_is_kept(cli, bert: Path, data: Path, tmp_path: Path):
@@ -162,7 +170,7 @@ def test_a_saved_config_makes_the_same_run_again(cli, bert: Path, data: Path, tm
         ("lr: [", "not YAML"),
         ("just words", "expected names and values"),
         ("lr: -1", "lr is -1.0; it must be positive"),
-        ("task: poetry", "unknown task"),
+        ("task: poetry", "unknown task poetry"),
     ],
 )
 def test_a_bad_config(cli, bert: Path, data: Path, tmp_path: Path, text: str, says: str):
@@ -193,7 +201,7 @@ def test_a_run_that_died_before_its_first_checkpoint_resumes(cli, monkeypatch, b
     words = ("finetune", bert, "--data", data / "train.jsonl", *QUICK)
     assert cli(*words, "--out", tmp_path / "whole").code == 0
     with monkeypatch.context() as patched:
-        patched.setattr("allmask.tasks.finetuning.train", lambda *_, **__: sys.exit(9))
+        patched.setattr("allmask.runs.driver.train", lambda *_, **__: sys.exit(9))
         assert cli(*words, "--out", tmp_path / "cut").code == 9
     assert cli("finetune", "--resume", "--out", tmp_path / "cut").code == 0
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
@@ -206,7 +214,7 @@ def test_a_disk_that_is_full_at_the_end(cli, monkeypatch, bert: Path, data: Path
     with monkeypatch.context() as patched:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fill = Mock(side_effect=full)
-        patched.setattr("allmask.tasks.finetuning.plot_run", lambda run: patched.setattr(runs, "sign", fill))
+        patched.setattr("allmask.runs.plan.plot_run", lambda run: patched.setattr(runs, "sign", fill))
         ran = cli(*words, "--out", tmp_path / "cut")
     assert ran.code == 5 and "No space left on device" in ran.err, ran.err
     assert not (tmp_path / "cut" / "final").exists() and not (tmp_path / "cut" / ".final.partial").exists()
@@ -308,7 +316,7 @@ def test_bad_records_can_be_skipped(cli, bert: Path, tmp_path: Path):
     assert ran.code == 0, ran.err
     result = json.loads(ran.out)
     assert result["examples"] == 2 and sum(result["skipped"].values()) == len(BAD)
-    assert "skipped records: 2 × blank text" in ran.err
+    assert "skipped records: " in ran.err and '1 × blank "target"' in ran.err and '1 × blank "source"' in ran.err
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "the file is empty"), (b"\n\n", "there are no records")])

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from allmask.attention import Route
-from allmask.config import bert_tiny, gpt2
+from allmask.gan import files as gan_files
+from allmask.gan import networks
 from allmask.model import Model, load
+from allmask.nn.attention import Route
+from allmask.presets import bert_tiny, gpt2
+from allmask.vision import files as vision_files
+from allmask.vision import resnet
 
 
 @pytest.fixture
@@ -125,6 +129,52 @@ def test_the_bundled_model_and_a_chinese_text(cli):
 
 
 @pytest.mark.parametrize(
+    ("words", "title", "count"),
+    [
+        (["resnet20"], "resnet20: residual network, 20 layers, 3 channels, 10 classes", 269_722),
+        (["--preset", "resnet50"], "resnet50: residual network, 50 layers, 3 channels, 1,000 classes", 25_557_032),
+        (["plain18"], "plain18: plain network, 18 layers, 3 channels, 1,000 classes", 11_515_688),
+        (["dcgan"], "dcgan: dcgan gan, 64 numbers of noise to examples of 1 × 28 × 28", None),
+        (["--preset", "toy"], "toy: toy gan, 1 number of noise to examples of 1", None),
+        (["bert-tiny"], "bert-tiny: bert, 2 layers, 128 wide, 2 heads, vocabulary 30,522, with pooler", 4_385_920),
+    ],
+)
+def test_presets_of_images_games_and_texts(cli, words, title, count):
+    ran = cli("inspect", *words, "--shapes-only")
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[0] == title and "tensor" in ran.out.splitlines()[2]
+    assert count is None or f"\n{count:,} parameters" in ran.out
+
+
+def test_an_image_network_has_a_signal_in_each_block(cli):
+    result = json.loads(cli("inspect", "resnet20", "--json").out)
+    assert [row["name"] for row in result["signals"]][:4] == [
+        "stages.1.input", "stages.1.layers.0", "stages.1.layers.1", "stages.1.layers.2",
+    ]  # fmt: skip
+    assert len(result["signals"]) == 3 * (1 + 3) and all(row["gradient"] > 0 for row in result["signals"])
+    assert result["config"]["blocks"] == [3, 3, 3] and result["parameters"] == 269_722
+
+
+def test_folders_and_runs_of_images_and_games(cli, tmp_path: Path):
+    rng = torch.Generator().manual_seed(0)
+    run = tmp_path / "runs" / "digits"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("task: image\n")
+    vision_files.save(run / "final", resnet.fresh(replace(resnet.PRESETS["resnet20"](), channels=1), rng))
+    gan_files.save(tmp_path / "game", networks.fresh(networks.GanConfig("dcgan", (1, 8, 8), width=4), rng))
+    for folder, title in (
+        (run, "residual network, 20 layers, 1 channel, 10 classes"),
+        (run / "final", "residual network, 20 layers, 1 channel, 10 classes"),
+        (tmp_path / "game", "dcgan gan, 64 numbers of noise to examples of 1 × 8 × 8"),
+    ):
+        ran = cli("inspect", folder)
+        assert ran.code == 0 and ran.out.startswith(f"{folder}: {title}\n"), ran.err
+        assert "float32" in ran.out
+    assert "generator.0.weight" in cli("inspect", tmp_path / "game", "--all").out
+    assert "has no stack of layers" in cli("inspect", tmp_path / "game", "--png", tmp_path / "a.png").err
+
+
+@pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         ([], 2, "name either a model or a --preset"),
@@ -136,6 +186,9 @@ def test_the_bundled_model_and_a_chinese_text(cli):
         (["--preset", "bert-tiny", "--text", "北京"], 2, "needs a tokenizer"),
         (["--preset", "bert-tiny", "--tokens", "0"], 2, "greater than or equal to 1"),
         (["没有这个模型"], 4, "没有这个模型"),
+        (["--preset", "resnet21"], 2, "did you mean resnet"),
+        (["resnet20", "--heads", "lm"], 2, "--heads is for language models"),
+        (["resnet20", "--text", "x"], 2, "--text is for language models"),
     ],
 )
 def test_what_cannot_be_is_said(cli, words, code, says):
@@ -149,7 +202,7 @@ def test_heads_of_a_model_cannot_be_chosen(cli, folder: Path):
 
 def test_a_fresh_gpt2_writes_softly_into_its_stream():
     """What `--preset gpt2` measures: residual projections 1/√24 of the others."""
-    config = replace(gpt2(), vocabulary=100, width=64, heads=2, inner=256, max_positions=16)
+    config = replace(gpt2(), vocab_size=100, width=64, heads=2, ffn_width=256, max_positions=16)
     model = Model.fresh(config, rng=torch.Generator().manual_seed(0))
     layer = model.body.layers[3]
     ratio = layer.feed_forward.contract.weight.std() / layer.feed_forward.expand.weight.std()

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from allmask.cli.mask import Kind, read_matrix, split
+from allmask.cli.mask import read_matrix, split
 from allmask.errors import DataError
-from allmask.masks import Mask
+from allmask.mask import Mask
+from allmask.registry import MASKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,6 +148,19 @@ def test_positions_before_a_target_bear_the_loss_of_a_prefix(cli):
     assert data["proof"]["scored"] == [2, 3, 4]
 
 
+def test_turns_see_what_came_before(cli):
+    words = ["--source", "吃啥", "--target", "鸡", "--source", "几个", "--target", "两"]
+    ran = cli("mask", "turns", *words)
+    assert "order            yes: 0 0 0 0 1 2 3 3 3 4 5" in ran.out
+    assert "no leak: none of 4 positions sees the next token" in ran.out
+    data = json.loads(cli("mask", "turns", *words, "--json").out)
+    assert data["tokens"] == ["[CLS]", "吃", "啥", "[SEP]", "鸡", "[SEP]", "几", "个", "[SEP]", "两", "[SEP]"]
+    assert data["proof"]["scored"] == [3, 4, 8, 9]
+    assert data["proof"]["cache"]["blocks"] == [[0, 1, 2, 3], [4], [5], [6, 7, 8], [9], [10]]
+    asked = json.loads(cli("mask", "turns", *words[:-2], "--json").out)  # the last question has no answer yet
+    assert asked["drawing"]["visible"][-1] == [1] * 9
+
+
 def test_encoder_decoder_is_cross_attention_next_to_a_causal_mask(cli):
     data = json.loads(cli("mask", "encoder-decoder", "--source", "你想", "--target", "吃鸡", "--json").out)
     encoder = Mask.bidirectional(torch.ones(1, 2, dtype=torch.bool))
@@ -248,7 +262,13 @@ def test_a_matrix_too_large_to_prove_is_refused(tmp_path):
         (["permutation", "--text", "北京", "--order", "0,2"], "expected each of 0 to 1 once"),
         (["causal", "--text", "a", "--window", "0"], "window"),
         (["causal", "--text", "a", "--svg", "x.png"], "ends in .svg"),
-        (["sideways", "--text", "a"], "sideways"),
+        (["sideways", "--text", "a"], "there is no mask 'sideways'"),
+        (["casual", "--text", "a"], "did you mean causal?"),
+        (["packed", "--text", "a", "--each", "casual"], "did you mean causal?"),
+        (["packed", "--text", "a", "--each", "prefix"], "a prefix mask is made from is_target"),
+        (["prefix", "--source", "a", "--target", "b", "--source", "c"], "make a turns mask"),
+        (["turns", "--source", "a", "--source", "b", "--target", "c", "--target", "d", "--target", "e"], "take turns"),
+        (["turns", "--source", "a"], "needs --target"),
     ],
 )
 def test_calls_that_make_no_sense(cli, words, message):
@@ -294,10 +314,10 @@ def test_characters_for_chinese_words_otherwise(text, tokens):
     assert split(text) == tokens
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind])
+@pytest.mark.parametrize("kind", MASKS)
 def test_every_kind_is_drawn_and_proven(cli, tmp_path, kind):
     (tmp_path / "m.csv").write_text("1")
-    sources = {"prefix": "s", "naive": "s", "encoder-decoder": "s", "matrix": "f"}
+    sources = {"prefix": "s", "turns": "s", "naive": "s", "encoder-decoder": "s", "matrix": "f"}
     given = {
         "s": ["--source", "a", "--target", "b"],
         "f": ["--file", tmp_path / "m.csv"],

@@ -14,10 +14,19 @@ from tests import tiny
 from tests.objectives.texts import chinese_documents, english_documents
 
 SHAPES = {
-    ("span", "unigram"): ("--preset", "t5-small", "--layers", 1, "--width", 64, "--inner", 96),
-    ("mass", "unigram"): ("--preset", "t5-v1.1-small", "--layers", 1, "--width", 64, "--inner", 96),
-    ("span", "wordpiece"): ("--layers", 1, "--width", 64, "--inner", 96),
-    ("mass:0.5,span:0.5", "wordpiece"): ("--preset", "transformer-small", "--layers", 1, "--width", 64, "--inner", 96),
+    ("span", "unigram"): ("--preset", "t5-small", "--layers", 1, "--width", 64, "--ffn-width", 96),
+    ("mass", "unigram"): ("--preset", "t5-v1.1-small", "--layers", 1, "--width", 64, "--ffn-width", 96),
+    ("span", "wordpiece"): ("--layers", 1, "--width", 64, "--ffn-width", 96),
+    ("mass:0.5,span:0.5", "wordpiece"): (
+        "--preset",
+        "transformer-small",
+        "--layers",
+        1,
+        "--width",
+        64,
+        "--ffn-width",
+        96,
+    ),
 }
 QUICK = ("--steps", 30, "--batch-tokens", 600, "--lr", 0.003, "--length", 32, "--precision", "fp32", "--eval-every", 15)
 
@@ -50,29 +59,26 @@ def test_from_text_to_a_model_that_learns_by_it(cli, text, tmp_path, objective: 
 @pytest.fixture(scope="module")
 def learnt(text, tmp_path_factory):
     """A T5 that was pretrained a little, and then fine-tuned to write the first two words of a source."""
-    from allmask.tasks.finetuning import finetune
-    from allmask.tasks.plan import Plan
-    from allmask.tasks.pretraining import pretrain
-    from allmask.tasks.recipe import Recipe
-    from allmask.tasks.title import Title
-    from allmask.text import train
+    from allmask.data import Texts
+    from allmask.runs.driver import start
+    from allmask.runs.finetuning import FineTuning
+    from allmask.runs.plan import Plan
+    from allmask.runs.pretraining import Pretraining
+    from allmask.tasks.seq2seq import Title
+    from allmask.text import train_tokenizer
     from allmask.training import Settings
 
     place = tmp_path_factory.mktemp("learnt")
-    train([text], "unigram", 900).save(place / "tok")
-    shape = {"preset": "t5-small", "layers": 1, "width": 64, "inner": 96, "length": 32}
+    train_tokenizer(Texts([text]), "unigram", 900).save(place / "tok")
+    shape = {"preset": "t5-small", "layers": 1, "width": 64, "ffn_width": 96, "length": 32}
     quick = Settings(steps=4, batch_tokens=600, lr=3e-3, precision="fp32", dropout=0.0)
-    pretrain(
-        Recipe((str(text),), "span", tokenizer=str(place / "tok"), settings=quick, **shape), place / "pre", quiet=True
-    )
+    job = Pretraining((str(text),), "span", tokenizer=str(place / "tok"), **shape)
+    start(Plan(job, quick), place / "pre", quiet=True)
     tiny.write_jsonl(place / "train.jsonl", tiny.english(96))
     tiny.write_jsonl(place / "dev.jsonl", tiny.english(8, seed=1))
     settings = Settings(steps=150, lr=5e-3, batch_tokens=512, eval_every=75, precision="fp32", dropout=0.0)
-    plan = Plan(
-        str(place / "pre" / "final"), str(place / "train.jsonl"), Title(max_target=8), settings,
-        eval=str(place / "dev.jsonl"),
-    )  # fmt: skip
-    finetune(plan, place / "run", quiet=True)
+    files = (str(place / name) for name in ("pre/final", "train.jsonl", "dev.jsonl"))
+    start(Plan(FineTuning(*files, task=Title(max_target=8)), settings), place / "run", quiet=True)
     return place
 
 

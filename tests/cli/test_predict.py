@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from allmask.cli import predict
+from allmask.cli import _output, predict
+from allmask.tasks.common import generator
 from tests import tiny
 
 ROWS = [{**row, "id": number, "url": f"/{number}"} for number, row in enumerate(tiny.english(40, seed=2))]
@@ -21,8 +23,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_record_in_its_order(cli, titles: Path, file: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(predict, "WINDOW", 7)
-    monkeypatch.setattr(predict, "BATCH", 3)
+    monkeypatch.setattr(generator.TextGenerator, "window", 7)
+    monkeypatch.setattr(generator, "BATCH", 3)
     ran = cli("predict", titles, file, "-o", tmp_path / "out.jsonl", "--precision", "fp32")
     assert ran.code == 0 and ran.out == "", ran.err
     found = tiny.read_jsonl(tmp_path / "out.jsonl")
@@ -96,29 +98,133 @@ def test_an_interruption_leaves_nothing(cli, titles: Path, file: Path, tmp_path:
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict, "_line", interrupt)
+    monkeypatch.setattr(predict, "_row", interrupt)
     assert cli("predict", titles, file, "-o", tmp_path / "out.jsonl").code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_memory_is_given_back_as_lines_are_written(tmp_path: Path, monkeypatch):
-    asked, real = [], predict._give_back_memory
-    monkeypatch.setattr(predict, "TIDY", 3)
-    monkeypatch.setattr(predict, "_give_back_memory", lambda: asked.append(real()))
-    with predict._output(str(tmp_path / "out")) as put:
+    asked, real = [], _output._give_back_memory
+    monkeypatch.setattr(_output, "TIDY", 3)
+    monkeypatch.setattr(_output, "_give_back_memory", lambda: asked.append(real()))
+    with _output.output(str(tmp_path / "out.jsonl")) as put:
         for number in range(8):
-            put(str(number))
-    assert (tmp_path / "out").read_text().split() == [str(number) for number in range(8)]
+            put({"number": number})
+    assert [row["number"] for row in tiny.read_jsonl(tmp_path / "out.jsonl")] == list(range(8))
     assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
     ("out", "code", "says"),
-    [("{tmp}", 2, "is a folder"), ("{tmp}/in.jsonl", 2, "is the input itself"), ("{tmp}/no/out", 5, "cannot write in")],
+    [
+        ("{tmp}", 2, "is a folder"),
+        ("{tmp}/in.jsonl", 2, "is the input itself"),
+        ("{tmp}/no/out.jsonl", 5, "cannot write in"),
+        ("{tmp}/out.xlsx", 2, "expected one of .jsonl, .json, .csv, .tsv, .parquet"),
+        ("{tmp}/out", 2, "expected one of .jsonl, .json, .csv, .tsv, .parquet"),
+    ],
 )
 def test_refusals(cli, titles: Path, file: Path, tmp_path: Path, out: str, code: int, says: str):
     ran = cli("predict", titles, file, "-o", out.format(tmp=tmp_path))
     assert ran.code == code and says in ran.err
+
+
+# ---- kinds of files ------------------------------------------------------------------------------------------------
+
+
+def read_back(path: Path) -> list[dict]:
+    """The rows of a file; the cells of a table as text."""
+    import csv
+
+    from pyarrow import parquet
+
+    if path.suffix == ".parquet":
+        return parquet.read_table(path).to_pylist()
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".csv", ".tsv"):
+        return list(csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if path.suffix == ".tsv" else ","))
+    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "CSV"])
+def test_the_name_says_what_kind_of_file_is_written(cli, titles: Path, file: Path, tmp_path: Path, kind: str):
+    (tmp_path / f"out.{kind}").write_text("old")
+    ran = cli("predict", titles, file, "-o", tmp_path / f"out.{kind}", "--keep", "url", "--precision", "fp32")
+    assert ran.code == 0 and ran.out == "", ran.err
+    lines = cli("predict", titles, file, "-o", "-", "--keep", "url", "--precision", "fp32").out.splitlines()
+    expected = [json.loads(line) for line in lines]
+    path = tmp_path / f"out.{kind}"
+    found = read_back(path.rename(path.with_suffix(f".{kind.lower()}")))
+    if kind.lower() in ("csv", "tsv"):
+        expected = [{name: _output._cell(value) for name, value in row.items()} for row in expected]
+    assert found == expected and len(found) == 40
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", f"out.{kind.lower()}"}
+
+
+def test_tables_of_rows_that_differ(tmp_path: Path, monkeypatch):
+    """Fields that only some rows have, lists, objects, and a column of numbers and words."""
+    monkeypatch.setattr(_output, "ROWS", 2)
+    rows = [
+        {"id": 1, "tags": [], "text": 'a, "b"\n北京'},
+        {"id": 2, "tags": [], "text": "x"},
+        {"id": "three", "tags": [{"type": "place", "words": [0, 2]}], "text": "x", "score": 0.5},
+        {"id": 4.5, "tags": [{"type": "name", "words": [1, 2], "score": 1.0}], "text": "x", "score": 1},
+    ]
+    for kind in ("json", "csv", "tsv", "parquet"):
+        with _output.output(str(tmp_path / f"out.{kind}")) as put:
+            for row in rows:
+                put(row)
+    assert read_back(tmp_path / "out.json") == rows
+    names = ["id", "tags", "text", "score"]
+    cells = [{name: _output._cell(row.get(name)) for name in names} for row in rows]
+    assert read_back(tmp_path / "out.csv") == read_back(tmp_path / "out.tsv") == cells
+    table = read_back(tmp_path / "out.parquet")
+    assert [row["id"] for row in table] == ["1", "2", "three", "4.5"]
+    assert [row["score"] for row in table] == [None, None, 0.5, 1.0] and table[0]["text"] == rows[0]["text"]
+    assert [len(row["tags"]) for row in table] == [0, 0, 1, 1] and table[3]["tags"][0]["words"] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
+def test_an_interrupted_table_leaves_nothing(cli, titles: Path, file: Path, tmp_path: Path, monkeypatch, kind: str):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(_output.FORMATS, f".{kind}", interrupt)
+    (tmp_path / f"out.{kind}").write_text("old")
+    assert cli("predict", titles, file, "-o", tmp_path / f"out.{kind}").code == 130
+    assert (tmp_path / f"out.{kind}").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", f"out.{kind}"}
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_model_without_a_head_is_named_before_the_file_is_read(cli, bert: Path, tmp_path: Path, command: str):
+    out = ("-o", "-") if command == "predict" else ()
+    ran = cli(command, bert, tmp_path / "nosuch.jsonl", *out)
+    assert ran.code == 4 and f"{bert}: has no head for a task" in ran.err
+    assert f"allmask finetune {bert} --task classify" in ran.err and "nosuch" not in ran.err
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "generate"])
+def test_a_model_folder_is_opened_once(cli, titles: Path, file: Path, monkeypatch, command: str):
+    """Found, its task parsed and its weights read, each once."""
+    from allmask import checkpoints
+    from allmask.tasks import task
+
+    counts: Counter[str] = Counter()
+
+    def counted(module, name: str):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *words, **more: (counts.update([name]), real(*words, **more))[1])
+
+    for module, name in ((checkpoints, "resolve"), (checkpoints, "read"), (task, "from_dict")):
+        counted(module, name)
+    words = {"predict": (file, "-o", "-"), "evaluate": (file,), "generate": ("--text", "red cat")}[command]
+    ran = cli(command, titles, *words)
+    assert ran.code == 0, ran.err
+    assert counts == {"resolve": 1, "read": 1, "from_dict": 1}
 
 
 # ---- verify --------------------------------------------------------------------------------------------------------
@@ -128,7 +234,7 @@ def test_a_whole_run(cli, titles: Path):
     ran = cli("verify", titles)
     assert ran.code == 0
     names = [line.split()[0].removeprefix(str(titles)) for line in ran.out.splitlines()]
-    assert names[0] == "/start" and names[-1] == "/final" and "/checkpoints/step-00000060" in names
+    assert names[-1] == "/final" and "/checkpoints/step-00000060" in names
     assert all(line.endswith("whole") for line in ran.out.splitlines())
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allmask.text import train
+from allmask.data import Texts
+from allmask.text import train_tokenizer
 from tests import tiny
 
 SMALL = ("--preset", "bert-tiny", "--width", 16, "--heads", 2, "--length", 24, "--held-out", 0.1)
@@ -33,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train([text], "wordpiece", 200).save(folder)
+    train_tokenizer(Texts([text]), "wordpiece", 200).save(folder)
     return folder
 
 
@@ -44,7 +45,9 @@ def weights(run: Path) -> bytes:
 def test_one_body_fills_and_writes(cli, text: Path, tokenizer: Path, tmp_path: Path):
     """The circle is learnt in both ways, and only the mask differs."""
     run = tmp_path / "run"
-    words = ("--objective", "mlm:0.5,causal:0.5", "--data", text, "--eval", text, "--tokenizer", tokenizer)
+    dev = tmp_path / "dev.txt"  # the same circles from the last to the first
+    dev.write_text("\n\n".join(reversed(text.read_text(encoding="utf-8").split("\n\n"))), encoding="utf-8")
+    words = ("--objective", "mlm:0.5,causal:0.5", "--data", text, "--eval", dev, "--tokenizer", tokenizer)
     shape = ("--preset", "bert-tiny", "--width", 64, "--length", 16, "--dropout", 0, "--whole-words")
     quick = ("--precision", "fp32", "--steps", 240, "--batch-tokens", 512, "--lr", 3e-3, "--eval-every", 120)
     ran = cli("pretrain", *words, *shape, *quick, "--out", run)
@@ -118,7 +121,7 @@ def test_killed_at_once_and_resumed(cli, text: Path, tokenizer: Path, tmp_path: 
 
 def test_a_run_of_another_kind(cli, titles: Path):
     ran = cli("pretrain", "--resume", "--out", titles)
-    assert ran.code == 4 and "not a run of pretraining" in ran.err
+    assert ran.code == 4 and "this is not a run of allmask pretrain" in ran.err and "allmask finetune" in ran.err
 
 
 @pytest.mark.parametrize(

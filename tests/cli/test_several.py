@@ -14,10 +14,11 @@ import torch
 
 import allmask
 from allmask.model import load
-from allmask.tasks import several
+from allmask.runs import sweep as several
+from allmask.runs.driver import start
+from allmask.runs.finetuning import FineTuning
+from allmask.runs.plan import Plan
 from allmask.tasks.classify import Classify
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.plan import Plan
 from allmask.training import Settings
 from allmask.training.progress import Progress
 from tests import tiny
@@ -55,7 +56,7 @@ def rich(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A body whose features tell English from Chinese: those of a fresh one are almost the same for all texts."""
     out = tmp_path_factory.mktemp("rich") / "run"
     settings = Settings(steps=60, lr=5e-3, batch_tokens=128, eval_every=60, precision="fp32")
-    finetune(Plan(str(bert), str(files / "train.jsonl"), Classify(), settings), out, quiet=True)
+    start(Plan(FineTuning(str(bert), str(files / "train.jsonl"), task=Classify()), settings), out, quiet=True)
     load(out / "final").without("task", "pooler").save(out.with_name("bert"))
     return out.with_name("bert")
 
@@ -115,9 +116,9 @@ def test_seeds(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
 
 
 def test_the_grid_is_the_suggested_one(tmp_path: Path):
-    plan = Plan("m", "d", settings=Settings(lr=3e-5, batch_tokens=32 * 100), eval="e", search=True)
+    plan = Plan(FineTuning("m", "d", eval="e"), Settings(lr=3e-5, batch_tokens=32 * 100))
     tried = [trial.plan for trial in several.grid(plan, tmp_path)]
-    assert len(tried) == 12 and not any(one.search for one in tried)
+    assert len(tried) == 12
     assert {one.settings.batch_tokens for one in tried} == {1600, 3200}
     assert sorted({one.settings.lr for one in tried}) == pytest.approx([2e-5, 3e-5, 5e-5])
     assert {one.settings.epochs for one in tried} == {3.0, 4.0}
@@ -137,8 +138,9 @@ def test_search(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
     assert sum("after 3 of 10" in row["how"] for row in rows.values()) == 4
     assert sum("after 6 of 10" in row["how"] for row in rows.values()) == 2
     scores = {name: several.scores_in(tmp_path / "a" / name) for name in rows}
-    dropped = [max(scores[name][:3]) for name, row in rows.items() if "after 3" in row["how"]]
-    kept = [max(scores[name][:3]) for name, row in rows.items() if "after 3" not in row["how"]]
+    best_of = {name: several.best_of(some[:3]).value for name, some in scores.items()}
+    dropped = [best_of[name] for name, row in rows.items() if "after 3" in row["how"]]
+    kept = [best_of[name] for name, row in rows.items() if "after 3" not in row["how"]]
     assert max(dropped) <= min(kept)
     assert told["score"] == max(rows[name]["score"] for name in ended)
     best = (tmp_path / "a" / told["best_run"] / "final/model.safetensors").read_bytes()
@@ -174,8 +176,8 @@ def test_a_run_that_diverges_is_no_end_of_a_search(cli, bert: Path, files: Path,
         (["--seeds", 0], "seeds is 0"),
         (["--seeds", 2, "--search"], "exclude each other"),
         (["--search", "--steps", 9], "leave --steps out"),
-        (["--freeze", "--lm-weight", 0.5], "learns no language"),
-        (["--layer-decay", 1.5], "layer_decay is 1.5"),
+        (["--freeze", "--lm-weight", 0.5], "--lm-weight cannot be combined with --freeze"),
+        (["--layer-decay", 1.5], "--layer-decay is 1.5"),
     ],
 )
 def test_refusals(cli, bert: Path, files: Path, tmp_path: Path, more: list, says: str):
@@ -204,7 +206,7 @@ def test_a_frozen_body_does_not_change(cli, rich: Path, files: Path, data: Path,
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if name.startswith("body."))
     losses = [line["loss"] for line in tiny.read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert sum(losses[-5:]) < sum(losses[:5])
-    if task == "classify":  # what is judged from remembered features is what the model says
+    if task == "classify":  # what is judged from cached features is what the model says
         assert json.loads(ran.out)["metrics"]["accuracy"] == 1.0
         told = json.loads(cli("evaluate", tmp_path / "run", dev, "--json", "--precision", "fp32").out)
         assert told["scores"]["accuracy"] == json.loads(ran.out)["metrics"]["accuracy"]
@@ -218,9 +220,9 @@ def test_where_tokens_are_asked_too(cli, bert: Path, tmp_path: Path, task: str):
         "answer": [{"question": "here", "context": f"red {row['target']} cat", "answer": row["target"]}
                    for row in tiny.chinese(8)],
     }  # fmt: skip
-    file = tiny.write_jsonl(tmp_path / "in.jsonl", made[task])
+    file, dev = (tiny.write_jsonl(tmp_path / f"{n}.jsonl", made[task][:n]) for n in (8, 7))
     more = ("--freeze", "--seeds", 2, "--steps", 4, "--precision", "fp32", "--lr", 0.01, "--json")
-    ran = cli("finetune", bert, "--task", task, "--data", file, "--eval", file, "--out", tmp_path / "run", *more)
+    ran = cli("finetune", bert, "--task", task, "--data", file, "--eval", dev, "--out", tmp_path / "run", *more)
     assert ran.code == 0, ran.err
     assert len(json.loads(ran.out)["seeds"]) == 2
     before, after = load(bert).state_dict(), load(tmp_path / "run" / "final").state_dict()
@@ -235,11 +237,11 @@ def test_features_give_the_loss_of_the_body(rich: Path, files: Path):
 
     for task, name, kind in ((Classify(max_length=9, truncate="windows"), "train", "classify"),
                              (Choose(max_length=9, truncate="windows"), "ask", "choose")):  # fmt: skip
-        task, records, _ = task.read_both(files / f"{name}.jsonl", None, "stop", Counter())
+        task, records, _ = task.read_data(files / f"{name}.jsonl", None, "stop", Counter())
         model = task.prepare(load(rich), records, seed=1).eval()
-        work = task.work(model, records)
+        work = task.workload(model, records)
         expected = losses_of(model, work.batch([3, 1, 30, 8], 0))[kind]
-        work.remember(model, "fp32")
+        work.cache_features(model, "fp32")
         batch = work.batch([3, 1, 30, 8], 0)
         loss, count = losses_of(model, batch)[kind]
         assert loss.item() == pytest.approx(expected[0].item(), rel=1e-5) and count == expected[1]
@@ -250,22 +252,22 @@ def test_features_give_the_loss_of_the_body(rich: Path, files: Path):
 
 
 def test_rates_by_layer(bert: Path):
-    from allmask.heads import Labels
-    from allmask.training.optimiser import adamw
+    from allmask.nn.heads import Labels
+    from allmask.training.optimizer import adamw
 
     settings = Settings(lr=1.0, layer_decay=0.5, weight_decay=0.0)
     steps = {}
     for decay in (0.5, None):
         model = load(bert).with_labels(Labels("single", ("a", "b")), torch.Generator().manual_seed(0))
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimiser = adamw(model, replace(settings, layer_decay=decay))
+        optimizer = adamw(model, replace(settings, layer_decay=decay))
         for _ in range(2):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = 0.1
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
-            optimiser.step()
-            assert all(group["lr"] == 0.1 for group in optimiser.param_groups)
+            optimizer.step()
+            assert all(group["lr"] == 0.1 for group in optimizer.param_groups)
         steps[decay] = {name: (before[name] - p.detach()).mean().item() for name, p in model.named_parameters()}
     for name, whole in steps[None].items():
         shares = {"body.embedding.": 0.125, "body.layers.0.": 0.25, "body.layers.1.": 0.5}
@@ -305,7 +307,7 @@ def test_choosing_is_learnt_predicted_and_scored(cli, bert: Path, files: Path, t
     assert told["records"] == 8 and told["scores"] == {"accuracy": 0.75, "chance": 0.5}
     assert {row["where"] for row in told["errors"]} == {f"{file}:7", f"{file}:8"}
     out = cli("evaluate", run, file, "--show", 1).out
-    assert out.startswith("| 8 records | accuracy | chance |") and "taken for" in out
+    assert out.startswith("| 8 records | accuracy | chance |") and "true runs runs, predicted" in out
     assert allmask.pipeline("choose", run)("red cat sings here", ["北京", "dog runs"]).text == "北京"
     assert cli("predict", run, file, "-o", "-", "--beams", 2).code == 2
     assert cli("predict", run, "-", "-o", "-").code == 2

@@ -12,9 +12,10 @@ import transformers
 
 import allmask
 from allmask.errors import CheckpointError
-from allmask.tasks import answerer, tagger
-from allmask.tasks.evaluating import Worst
-from allmask.tasks.saved import load_task
+from allmask.tasks.answer import Answerer
+from allmask.tasks.common.evaluation import Worst
+from allmask.tasks.tag import Tagger
+from allmask.tasks.task import load_task
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -67,8 +68,8 @@ def words(task: str, model: Path, files: Path, out: Path) -> tuple:
 
 @pytest.fixture(scope="module")
 def runs(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from allmask.tasks.finetuning import finetune
-    from allmask.tasks.plan import Plan
+    from allmask.runs.driver import start
+    from allmask.runs.plan import Plan
 
     made = {}
     for task, end, more in (("tag", "jsonl", {}), ("chain", "jsonl", {"crf": True}), ("answer", "json", {})):
@@ -76,7 +77,7 @@ def runs(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         values = {"steps": 90, "lr": 0.01, "precision": "fp32", "batch_tokens": 512, "eval_every": 45, **more}
         names = {"model": str(bert), "data": str(files / f"train.{end}"), "eval": str(files / f"dev.{end}")}
         kind = "answer" if task == "answer" else "tag"
-        finetune(Plan.from_dict({"task": kind, **names, **values}), made[task], quiet=True)
+        start(Plan.from_dict({"task": kind, **names, **values}), made[task], quiet=True)
     return made
 
 
@@ -108,7 +109,7 @@ def test_tags_are_learnt_saved_and_scored(cli, runs, files: Path, tmp_path: Path
 
 
 def test_texts_in_any_form(cli, runs, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tagger, "WINDOW", 2)
+    monkeypatch.setattr(Tagger, "window", 2)
     texts = ["red cat 北京 here", "cafe\u0301 👍🏽 欢迎 dog", "blue"]
     (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
     tiny.write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in texts])
@@ -142,13 +143,15 @@ def test_a_table_of_types_and_errors(cli, runs, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "test.jsonl", rows)
     out = cli("evaluate", runs["tag"], file, "--show", 1).out
     assert out.startswith("| 6 records | f1 | precision | recall | accuracy |") and "| 中文 |" in out
-    assert f"{file}:3: " in out and "is         nothing" in out and "taken for" in out
+    assert f"{file}:3: " in out and "  true       nothing" in out and "  predicted  " in out
+    assert "| type | entities | precision | recall | F1 |" in out
 
 
 def test_columns_are_learnt_from(cli, bert, tmp_path: Path):
-    content = "\n\n".join("\n".join(map(" ".join, zip(r["tokens"], r["tags"], strict=True))) for r in tagged(12))
-    (tmp_path / "a.conll").write_text(content, encoding="utf-8")
-    names = ("--data", tmp_path / "a.conll", "--eval", tmp_path / "a.conll", "--out", tmp_path / "run")
+    sentences = ["\n".join(map(" ".join, zip(r["tokens"], r["tags"], strict=True))) for r in tagged(12)]
+    (tmp_path / "a.conll").write_text("\n\n".join(sentences), encoding="utf-8")
+    (tmp_path / "b.conll").write_text("\n\n".join(sentences[::-1]), encoding="utf-8")
+    names = ("--data", tmp_path / "a.conll", "--eval", tmp_path / "b.conll", "--out", tmp_path / "run")
     ran = cli("finetune", bert, "--task", "tag", *names, *QUICK, "--lm-weight", 0.5, "--json")
     assert ran.code == 0 and "f1" in json.loads(ran.out)["metrics"], ran.err
     lines = [line for line in tiny.read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
@@ -159,7 +162,7 @@ def test_columns_are_learnt_from(cli, bert, tmp_path: Path):
 
 
 def test_answers_are_learnt_saved_and_scored(cli, runs, files: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(answerer, "WINDOW", 5)
+    monkeypatch.setattr(Answerer, "window", 5)
     told = json.loads(cli("evaluate", runs["answer"], files / "dev.json", "--json", "--show", 3).out)
     assert told["scores"]["f1"] > 80 and told["scored_as"] == "CMRC 2018" and told["records"] == 12
     assert set(told["scores"]) == {"exact", "f1", "answered_exact", "answered_f1", "unanswerable_exact"}
@@ -194,7 +197,8 @@ def test_a_question_a_line(cli, runs, bert, tmp_path: Path):
     out = cli("predict", runs["answer"], file, "-o", "-", "--keep", "url", "-q").out
     told = json.loads(out.splitlines()[0])
     assert told["url"] == 7 and set(told) == {"url", "question", "answer", "start", "end", "score"}
-    names = ("--data", file, "--eval", file, "--out", tmp_path / "run", "--lm-weight", 0.5)
+    dev = tiny.write_jsonl(tmp_path / "dev.jsonl", rows[:5])
+    names = ("--data", file, "--eval", dev, "--out", tmp_path / "run", "--lm-weight", 0.5)
     ran = cli("finetune", bert, "--task", "answer", *names, *QUICK, "--json")
     assert ran.code == 0 and json.loads(ran.out)["task"] == "answer", ran.err
     assert load_task(tmp_path / "run" / "final").threshold is None  # all have an answer
@@ -207,7 +211,7 @@ def test_a_question_a_line(cli, runs, bert, tmp_path: Path):
 
 @pytest.mark.parametrize(("task", "more"), [("tag", ["--crf"]), ("answer", [])])
 def test_a_finished_run_is_left_as_it_is(cli, bert, files: Path, tmp_path: Path, task: str, more: list):
-    from allmask.tasks.finetuning import resume
+    from allmask.runs.driver import resume
 
     ran = cli(*words(task, bert, files, tmp_path / "run"), *QUICK, *more)
     assert ran.code == 0, ran.err
@@ -222,12 +226,17 @@ def test_a_finished_run_is_left_as_it_is(cli, bert, files: Path, tmp_path: Path,
         ("tag", ["--data", "{short}"], 3, "short.jsonl:1: 2 tokens but 1 tags"),
         ("tag", ["--eval", "{odd}"], 3, 'odd.jsonl:1: "tags" has an item 1 that is "B-英文"; expected one of O'),
         ("tag", ["--data", "{empty}"], 3, "empty.jsonl: the file is empty"),
-        ("tag", ["--stride", 9], 2, "stride: for answer, not for tag"),
-        ("tag", ["--truncate", "head"], 2, "truncate: for"),
+        ("tag", ["--stride", 9], 2, "--stride is for --task answer, not for tag"),
+        (
+            "tag",
+            ["--truncate", "head"],
+            2,
+            "--truncate is for --task title, translate, classify or choose",
+        ),
         ("answer", ["--data", "{moved}"], 3, 'question q0: the answer "北京" is not at 1 of its context'),
         ("answer", ["--data", "{short}"], 3, 'short.jsonl:1: no "question"'),
-        ("answer", ["--crf"], 2, "crf: for tag, not for answer"),
-        ("answer", ["--max-length", 2], 2, "max_length is 2"),
+        ("answer", ["--crf"], 2, "--crf is for --task tag, not for answer"),
+        ("answer", ["--max-length", 2], 2, "--max-length is 2"),
     ],
 )
 def test_refusals_before_anything_is_written(cli, bert, files, tmp_path: Path, task, given, code, says):
@@ -266,11 +275,11 @@ def test_refusals_of_the_others(cli, runs, bert, files: Path):
     ran = cli("evaluate", runs["answer"], files / "dev.json", "--beams", 2)
     assert ran.code == 2 and "--beams" in ran.err
     for task in ("tag", "answer"):
-        with pytest.raises(CheckpointError, match=f"cannot {task}"):
+        with pytest.raises(CheckpointError, match=f'was not trained for "{task}"'):
             allmask.pipeline(task, bert)
-        with pytest.raises(CheckpointError, match=f"fine-tuned to {task}"):
+        with pytest.raises(CheckpointError, match=f'fine-tuned for "{task}", not to write'):
             allmask.pipeline("generate", runs[task])
-        with pytest.raises(CheckpointError, match="cannot classify"):
+        with pytest.raises(CheckpointError, match=f'was trained for "{task}", not for "classify"'):
             allmask.pipeline("classify", runs[task])
 
 

@@ -16,17 +16,18 @@ from safetensors.torch import load_file
 
 import allmask
 from allmask.model import load
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.fresh import Fresh
-from allmask.tasks.plan import Plan
-from allmask.tasks.translate import Translate
-from allmask.text import train_on
+from allmask.runs.driver import start
+from allmask.runs.finetuning import FineTuning
+from allmask.runs.fresh import Fresh
+from allmask.runs.plan import Plan
+from allmask.tasks.seq2seq import Translate
+from allmask.text import train_tokenizer
 from allmask.training import Settings
 from allmask.training.progress import Progress
 from tests import tiny
 
 CHINESE = dict(zip(tiny.WORDS, "红蓝绿猫狗鸟跑睡唱这那", strict=True))
-SHAPE = ("--layers", 1, "--width", 16, "--heads", 2, "--inner", 32, "--vocabulary", 60, "--max-target", 12)
+SHAPE = ("--layers", 1, "--width", 16, "--heads", 2, "--ffn-width", 32, "--vocab-size", 60, "--max-target", 12)
 QUICK = (*SHAPE, "--steps", 6, "--batch-tokens", 300, "--precision", "fp32")
 
 
@@ -52,13 +53,11 @@ def translator(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=180, lr=5e-3, batch_tokens=400, eval_every=60, precision="fp32", schedule="inverse-root", warmup=20,
         weight_decay=0.0, betas=(0.9, 0.98), dropout=0.0, keep=3,
     )  # fmt: skip
-    fresh = Fresh(layers=1, width=32, heads=2, inner=64, vocabulary=70)
-    plan = Plan(
-        None, str(corpus / "train.jsonl"), Translate(max_target=12), settings, eval=str(corpus / "dev.jsonl"),
-        fresh=fresh,
-    )  # fmt: skip
+    fresh = Fresh(layers=1, width=32, heads=2, ffn_width=64, vocab_size=70)
+    files = (str(corpus / name) for name in ("train.jsonl", "dev.jsonl"))
+    job = FineTuning(None, *files, task=Translate(max_target=12), fresh=fresh)
     run = tmp_path_factory.mktemp("runs") / "zh"
-    finetune(plan, run, quiet=True)
+    start(Plan(job, settings), run, quiet=True)
     return run
 
 
@@ -85,7 +84,7 @@ def test_a_run_leaves_all_it_promises(cli, corpus: Path, tmp_path: Path):
     assert result["task"] == "translate" and result["steps"] == 6 and result["examples"] == 400
     assert set(result["metrics"]) == {"loss", "bleu", "chrf"}
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "start", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
+        "config.yaml", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
     }  # fmt: skip
     told = yaml.safe_load((run / "config.yaml").read_text())
     assert told["preset"] == "transformer-small" and told["model"] is None and told["label_smoothing"] == 0.1
@@ -95,10 +94,10 @@ def test_a_run_leaves_all_it_promises(cli, corpus: Path, tmp_path: Path):
         "task": "translate", "max_source": 254, "max_target": 12, "truncate": "head", "mask": "encoder-decoder",
         "best": "bleu",
     }  # fmt: skip
-    made, start = load(run / "final"), load(run / "start")
-    assert made.tokenizer is not None and made.tokenizer == start.tokenizer and made.tokenizer.kind == "bpe"
+    made = load(run / "final")
+    assert made.tokenizer is not None and made.tokenizer.kind == "bpe"
     tensors = load_file(run / "final" / "model.safetensors")
-    assert [name for name, tensor in tensors.items() if made.config.vocabulary in tensor.shape] == [
+    assert [name for name, tensor in tensors.items() if made.config.vocab_size in tensor.shape] == [
         "body.embedding.tokens.weight"  # one matrix for source, target and output
     ]
     assert "a new transformer-small: 60 tokens" in ran.err and "written " in ran.err
@@ -138,8 +137,8 @@ def test_without_eval_the_mean_is_taken(cli, corpus: Path, tmp_path: Path):
 
 
 def test_a_resumed_run_keeps_its_shape(cli, translator: Path):
-    ran = cli("train", "--resume", "--out", translator, "--vocabulary", 99, "--preset", "transformer-small")
-    assert ran.code == 2 and "vocabulary is 70, not 99" in ran.err and "preset" not in ran.err
+    ran = cli("train", "--resume", "--out", translator, "--vocab-size", 99, "--preset", "transformer-small")
+    assert ran.code == 2 and "vocab_size is 70, not 99" in ran.err and "preset" not in ran.err
 
 
 def test_a_loss_that_is_not_finite(cli, corpus: Path, tmp_path: Path):
@@ -164,7 +163,7 @@ def test_titles_are_learnt_from_nothing_too(cli, data: Path, tmp_path: Path):
         (["--data", "nosuch.jsonl", "--out", "{tmp}/run"], 3, "nosuch.jsonl: no such file"),
         (["--data", "{data}", "--out", "{tmp}/run", "--preset", "transformer-smal"], 2, "did you mean transformer-sm"),
         (["--data", "{data}", "--out", "{tmp}/run", "--tokenizer", "nosuch"], 4, "nosuch"),
-        (["--data", "{data}", "--out", "{tmp}/run", "--vocabulary", "9"], 2, "alone need"),
+        (["--data", "{data}", "--out", "{tmp}/run", "--vocab-size", "9"], 2, "alone need"),
         (["--data", "{data}", "--out", "{tmp}/run", "--width", "30", "--heads", "4"], 2, "not a multiple of heads"),
         (["--data", "{data}", "--out", "{tmp}/run", "--average", "3", "--keep", "2"], 2, "raise --keep"),
         (["--data", "{data}", "--out", "{tmp}/run", "--best", "rouge"], 2, "--best"),
@@ -182,7 +181,7 @@ def test_a_bad_record_stops(cli, tmp_path: Path):
     file.write_text('{"source": "red", "target": "红"}\n{"source": "red", "traget": "红"}\n', encoding="utf-8")
     ran = cli("train", "--data", file, "--out", tmp_path / "run", *QUICK)
     assert ran.code == 3 and f'{file}:2: no "target"' in ran.err and not (tmp_path / "run").exists()
-    ran = cli("train", "--data", file, "--out", tmp_path / "run", *QUICK, "--on-bad-record", "skip", "--vocabulary", 99)
+    ran = cli("train", "--data", file, "--out", tmp_path / "run", *QUICK, "--on-bad-record", "skip", "--vocab-size", 99)
     assert ran.code == 0, ran.err
 
 
@@ -228,15 +227,15 @@ def test_sources_that_are_cut_are_counted(cli, translator: Path, tmp_path: Path)
 
 
 def test_a_translator_is_no_writer_of_titles(translator: Path):
-    with pytest.raises(allmask.errors.CheckpointError, match='was not fine-tuned for "title"'):
+    with pytest.raises(allmask.errors.CheckpointError, match='was trained for "translate", not for "title"'):
         allmask.pipeline("title", translator)
     assert allmask.pipeline("generate", translator, "fp32")("") == ""
 
 
 def test_a_t5_folder_learns_to_translate(cli, corpus: Path, tmp_path: Path):
     rows = pairs(400, 0)
-    train_on([text for row in rows for text in row.values()], "unigram", 170).save(tmp_path / "tok")
-    made = Fresh("t5-small", str(tmp_path / "tok"), layers=1, width=32, heads=2, inner=32).model([], 1)
+    train_tokenizer([text for row in rows for text in row.values()], "unigram", 170).save(tmp_path / "tok")
+    made = Fresh("t5-small", str(tmp_path / "tok"), layers=1, width=32, heads=2, ffn_width=32).model([], 1)
     made.save(tmp_path / "t5")
     files = ("--data", corpus / "train.jsonl", "--eval", corpus / "dev.jsonl", "--max-target", 12)
     how = ("--steps", 4, "--batch-tokens", 300, "--precision", "fp32", "--best", "loss", "--json")

@@ -21,11 +21,11 @@ from pyarrow import parquet
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from allmask.data import Texts, store
 from allmask.data import corpus as module
-from allmask.data import store
 from allmask.data.corpus import Corpus, fingerprint, prepare
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
-from allmask.text import Tokenizer, train
+from allmask.text import Tokenizer, train_tokenizer
 
 TEXT = "北京欢迎你。\n你想吃啥\n\n\n白切鸡\n \u3000\nred cat\n"
 DOCUMENTS = [["北京欢迎你。", "你想吃啥"], ["白切鸡"], ["red cat"]]
@@ -113,7 +113,7 @@ def test_every_format_gives_the_same(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "bpe"])
 def test_the_ids_are_those_of_single_lines(tmp_path: Path, long_source: Path, kind: str):
-    tokenizer = train([long_source], kind, 300)
+    tokenizer = train_tokenizer(Texts([long_source]), kind, 300)
     lines = [line for line in long_source.read_text(encoding="utf-8").splitlines() if line]
     corpus = prepare([long_source], tokenizer, tmp_path / "corpus")
     singly = [tokenizer.encode(line, special=False).ids for line in lines]
@@ -169,7 +169,7 @@ def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path):
     files, said = [tmp_path / "a.txt", tmp_path / "b.jsonl"], []
     corpus = prepare(files, characters(), tmp_path / "corpus", on_bad_record="skip")
     assert text_of(corpus, characters()) == [["白"], ["鸡"]]
-    assert corpus.meta["skipped"] == {"not UTF-8": 1, "blank text": 1, "malformed JSON": 1}
+    assert corpus.meta["skipped"] == {"not UTF-8": 1, 'blank "text"': 1, "malformed JSON": 1}
     with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8"):  # a store with less than asked for is not taken
         prepare(files, characters(), tmp_path / "corpus", say=said.append)
     assert said == [f"records were skipped that now are not to be; preparing {tmp_path / 'corpus'} again"]

@@ -68,6 +68,14 @@ def test_fails(check, value, what):
     assert caught.value.what == what
 
 
+@pytest.mark.parametrize("row", [{"text": "a", "label": " "}, {"text": "", "label": "b"}])
+def test_the_reason_names_the_field_that_is_blank(row: dict[str, str]):
+    blank = next(name for name, value in row.items() if not value.strip())
+    with pytest.raises(Bad) as caught:
+        check_row({"text": text, "label": label}, row)
+    assert caught.value.reason == f'blank "{blank}"'
+
+
 def test_only_required_fields_must_be_there():
     assert check_row({"a": text, "b": Maybe(text)}, {"a": "x", "c": 1}) == {"a": "x", "b": None}
     with pytest.raises(Bad, match='no "a"; found "b", "c", "d", "e", "f", "g", …'):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import json
 import tracemalloc
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from allmask.data import Maybe, label, list_of, read_records, text
+from allmask.data import Maybe, expect_held_out, label, list_of, read_records, text
 from allmask.errors import DataError, UsageError
 
 PAIR = {"source": text, "target": text}
@@ -146,8 +147,8 @@ BAD_LINES = {  # a line of a .jsonl -> the reason it is counted under, what is s
         "missing field", 'no "target"; found "source", "traget"',
         f'did you mean "target" by "traget"? fix the line, {SKIP}',
     ),
-    '{"source": "", "target": "b"}': ("blank text", '"source" is empty', f"fix the line, {SKIP}"),
-    '{"source": "a", "target": " \\u3000\\n"}': ("blank text", '"target" is blank', f"fix the line, {SKIP}"),
+    '{"source": "", "target": "b"}': ('blank "source"', '"source" is empty', f"fix the line, {SKIP}"),
+    '{"source": "a", "target": " \\u3000\\n"}': ('blank "target"', '"target" is blank', f"fix the line, {SKIP}"),
     '{"source": "a", "target": 3}': ("wrong type", '"target" is 3 (a number); expected text', f"fix the line, {SKIP}"),
     '{"source": null, "target": "b"}': ("wrong type", '"source" is null; expected text', f"fix the line, {SKIP}"),
     '{"source": ["a"], "target": "b"}': (
@@ -199,6 +200,15 @@ BAD_LINES = {  # a line of a .jsonl -> the reason it is counted under, what is s
 }  # fmt: skip
 
 
+@pytest.fixture
+def no_collection():
+    """Whatever is collected at the bottom of a deep recursion cannot be finalized, which pytest would report."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: str(line)[:40])
 def test_a_bad_line_is_named_or_counted(line: str | bytes, give):
     raw = line.encode() if isinstance(line, str) else line
@@ -215,7 +225,7 @@ def test_a_bad_line_is_named_or_counted(line: str | bytes, give):
 BAD_CSV = {  # lines after the header -> where, the reason, what is said; how many records are left
     "a\nc,d": (2, "wrong number of columns", "1 column; the header has 2 (source, target)", 1),
     "a,b,c\nc,d": (2, "wrong number of columns", "3 columns; the header has 2 (source, target)", 1),
-    "a,b\nc,\n": (3, "blank text", '"target" is empty', 1),
+    "a,b\nc,\n": (3, 'blank "target"', '"target" is empty', 1),
     'a,"b\nc,d\n\ne,f': (2, "unclosed quote", "a quoted cell begins here and never ends", 2),
     '"a"b,c\nc,d': (2, "malformed csv", "not valid csv: ',' expected after '\"'", 1),
     b'a,b\n"two\n\xff lines",d\n"e\n",f': (4, "not UTF-8", "not UTF-8: 0xff at byte 1 of the line (offset 23)", 2),
@@ -257,7 +267,7 @@ def test_bad_rows_of_a_parquet(give):
     assert failure("t.parquet").message == 't.parquet: row 2: "source" is not UTF-8: 0xff at byte 2'
     skipped = Counter()
     assert read("t.parquet", on_bad_record="skip", skipped=skipped) == [{"source": "a", "target": "a"}]
-    assert skipped == {"not UTF-8": 1, "wrong type": 1, "blank text": 1}
+    assert skipped == {"not UTF-8": 1, "wrong type": 1, 'blank "target"': 1}
     write_parquet(Path("n.parquet"), [{"source": "a", "target": 3}])
     error = failure("n.parquet")
     assert error.message == 'n.parquet: row 1: "target" is 3 (a number); expected text'
@@ -352,11 +362,11 @@ def test_a_parquet_without_rows_or_with_other_columns(give):
 
 def test_all_skipped_is_an_error(give):
     path = give("a.jsonl", '{"source": ""}\n{"source": " "}\n[]\n')
-    skipped = Counter({"blank text": 5})
+    skipped = Counter({'blank "source"': 5})
     error = failure(path, {"source": text}, on_bad_record="skip", skipped=skipped)
-    assert error.message == "a.jsonl: no record can be used; skipped 2 × blank text, 1 × not an object"
+    assert error.message == 'a.jsonl: no record can be used; skipped 2 × blank "source", 1 × not an object'
     assert error.hint == 'the first: a.jsonl:1: "source" is empty'
-    assert skipped == {"blank text": 7, "not an object": 1}
+    assert skipped == {'blank "source"': 7, "not an object": 1}
 
 
 def test_misuse(give):
@@ -440,3 +450,20 @@ def test_an_endless_line_is_refused_without_reading_it_into_memory(kind: str, tm
     count, peak = peak_of(read_records(path, {"source": text}, "skip", max_line=100_000))
     assert count == (1 if kind == "csv" else 2) and peak < 4_000_000
     assert failure(path, {"source": text}).message == f"{path}:2: the line is longer than 10,000,000 bytes"
+
+
+# ---- what is held out ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_trained_on_is_not_held_out(give):
+    for name, content in (("a.jsonl", "1\n"), ("copy.jsonl", "1\n"), ("other.jsonl", "2\n"), ("longer.jsonl", "33\n")):
+        give(name, content)
+    Path("link.jsonl").symlink_to("a.jsonl")
+    expect_held_out(["a.jsonl"], ["other.jsonl", "longer.jsonl"])
+    expect_held_out(["a.jsonl"], [])
+    expect_held_out(["absent.jsonl", "."], ["absent.jsonl", "."])  # whoever reads them says it
+    for same in ("a.jsonl", "./a.jsonl", "link.jsonl"):
+        with pytest.raises(UsageError, match=r"(a|link)\.jsonl: is also trained on"):
+            expect_held_out(["other.jsonl", "a.jsonl"], ["longer.jsonl", same])
+    with pytest.raises(UsageError, match=r"--eval copy.jsonl: has the same content as a.jsonl, which is also "):
+        expect_held_out([Path("a.jsonl")], [Path("copy.jsonl")])

@@ -6,7 +6,7 @@ import torch
 
 from allmask.config import Config
 from allmask.decoding import Decoding
-from allmask.decoding.rows import CHUNK
+from allmask.decoding.fast.rows import CHUNK
 from allmask.model import Model
 from tests.decoding.references import close
 

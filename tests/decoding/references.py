@@ -10,13 +10,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from allmask import config as configs
+from allmask import presets
 from allmask.decoding import Decoding
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model
 
-SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 3, "max_positions": 24}
-CONFIGS = {"bert": replace(configs.bert_base(), **SMALL), "gpt2": replace(configs.gpt2(), **SMALL)}
+SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 3, "max_positions": 24}
+CONFIGS = {"bert": replace(presets.bert_base(), **SMALL), "gpt2": replace(presets.gpt2(), **SMALL)}
 
 
 def tiny(family: str = "bert", seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:

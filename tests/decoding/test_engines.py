@@ -10,23 +10,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask import config as configs
-from allmask import native
-from allmask.decoding import Decoding, MaskWriter, compiled, engines, generate
-from allmask.decoding.engines import FastWriter, TorchEngine, writer_for
+from allmask import presets
+from allmask.decoding import Decoding, MaskWriter, generate
+from allmask.decoding.fast import engines
+from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
 from allmask.errors import UsageError
 from allmask.inference import freeze
-from allmask.inference.bytes import quantise, stretch_of
-from allmask.masks import Mask
+from allmask.kernels import build
+from allmask.kernels.int8 import quantize, smoothing_scale
+from allmask.mask import Mask
 from allmask.model import Model
-from allmask.transformer import BranchedCache
+from allmask.nn.cache import BeamCache
 from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
 
-SMALL = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 3, "max_positions": 200}
+SMALL = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 3, "max_positions": 200}
 CONFIGS = {
-    "bert": replace(configs.bert_base(), **SMALL),
-    "gpt2": replace(configs.gpt2(), **SMALL),
-    "rms": replace(configs.gpt2(), **SMALL, norm="rms", activation="relu", position_kind="sinusoidal", tied=False),
+    "bert": replace(presets.bert_base(), **SMALL),
+    "gpt2": replace(presets.gpt2(), **SMALL),
+    "rms": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu", position_kind="sinusoidal", tied=False),
 }
 PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
 
@@ -39,7 +40,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastW
     slow = MaskWriter(freeze(model, "fp32"), mask)
     if engine == "torch":
         return FastWriter(slow, TorchEngine(model, precision))
-    if not compiled.fits(model):
+    if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
     return FastWriter(slow, engines._compiled(model, precision))
 
@@ -142,11 +143,11 @@ def test_int8_by_whole_numbers(engine):
     model = tiny("gpt2")
     hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     weight = model.body.embedding.tokens.weight.detach()
-    stretch = stretch_of(model.body.norm, weight)  # evens out what the norm before it gives
+    smoothing = smoothing_scale(model.body.norm, weight)  # evens out what the norm before it gives
     expected = torch.empty(3, 70)
     for row in range(3):
         for token in range(70):
-            (x, by), (w, times) = quantise(hidden[row] * (1.0 / stretch)), quantise(weight[token] * stretch)
+            (x, by), (w, times) = quantize(hidden[row] * (1.0 / smoothing)), quantize(weight[token] * smoothing)
             whole = sum(a * b for a, b in zip(x.tolist(), w.tolist(), strict=True))
             expected[row, token] = whole * by.item() * times.item()
     torch.testing.assert_close(fast(model, engine, "int8").engine.logits(hidden), expected, atol=1e-4, rtol=1e-5)
@@ -173,7 +174,7 @@ def test_texts_are_fed_forward_as_rows_are(family, threads):
 
 
 def test_bytes_of_a_row():
-    whole, scale = quantise(torch.tensor([[0.5, -1.27, 0.006], [0.0, 0.0, 0.0]]))
+    whole, scale = quantize(torch.tensor([[0.5, -1.27, 0.006], [0.0, 0.0, 0.0]]))
     assert whole.tolist() == [[50, -127, 1], [0, 0, 0]]
     assert scale[:, 0].tolist() == pytest.approx([0.01, 0.0])
 
@@ -214,7 +215,7 @@ def test_texts_that_ended_are_let_go_when_they_are_half(engine):
 def test_a_window_is_written_by_the_mask_writer():
     model, mask = tiny("gpt2"), partial(Mask.causal, window=3)
     writer = writer_for(model, "fp32", mask)
-    assert isinstance(writer.begin([[1, 2]])[1], BranchedCache)
+    assert isinstance(writer.begin([[1, 2]])[1], BeamCache)
     assert_same(generate(writer, PROMPTS, RULES["beams"]), generate(MaskWriter(model, mask), PROMPTS, RULES["beams"]))
 
 
@@ -224,7 +225,7 @@ def test_a_norm_over_the_batch_is_not_for_engines():
 
 
 def test_without_the_compiled_step_torch_does_it(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda source, *choices: None)
+    monkeypatch.setattr(build, "library", lambda source, *choices: None)
     model = tiny()
     for precision in ("auto", "fp32", *LESS):
         writer = writer_for(model, precision)
@@ -234,10 +235,10 @@ def test_without_the_compiled_step_torch_does_it(monkeypatch):
 
 def test_a_compiled_step_that_is_wrong_is_not_used(monkeypatch, caplog):
     model = tiny()
-    if not compiled.fits(model):
+    if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
-    right = compiled.CompiledEngine.step
-    monkeypatch.setattr(compiled.CompiledEngine, "step", lambda *args: right(*args).roll(1, 1))
+    right = engines.CompiledEngine.step
+    monkeypatch.setattr(engines.CompiledEngine, "step", lambda *args: right(*args).roll(1, 1))
     monkeypatch.setattr(engines, "_compiled_is_right", engines._compiled_is_right.__wrapped__)
     assert isinstance(writer_for(model).engine, TorchEngine)
     assert "differs from torch's" in caplog.text

@@ -9,24 +9,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask import config as configs
-from allmask import native
-from allmask.decoding import Decoding, PairWriter, compiled, engines, generate, parts, stream
-from allmask.decoding.engines import FastPairWriter, TorchEngine, pair_writer_for
+from allmask import presets
+from allmask.decoding import Decoding, PairWriter, generate, stream
+from allmask.decoding.fast import engines, parts
+from allmask.decoding.fast.engines import FastPairWriter, TorchEngine, pair_writer_for
 from allmask.errors import UsageError
 from allmask.inference import freeze
-from allmask.masks import Mask
+from allmask.kernels import build
+from allmask.mask import Mask
 from allmask.model import Model
 from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
 from tests.decoding.references import Histories
 
-SMALL = {"vocabulary": 70, "width": 32, "heads": 2, "inner": 48, "layers": 2, "decoder_layers": 3, "max_positions": 80}
+SMALL = {
+    "vocab_size": 70,
+    "width": 32,
+    "heads": 2,
+    "ffn_width": 48,
+    "layers": 2,
+    "decoder_layers": 3,
+    "max_positions": 80,
+}
 T5 = {**SMALL, "head_width": 32, "buckets": 8, "bucket_distance": 6}  # heads together wider than the hidden states
 CONFIGS = {
-    "2017": replace(configs.transformer_base(), **SMALL, start_token=2),
-    "pre-norm": replace(configs.transformer_base(), **SMALL, start_token=2, norm_place="pre", activation="gelu"),
-    "T5": replace(configs.t5_small(), **T5),
-    "T5 v1.1": replace(configs.t5_v1_1_small(), **T5),
+    "2017": replace(presets.transformer_base(), **SMALL, start_token=2),
+    "pre-norm": replace(presets.transformer_base(), **SMALL, start_token=2, norm_place="pre", activation="gelu"),
+    "T5": replace(presets.t5_small(), **T5),
+    "T5 v1.1": replace(presets.t5_v1_1_small(), **T5),
 }
 PROMPTS = [[2, 9, 7, 11, 3], [4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
 
@@ -39,7 +48,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> Fast
     slow = PairWriter(freeze(model, "fp32"), start)
     if engine == "torch":
         return FastPairWriter(slow, TorchEngine(model, precision))
-    if not compiled.fits(model):
+    if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
     return FastPairWriter(slow, engines._compiled(model, precision))
 
@@ -124,8 +133,8 @@ def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, n
                 module.weight[7] = 20.0
     exact = fast(model, "torch").begin(PROMPTS)[0]
     even = fast(model, engine, "int8").begin(PROMPTS)[0]
-    for module in (compiled, parts):
-        monkeypatch.setattr(module, "stretch_of", lambda norm, weight: None)
+    for module in (engines, parts):
+        monkeypatch.setattr(module, "smoothing_scale", lambda norm, weight: None)
     uneven = fast(model, engine, "int8").begin(PROMPTS)[0]
     assert (even - exact).abs().mean() < 0.7 * (uneven - exact).abs().mean()
 
@@ -186,7 +195,7 @@ def test_the_model_may_go_on_learning(engine, precision):
 
 
 def test_without_the_compiled_step_torch_does_it(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda source, *choices: None)
+    monkeypatch.setattr(build, "library", lambda source, *choices: None)
     for precision in ("auto", "fp32", *LESS):
         writer = pair_writer_for(tiny(), precision)
         assert isinstance(writer.engine, TorchEngine)
@@ -194,8 +203,8 @@ def test_without_the_compiled_step_torch_does_it(monkeypatch):
 
 
 def test_recurrent_models_write_as_before(caplog):
-    small = {"vocabulary": 70, "width": 32, "inner": 32, "layers": 1, "decoder_layers": 1}
-    model = Model.fresh(replace(configs.lstm(), **small), ["lm"], torch.Generator().manual_seed(0)).eval()
+    small = {"vocab_size": 70, "width": 32, "ffn_width": 32, "layers": 1, "decoder_layers": 1}
+    model = Model.fresh(replace(presets.lstm(), **small), ["lm"], torch.Generator().manual_seed(0)).eval()
     for precision in ("auto", "fp32"):
         assert isinstance(pair_writer_for(model, precision), PairWriter)
     assert not caplog.text
@@ -211,8 +220,10 @@ def test_mistakes_are_said():
         generate(pair_writer_for(model), [[1], []], Decoding())
     with pytest.raises(UsageError, match="prompt 0: token 70 is not in the vocabulary"):
         generate(pair_writer_for(model), [[70]], Decoding())
+    learned = scattered(replace(CONFIGS["2017"], position_kind="learned"), 0)
     with pytest.raises(UsageError, match="no room"):
-        generate(pair_writer_for(model), [[5] * 81], Decoding())
+        generate(pair_writer_for(learned), [[5] * 81], Decoding())
+    assert generate(pair_writer_for(model), [[5] * 81], Decoding(max_new=2))  # sinusoids have no last position
     model.lm_head = None
     with pytest.raises(UsageError, match="no lm_head"):
         pair_writer_for(model)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from allmask.decoding import Decoding, FillWriter, blanks, fill, generate, stream
 from allmask.errors import UsageError
-from allmask.masks import Mask
-from allmask.transformer import Cache
+from allmask.mask import Mask
+from allmask.nn.cache import Cache
 from tests.decoding.references import RefillWriter, close, tiny, two_streams
 
 QUERY = 1
@@ -29,7 +29,7 @@ def test_step_and_peek_are_two_stream_attention(family, rank):
     """Any order at all, ties included: tokens of one rank read each other's content, guesses read what is older."""
     model, ids, mask = tiny(family), draw_ids(len(rank)), Mask.permutation(torch.tensor([rank]))
     _, cache = model.body.step(ids, mask, Cache())
-    peeked = model.body.peek(torch.full_like(ids, QUERY), mask, cache)
+    peeked = model.body.query_stream(torch.full_like(ids, QUERY), mask, cache)
     expected = two_streams(model, ids[0], torch.tensor(rank), QUERY)
     torch.testing.assert_close(peeked[0], expected, atol=1e-10, rtol=0)
 
@@ -43,7 +43,7 @@ def test_a_guess_depends_on_what_is_strictly_older_and_nothing_else(family):
     model.body.embedding.tokens = torch.nn.Identity()  # hand it embeddings, whose gradients can be asked for
     segments = torch.zeros(1, 6, dtype=torch.long)
     _, cache = model.body.step(content, mask, Cache(), segments=segments)
-    peeked = model.body.peek(query, mask, cache, segments=segments)
+    peeked = model.body.query_stream(query, mask, cache, segments=segments)
     direction = torch.randn(16, dtype=torch.float64)
     rows = [torch.autograd.grad(peeked[0, q] @ direction, (content, query), retain_graph=True) for q in range(6)]
     on_content = torch.stack([row[0][0].abs().amax(-1) > 1e-12 for row in rows])
@@ -57,9 +57,9 @@ def test_peeking_leaves_no_trace_and_needs_nothing_known():
     mask = Mask.causal(torch.ones(1, 4).bool())
     _, cache = model.body.step(ids[:, :2], mask[:, :2], Cache())
     before = [layer.keys.clone() for layer in cache.layers]
-    model.body.peek(ids[:, 2:], mask[:, 2:], cache)
+    model.body.query_stream(ids[:, 2:], mask[:, 2:], cache)
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
-    first = model.body.peek(torch.full_like(ids[:, :1], QUERY), mask[:, :1], Cache())
+    first = model.body.query_stream(torch.full_like(ids[:, :1], QUERY), mask[:, :1], Cache())
     torch.testing.assert_close(first[0], two_streams(model, ids[0], mask.order[0], QUERY)[:1], atol=1e-10, rtol=0)
 
 
@@ -82,8 +82,8 @@ def test_a_branched_cache_is_read_like_a_plain_one(family, data):
     _, packed = model.body.step(ids.flatten()[index][None], flat, Cache())
     _, plain = model.body.step(ids[rows], mask[rows], Cache())
     branched = packed.branch(mask, index).select(rows)
-    expected = model.body.peek(query, guesses, plain)
-    torch.testing.assert_close(model.body.peek(query, guesses, branched), expected, atol=1e-10, rtol=0)
+    expected = model.body.query_stream(query, guesses, plain)
+    torch.testing.assert_close(model.body.query_stream(query, guesses, branched), expected, atol=1e-10, rtol=0)
 
 
 ROWS = [[2, -1, 9, -3, -2, 3], [2, -2, -1], [-1, -2, -3, -4], [5, 6, 7, 8, -1]]

@@ -9,17 +9,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask import config as configs
+from allmask import presets
 from allmask.decoding import Decoding, PairWriter, generate, stream
 from allmask.errors import UsageError
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model
 from tests.decoding.references import Histories, close
 
-SMALL = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "layers": 2, "decoder_layers": 2, "max_positions": 24}
+SMALL = {
+    "vocab_size": 40,
+    "width": 16,
+    "heads": 2,
+    "ffn_width": 32,
+    "layers": 2,
+    "decoder_layers": 2,
+    "max_positions": 24,
+}
 CONFIGS = {
-    "2017": replace(configs.transformer_base(), **SMALL, start_token=2),
-    "T5": replace(configs.t5_v1_1_small(), **SMALL, head_width=6, buckets=8, bucket_distance=6),
+    "2017": replace(presets.transformer_base(), **SMALL, start_token=2),
+    "T5": replace(presets.t5_v1_1_small(), **SMALL, head_width=6, buckets=8, bucket_distance=6),
 }
 END = (3,)
 PROMPTS = [[2, 9, 7, 11, 3], [4, 3], [2, 8, 8, 20, 31, 6, 3], [2, 9, 7, 11, 3], [5]]
@@ -45,7 +53,7 @@ class RecomputePairs:
         self.model, self.start = model, [model.config.start_token] if start is None else start
 
     def room(self, prompt):
-        return 24 if self.model.config.position_kind == "sinusoidal" else 1 << 20
+        return 1 << 20
 
     def begin(self, prompts):
         return self._speak(tuple((tuple(prompt), tuple(self.start)) for prompt in prompts))
@@ -126,14 +134,15 @@ def test_a_stream_is_the_greedy_text():
 
 
 def test_room_is_that_of_the_decoder():
-    model = tiny("2017")
+    model = Model.fresh(replace(CONFIGS["2017"], position_kind="learned"), ["lm"]).eval()
     assert PairWriter(model).room([1] * 24) == 24 and PairWriter(model, [2, 4]).room([1]) == 23
     [[long]] = generate(PairWriter(model), [[5] * 24], Decoding(max_new=50))
     assert len(long.tokens) == 24
     with pytest.raises(UsageError, match="no room"):
         generate(PairWriter(model), [[5] * 25], Decoding())
-    [[beyond]] = generate(PairWriter(tiny("T5")), [[5] * 30], Decoding(max_new=30))
-    assert len(beyond.tokens) == 30  # relative positions have no last one
+    for name in ("T5", "2017"):  # neither relative nor sinusoidal positions have a last one
+        [[beyond]] = generate(PairWriter(tiny(name)), [[5] * 30], Decoding(max_new=30))
+        assert len(beyond.tokens) == 30
 
 
 def test_clear_refusals():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from allmask.decoding import Decoding, PairWriter, generate, stream
-from tests.test_recurrent import PAIRS, model_of, pairs
+from tests.nn.test_recurrent import PAIRS, model_of, pairs
 
-TINY = {"vocabulary": 6, "start_token": 2}
+TINY = {"vocab_size": 6, "start_token": 2}
 END = 3
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from allmask.branches import Fan
 from allmask.decoding import Decoding, MaskWriter, generate
 from allmask.errors import UsageError
-from allmask.masks import Mask
+from allmask.mask import Mask
+from allmask.nn.beam_cache import BeamLayout
+from allmask.nn.cache import Cache
 from tests.decoding.references import RecomputeWriter, close, tiny
 
 END = (3,)
@@ -107,6 +108,28 @@ def test_new_tokens_have_the_second_segment():
     assert generate(MaskWriter(model), PROMPTS, rules) == texts[0, 1] != texts[0, 0]
 
 
+def test_the_second_answer_of_a_chat_is_written_under_turns():
+    """Cached, turn by turn or the history at once: what one pass over the whole chat says."""
+    model = tiny("bert")
+    chat, is_target = [2, 9, 7, 11, 12, 3, 8, 20], torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0]]).bool()
+    writer = MaskWriter(model, lambda valid: Mask.turns(is_target, valid), segments=(0, 0))
+    [[best]] = generate(writer, [chat], Decoding(max_new=4))
+    ids = torch.tensor([[*chat, *best.tokens]])
+    whole = Mask.turns(torch.cat([is_target, torch.ones(1, 4, dtype=torch.bool)], 1))
+    table = model(ids, whole).logits[0, len(chat) - 1 : -1].log_softmax(-1)
+    total = table.gather(1, torch.tensor(best.tokens)[:, None]).sum().item()
+    assert best.log_probability == pytest.approx(total, abs=1e-5)
+    assert list(best.tokens) == table.argmax(-1).tolist()
+    cache, parts = Cache(), []
+    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 8), (8, 9), (9, 12)):  # sources at once, targets one by one or not
+        out = model(ids[:, start:stop], whole[:, start:stop], cache=cache)
+        cache, parts = out.cache, [*parts, out.hidden]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids, whole).hidden, atol=1e-9, rtol=0)
+    with pytest.raises(UsageError, match="cache: a new token is visible"):
+        first = model(ids[:, :1], whole[:, :1], cache=Cache()).cache
+        model(ids[:, 1:3], whole[:, 1:3], cache=first)
+
+
 # ---- what is shared ------------------------------------------------------------------------------------------
 
 
@@ -166,7 +189,7 @@ def test_texts_that_ended_are_let_go_when_they_are_half():
 @settings(max_examples=100)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_the_grid_of_a_fan_holds_every_row_once(owner):
-    fan = Fan.of(torch.tensor(owner), 5)
+    fan = BeamLayout.of(torch.tensor(owner), 5)
     rows = torch.arange(1, len(owner) + 1)
     grid = fan.spread(rows)
     assert torch.equal(fan.gather(grid), rows)
@@ -208,6 +231,6 @@ def test_a_token_the_text_should_have_seen_is_refused():
     """The cache of a branched text is checked like any other: order decides what may come later."""
     model = tiny("bert")
     _, state = MaskWriter(model).begin([[1, 2, 3]])
-    sibling = replace(state.mask[:, :1], place=torch.tensor([[3]]))  # of order 0, as old as the text
+    sibling = replace(state.mask[:, :1], position=torch.tensor([[3]]))  # of order 0, as old as the text
     with pytest.raises(UsageError, match="no longer true"):
         model.body.step(torch.tensor([[4]]), sibling, state)

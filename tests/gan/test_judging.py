@@ -11,7 +11,7 @@ from scipy import linalg
 
 from allmask.errors import DataError
 from allmask.gan import judging
-from allmask.gan.judging import Judge, Moments, frechet
+from allmask.gan.judging import Evaluator, Moments, frechet
 from allmask.gan.pictures import as_examples, as_pixels, write_grid
 from allmask.vision.files import Loaded
 from allmask.vision.labelled import Preparation
@@ -49,17 +49,17 @@ def test_what_is_the_same_has_no_distance_also_with_features_that_never_change()
     assert frechet(found, found) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_real_images_are_looked_at_from_all_over_the_data(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+def test_real_images_are_looked_at_from_all_over_the_data(judge: Evaluator, monkeypatch: pytest.MonkeyPatch):
     """Folders are read class by class: the first thousands of them are of the first classes."""
     monkeypatch.setattr(judging, "MOST", 40)
     ordered = quarters(torch.arange(80) // 20)
-    found = Judge.of(Loaded(judge.network, None, judge.preparation), ordered, "here")
+    found = Evaluator.of(Loaded(judge.network, None, judge.preparation), ordered, "here")
     assert found.shares.tolist() == pytest.approx([0.25] * 4, abs=0.03)
     assert found(ordered)["frechet"] < 0.05 < found(ordered[:20])["frechet"]
 
 
 @pytest.fixture
-def judge() -> Judge:
+def judge() -> Evaluator:
     """It takes images for the class of their brightest quarter; classes are 0 to 3, evenly filled."""
     model = fresh(
         ResNetConfig((1,), (4,), stem="small", channels=1, classes=4), torch.Generator().manual_seed(0)
@@ -67,7 +67,7 @@ def judge() -> Judge:
     model.features = lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)  # type: ignore[method-assign]
     model.head.weight.data, model.head.bias.data = torch.eye(4), torch.zeros(4)
     pixels = quarters(torch.arange(80) % 4)
-    return Judge.of(Loaded(model, None, Preparation.of(pixels)), pixels, "here")
+    return Evaluator.of(Loaded(model, None, Preparation.of(pixels)), pixels, "here")
 
 
 def quarters(which: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def quarters(which: torch.Tensor) -> torch.Tensor:
     return pixels
 
 
-def test_variety_and_its_loss_are_seen(judge: Judge):
+def test_variety_and_its_loss_are_seen(judge: Evaluator):
     even = judge(quarters(torch.arange(40) % 4))
     two = judge(quarters(torch.arange(40) % 2))
     one = judge(quarters(torch.zeros(40, dtype=torch.long)))
@@ -88,17 +88,17 @@ def test_variety_and_its_loss_are_seen(judge: Judge):
     assert even["frechet"] < two["frechet"] < one["frechet"]
 
 
-def test_a_class_with_a_few_images_only_is_lost(judge: Judge):
+def test_a_class_with_a_few_images_only_is_lost(judge: Evaluator):
     most = torch.zeros(100, dtype=torch.long)
     most[:2], most[2:6], most[6:10] = 1, 2, 3
     assert judge(quarters(most))["covered"] == 0.75  # 2 of 100 are less than a tenth of a quarter
 
 
-def test_images_of_another_size_are_refused(judge: Judge):
+def test_images_of_another_size_are_refused(judge: Evaluator):
     with pytest.raises(DataError, match="here: images of 1 × 6 × 6"):
-        Judge.of(Loaded(judge.network, None, judge.preparation), torch.zeros(5, 1, 6, 6, dtype=torch.uint8), "here")
+        Evaluator.of(Loaded(judge.network, None, judge.preparation), torch.zeros(5, 1, 6, 6, dtype=torch.uint8), "here")
     with pytest.raises(DataError, match="does not say"):
-        Judge.of(Loaded(judge.network), torch.zeros(5, 1, 4, 4, dtype=torch.uint8), "here")
+        Evaluator.of(Loaded(judge.network), torch.zeros(5, 1, 4, 4, dtype=torch.uint8), "here")
 
 
 def test_bytes_and_what_is_made_are_each_others_inverse():

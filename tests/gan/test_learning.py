@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allmask.gan.learning import GanWork, Turn, discriminator_loss, generator_loss
+from allmask.gan.learning import GanWorkload, Turn, discriminator_loss, generator_loss
 from allmask.gan.networks import PRESETS, GanConfig, fresh, multiply_adds
 from allmask.training import Settings, train
 
@@ -60,7 +60,7 @@ def test_at_a_half_both_pull_alike():
 
 @given(st.integers(1, 7), st.integers(4, 50), st.integers(4, 20))
 def test_after_each_k_batches_one_turn_is_the_generators_also_over_the_seam_of_epochs(k: int, count: int, size: int):
-    work = GanWork(torch.zeros(count, 1), k=k, batch=size)
+    work = GanWorkload(torch.zeros(count, 1), k=k, batch=size)
     epochs = [work.plan(work.lengths, size, 1, epoch) for epoch in range(2 * k)]
     turns = [bool(numbers) for epoch in epochs for numbers in epoch]
     whole = len(turns) // (k + 1)
@@ -72,7 +72,7 @@ def test_after_each_k_batches_one_turn_is_the_generators_also_over_the_seam_of_e
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("loss", ["saturating", "non-saturating"])
 def test_a_turn_leaves_gradients_in_one_network_only(kind: str, loss: str):
-    model, work = gan(kind), GanWork(data(kind), loss=loss, batch=6)
+    model, work = gan(kind), GanWorkload(data(kind), loss=loss, batch=6)
     for turn, learns, rests in (
         (work.batch([0, 1, 2, 3], 0), model.discriminator, model.generator),
         (work.batch([], 0), model.generator, model.discriminator),
@@ -86,12 +86,12 @@ def test_a_turn_leaves_gradients_in_one_network_only(kind: str, loss: str):
 
 
 def test_training_is_algorithm_1_written_out(tmp_path):
-    """k = 2, six steps: the loop's weights are those of two optimisers of torch, each for its own network."""
+    """k = 2, six steps: the loop's weights are those of two optimizers of torch, each for its own network."""
     settings = Settings(
         steps=6, batch_tokens=10, lr=1e-2, schedule="constant", warmup=0, weight_decay=0.0, betas=(0.5, 0.9),
         clip=1e9, precision="fp32", seed=4, eval_every=6,
     )  # fmt: skip
-    model, work = gan(), GanWork(data(), k=2, batch=10)
+    model, work = gan(), GanWorkload(data(), k=2, batch=10)
     train(model, work, settings, tmp_path / "run", quiet=True)
 
     other, step = gan(), 0
@@ -123,7 +123,7 @@ def test_training_is_algorithm_1_written_out(tmp_path):
 
 
 def test_with_steps_of_the_discriminator_alone_the_generator_stays(tmp_path):
-    model, work = gan(), GanWork(data(), k=8, batch=10)
+    model, work = gan(), GanWorkload(data(), k=8, batch=10)
     before = [weight.clone() for weight in model.generator.parameters()]
     settings = Settings(steps=8, batch_tokens=10, lr=1e-2, clip=1e9, precision="fp32", eval_every=8)
     train(model, work, settings, tmp_path / "run", quiet=True)
@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_leaves_norms_and_weights(tmp_path):
     examples = data("dcgan", 8)
     examples[:] = float("nan")
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    work = GanWork(examples, k=2, batch=4)
+    work = GanWorkload(examples, k=2, batch=4)
     settings = Settings(steps=2, batch_tokens=4, precision="fp32", eval_every=2)
     train(model, work, settings, tmp_path / "run", quiet=True)
     assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
@@ -159,6 +159,6 @@ def test_operations_are_counted_by_hand():
     discriminator = 24 * 3 * 8 * 16 + 6 * 8 * 16 * 16 + 16 * 6
     assert multiply_adds(model.generator, torch.zeros(1, 3)) == generator
     assert multiply_adds(model.discriminator, torch.zeros(1, 3, 8, 12)) == discriminator
-    work = GanWork(data("dcgan"), batch=4)
+    work = GanWorkload(data("dcgan"), batch=4)
     assert work.operations(model, Turn(None, 4)) == 8 * (3 * generator + 2 * discriminator)
     assert work.operations(model, Turn(data("dcgan", 5), 5)) == 10 * (generator + 6 * discriminator)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from allmask.data import Texts
 from allmask.objectives import Vocabulary
-from allmask.text import Tokenizer, train
+from allmask.text import Tokenizer, train_tokenizer
 from tests.objectives.texts import chinese_documents, english_documents, small_vocabulary
 
 
@@ -19,7 +20,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def tokenizer(corpus) -> Tokenizer:
-    return train([corpus], "wordpiece", 1200)
+    return train_tokenizer(Texts([corpus]), "wordpiece", 1200)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from allmask.data import Batch
-from allmask.masks import Mask
+from allmask.mask import Mask
+from allmask.mask.prover import next_tokens, prove
 from allmask.objectives import losses_of
-from allmask.prover import next_tokens, prove
 from tests.objectives.texts import ALL, MASK, SIZE, UNK, Texts, draw, small_model, small_texts, small_vocabulary
 
 MASKED = ("mlm", "words", "nsp", "unilm", "unilm-0", "unilm-1", "unilm-2", "unilm-3")
@@ -87,7 +87,7 @@ def test_no_gradient_reaches_the_token_that_is_the_label(name: str):
     model.body.embedding.tokens.register_forward_hook(lambda module, given, out: embedded.append(out))
     logits = logits_of(model, batch)
     direction = torch.randn(logits.shape[1], dtype=torch.float64)
-    group, place = batch.mask.group[0], batch.mask.place[0]
+    group, place = batch.mask.group[0], batch.mask.position[0]
     reached = 0
     for target, at in enumerate((batch.labels[0] >= 0).nonzero()[:, 0].tolist()):
         gradient = torch.autograd.grad(logits[target] @ direction, embedded[0], retain_graph=True)[0][0].abs().amax(-1)
@@ -137,7 +137,7 @@ def test_the_prover_finds_no_shifted_leak(name: str):
     for mask, labels, ids in documents(batch):
         proof = prove(mask, scored=labels >= 0)
         assert proof.is_order and not proof.empty_rows and proof.shifted_leaks == ()
-        following = dict(next_tokens(proof.order, proof.group, mask.place[0]))
+        following = dict(next_tokens(proof.order, proof.group, mask.position[0]))
         targets = (labels >= 0).nonzero()[:, 0].tolist()
         if name != "shuffled":  # where the last of several special tokens stands is a matter of taste
             assert [ids[following[at]] for at in targets] == labels[targets].tolist()
@@ -172,7 +172,7 @@ def test_the_prover_on_encoder_and_decoder_as_one_order(name: str):
     batch = ALL[name](small_vocabulary()).batch(small_texts(), draw(NUMBERS))
     for mask, labels, _ in documents(batch):
         source, target = mask[:, mask.order[0] == 0], mask[:, mask.order[0] > 0]
-        joined = Mask.cat([source, Mask(target.order, target.group, target.place + source.shape[1])])
+        joined = Mask.cat([source, Mask(target.order, target.group, target.position + source.shape[1])])
         proof = prove(joined, scored=labels >= 0)
         assert proof.is_order and proof.shifted_leaks == ()
         assert torch.equal(target.visible(source), torch.ones(1, target.shape[1], source.shape[1], dtype=torch.bool))
@@ -186,7 +186,7 @@ class Leaky:
 
     def batch(self, texts: Texts, chance) -> Batch:
         batch = self.objective.batch(texts, chance)
-        mask = Mask(torch.zeros_like(batch.mask.order), batch.mask.group, batch.mask.place)
+        mask = Mask(torch.zeros_like(batch.mask.order), batch.mask.group, batch.mask.position)
         return replace(batch, mask=mask, **self.change)
 
 

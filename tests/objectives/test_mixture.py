@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from allmask.errors import UsageError
-from allmask.objectives import OBJECTIVES, Draw, Mixture, Vocabulary
+from allmask.objectives import Draw, Mixture, Vocabulary
+from allmask.registry import OBJECTIVES
 from tests.objectives.texts import draw, small_texts
 
 
@@ -97,7 +98,7 @@ def test_a_sample_is_drawn_alike_in_any_batch_and_anew_in_each_epoch(name: str, 
     mine = together.mask.group[0] == 1
     assert together.ids[0, mine].tolist() == alone.ids[0].tolist()
     assert together.labels[0, mine].tolist() == alone.labels[0].tolist()
-    assert together.mask.place[0, mine].tolist() == alone.mask.place[0].tolist()
+    assert together.mask.position[0, mine].tolist() == alone.mask.position[0].tolist()
     drawn = {str(objective.batch(texts, draw([2], epoch)).labels.tolist()) for epoch in range(8)}
     assert (len(drawn) == 1) == (name in ("causal", "reverse"))
 
@@ -109,4 +110,4 @@ def test_the_frame_is_what_an_objective_adds_at_most(name: str, vocabulary: Voca
         for epoch in range(6):
             batch = objective.batch(texts, draw([number], epoch))
             limit = max(2, len(texts[number])) if name == "nsp" else len(texts[number])  # A and B have a token each
-            assert int(batch.mask.place.max()) < limit + objective.frame
+            assert int(batch.mask.position.max()) < limit + objective.frame

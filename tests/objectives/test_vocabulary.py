@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from allmask.data import Texts
 from allmask.errors import UsageError
-from allmask.objectives import OBJECTIVES, Mass, Mlm, Nsp, Permutation, Prefix, Span, Unilm, Vocabulary
-from allmask.text import Tokenizer, train
+from allmask.objectives import Mass, Mlm, Nsp, Permutation, Prefix, Span, Unilm, Vocabulary
+from allmask.registry import OBJECTIVES
+from allmask.text import Tokenizer, train_tokenizer
 from tests.objectives.texts import Scripted, chinese_documents, english_documents, small_vocabulary
 
 SENTENCES = [sentence for document in english_documents() + chinese_documents() for sentence in document]
@@ -35,7 +37,7 @@ def test_wordpiece(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(("kind", "first"), [("bpe", "Returns"), ("byte-bpe", "Rëturns")])
 def test_words_of_other_kinds(kind: str, first: str, corpus):
-    tokenizer = train([corpus], kind, 900)
+    tokenizer = train_tokenizer(Texts([corpus]), kind, 900)
     vocabulary = Vocabulary.of(tokenizer)
     text = f"{first} unbelievable things, don't stop 北京欢迎你"
     cut = tokenizer.encode(text, special=False)
@@ -64,7 +66,7 @@ def test_sentinels_beyond_the_tokenizer(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(("pattern", "first"), [("<extra_id_{}>", 0), ("[unused{}]", 1)])
 def test_sentinels_of_the_tokenizer(corpus, pattern: str, first: int):
-    tokenizer = train([corpus], "wordpiece", 1200)
+    tokenizer = train_tokenizer(Texts([corpus]), "wordpiece", 1200)
     tokenizer.backend.add_tokens([AddedToken(pattern.format(n), special=False) for n in range(first, first + 7)])
     vocabulary = Vocabulary.of(tokenizer)
     assert tokenizer.tokens(vocabulary.sentinels) == [pattern.format(n) for n in range(first, first + 7)]
@@ -72,7 +74,7 @@ def test_sentinels_of_the_tokenizer(corpus, pattern: str, first: int):
 
 
 def test_what_a_tokenizer_without_masks_cannot_learn(corpus):
-    vocabulary = Vocabulary.of(train([corpus], "byte-bpe", 400))
+    vocabulary = Vocabulary.of(train_tokenizer(Texts([corpus]), "byte-bpe", 400))
     for name in ("mlm", "nsp", "unilm", "permutation", "mass"):
         with pytest.raises(UsageError, match=rf"{name}: this tokenizer has no \[MASK\]"):
             OBJECTIVES[name](vocabulary)

@@ -18,9 +18,9 @@ NEVER = 0.99
 
 def rows(batch: Batch) -> dict[str, list[int]]:
     """By place: a batch of one sample stands in its order."""
-    by_place = batch.mask.place[0].argsort()
+    by_place = batch.mask.position[0].argsort()
     tensors = {"ids": batch.ids, "order": batch.mask.order, "segments": batch.segments, "labels": batch.labels}
-    assert batch.mask.place[0][by_place].tolist() == list(range(batch.tokens))
+    assert batch.mask.position[0][by_place].tolist() == list(range(batch.tokens))
     return {name: tensor[0][by_place].tolist() for name, tensor in tensors.items()}
 
 
@@ -160,7 +160,7 @@ def test_permutation_as_a_shuffled_input(vocabulary: Vocabulary):
     batch = Permutation(vocabulary, part=3, two_streams=False).batch(SAMPLES, Scripted(order=ORDER))
     assert batch.query is None
     assert batch.ids.tolist() == [[CLS, 北, 欢, 你, 们, SEP, 迎, 京]]
-    assert batch.mask.place.tolist() == [[0, 1, 3, 5, 6, 7, 4, 2]]
+    assert batch.mask.position.tolist() == [[0, 1, 3, 5, 6, 7, 4, 2]]
     assert batch.mask.order.tolist() == [[0, 0, 0, 0, 0, 0, 1, 2]]
     assert batch.labels.tolist() == [[-1, -1, -1, -1, -1, 迎, 京, -1]]
 
@@ -234,9 +234,9 @@ def pair_rows(batch: Batch, number: int = 0) -> dict[str, list[int]]:
     """A sample's source, and its target as the decoder reads it."""
     mine, order = batch.mask.group[0] == number, batch.mask.order[0]
     source, target = mine & (order == 0), mine & (order > 0)
-    assert batch.mask.place[0, source].tolist() == list(range(int(source.sum())))
+    assert batch.mask.position[0, source].tolist() == list(range(int(source.sum())))
     assert (batch.labels[0, source] == -1).all() and torch.equal(batch.segments[0], (order > 0).long())
-    tensors = {"ids": batch.ids, "order": batch.mask.order, "place": batch.mask.place, "labels": batch.labels}
+    tensors = {"ids": batch.ids, "order": batch.mask.order, "position": batch.mask.position, "labels": batch.labels}
     return {"source": batch.ids[0, source].tolist()} | {name: x[0, target].tolist() for name, x in tensors.items()}
 
 
@@ -245,7 +245,7 @@ def test_mass(vocabulary: Vocabulary):
         "source": [CLS, 北, MASK, MASK, MASK, 你, 们, SEP],
         "ids": [MASK, 京, 欢],
         "order": [1, 2, 3],
-        "place": [2, 3, 4],
+        "position": [2, 3, 4],
         "labels": [京, 欢, 迎],
     }
 
@@ -255,7 +255,7 @@ def test_mass_in_two_rows(vocabulary: Vocabulary):
     first, second = pair_rows(batch), pair_rows(batch, 1)
     assert (first["source"], second["source"]) == ([CLS, 北, MASK, SEP], [CLS, 北, 京, 欢, MASK, MASK, MASK, SEP])
     assert (first["labels"], second["labels"]) == ([京], [迎, 你, 们])
-    assert (first["place"], second["place"]) == ([2], [4, 5, 6])
+    assert (first["position"], second["position"]) == ([2], [4, 5, 6])
     assert (batch.tokens, batch.targets) == (16, 4)
 
 
@@ -271,7 +271,7 @@ def test_span(vocabulary: Vocabulary):
         "source": [10, 11, 12, first, 14, 15, second, SEP],
         "ids": [CLS, first, 13, second, 16, 17, 18],
         "order": [1, 2, 3, 4, 5, 6, 7],
-        "place": [0, 1, 2, 3, 4, 5, 6],
+        "position": [0, 1, 2, 3, 4, 5, 6],
         "labels": [first, 13, second, 16, 17, 18, SEP],
     }
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from allmask import config as configs
+from allmask import presets
 from allmask.model import Model
-from allmask.objectives import OBJECTIVES, Draw, Vocabulary
+from allmask.objectives import Draw, Vocabulary
+from allmask.registry import OBJECTIVES
 from allmask.text import Tokenizer
 
 CHINESE = """
@@ -126,7 +127,7 @@ class Scripted:
 
 # ---- models ------------------------------------------------------------------------------------------------
 
-SMALL = {"vocabulary": SIZE + SENTINELS, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 32}
+SMALL = {"vocab_size": SIZE + SENTINELS, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 32}
 
 ALL: dict[str, Callable[[Vocabulary], object]] = {
     **OBJECTIVES,
@@ -144,9 +145,9 @@ def small_model(name: str):
     """The model that learns an objective, in float64, with weights large enough for a leak to show."""
     torch.manual_seed(0)
     if name in ("mass", "span"):
-        model = Model(replace(configs.transformer_base(), **SMALL, decoder_layers=2), ["lm"])
+        model = Model(replace(presets.transformer_base(), **SMALL, decoder_layers=2), ["lm"])
     else:
-        model = Model(replace(configs.bert_base(), **SMALL), ["lm", "nsp"])
+        model = Model(replace(presets.bert_base(), **SMALL), ["lm", "nsp"])
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.double().eval()

@@ -23,7 +23,7 @@ def test_the_systems_are_of_one_size_and_know_different_things(bert: Path):
     assert not made["scratch"].body.embedding.tokens.weight.equal(model.body.embedding.tokens.weight)
     assert made["pair"].config.decoder_layers and made["lstm"].config.family == "lstm"
     for other in made.values():
-        assert other.config.width == model.config.width and other.config.vocabulary == model.config.vocabulary
+        assert other.config.width == model.config.width and other.config.vocab_size == model.config.vocab_size
         assert other.tokenizer is model.tokenizer
 
 

@@ -16,7 +16,7 @@ import torch
 
 from allmask.model import load
 from allmask.objectives import losses_of
-from allmask.tasks.plan import TASKS
+from allmask.registry import TASKS
 from tests import tiny
 
 CONTEXT = "北京欢迎你 red cat runs here there 白切鸡"
@@ -55,7 +55,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", RECORDS)
 def test_both_sides_read_learn_and_score_alike(kind: str, body: Path, tmp_path: Path, exact):
     file = tiny.write_jsonl(tmp_path / "train.jsonl", RECORDS[kind])
-    task, records, _ = TASKS[kind]().read_both(file, None, "stop", Counter())
+    task, records, _ = TASKS[kind]().read_data(file, None, "stop", Counter())
     task = task.fitted(load(body))
     model = task.prepare(load(body), records, seed=3)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_both_sides_read_learn_and_score_alike(kind: str, body: Path, tmp_path: 
     for mine, other in zip(said, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
     assert sheet.score(said) == sheet.score(theirs)
-    work = task.work(model, records, records, precision="fp32")
+    work = task.workload(model, records, records, precision="fp32")
     assert sheet.score(said)[sheet.metric] == pytest.approx(work.evaluate(model).value * (kind == "answer" or 100))
     units = list(range(len(sheet.lengths)))[::-1]
     units = units[:1] if kind == "answer" else units  # transformers lets padding be an answer
@@ -78,7 +78,7 @@ def test_both_sides_read_learn_and_score_alike(kind: str, body: Path, tmp_path: 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_perfect_answers_are_worth_everything(kind: str, body: Path, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "train.jsonl", RECORDS[kind])
-    task, records, _ = TASKS[kind]().read_both(file, None, "stop", Counter())
+    task, records, _ = TASKS[kind]().read_data(file, None, "stop", Counter())
     task = task.fitted(load(body))
     sheet = sheets.sheet_of(task, task.prepare(load(body), records), records)
     assert sheet.score(perfect(sheet))[sheet.metric] == 100.0
@@ -107,7 +107,7 @@ def spans(length: int, start: int, end: int) -> torch.Tensor:
 def test_one_softmax_for_the_choices_of_a_question(body: Path, tmp_path: Path):
     """Against cross-entropy by hand, question by question."""
     file = tiny.write_jsonl(tmp_path / "train.jsonl", RECORDS["choose"])
-    task, records, _ = TASKS["choose"]().read_both(file, None, "stop", Counter())
+    task, records, _ = TASKS["choose"]().read_data(file, None, "stop", Counter())
     sheet = sheets.sheet_of(task, task.prepare(load(body), records), records)
     scores = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5])
 
@@ -145,7 +145,7 @@ def test_squad_becomes_lines_and_what_cannot_be_learnt_is_left_out(tmp_path: Pat
         (tmp_path / f"{part}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
     about = tasks.DataSet("answer", True, 9, 9, 9)
     assert tasks.prepare(tmp_path, about, None, tmp_path / "out") == {"train": 2, "dev": 0, "test": 2}
-    _, records, _ = TASKS["answer"]().read_both(tmp_path / "out" / "train.jsonl", None, "stop", Counter())
+    _, records, _ = TASKS["answer"]().read_data(tmp_path / "out" / "train.jsonl", None, "stop", Counter())
     assert [record.fields["answers"] for record in records] == [[("cat", CONTEXT.index("cat"))]] * 2
 
 
@@ -199,7 +199,8 @@ def test_nothing_is_computed_twice_and_the_rate_is_chosen_on_dev(tmp_path: Path,
     folder = tmp_path / "data" / "sst2"
     folder.mkdir(parents=True)
     for part in ("train", "dev", "test"):
-        tiny.write_jsonl(folder / f"{part}.jsonl", RECORDS["classify"])
+        rows = RECORDS["classify"] if part == "train" else RECORDS["classify"][::-1]
+        tiny.write_jsonl(folder / f"{part}.jsonl", rows)
     done = []
 
     def ours(case: tasks.Case, seed: int, run: Path) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record, pack
-from allmask.layers import sinusoids
-from allmask.tasks.fresh import Fresh
-from allmask.tasks.translate import Translate
-from allmask.tasks.writing import tokenizer_of
+from allmask.nn.layers import sinusoids
+from allmask.runs.fresh import Fresh
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.seq2seq import Translate
 from allmask.training import Settings
 from allmask.training.loop import Trainer
 from tests import tiny
@@ -27,7 +27,7 @@ RECORDS = [Record(row, f"rows:{number}") for number, row in enumerate(tiny.engli
 
 @pytest.fixture(scope="module")
 def model():
-    return Fresh(layers=1, width=16, heads=2, inner=32, vocabulary=60).model(RECORDS, 1)
+    return Fresh(layers=1, width=16, heads=2, ffn_width=32, vocab_size=60).model(RECORDS, 1)
 
 
 def test_both_sides_read_the_same(model):
@@ -46,7 +46,7 @@ def test_both_sides_read_the_same(model):
 
 
 def test_both_sides_see_the_same_batches(model, tmp_path: Path):
-    work = Translate().fitted(model).work(model, RECORDS)
+    work = Translate().fitted(model).workload(model, RECORDS)
     how = Settings(steps=9, batch_tokens=60, seed=5)
     trainer = Trainer(model, work, how, tmp_path)
     ours = [numbers for _, numbers in islice(trainer._plan_from(0), 12)]

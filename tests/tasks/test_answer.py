@@ -16,14 +16,21 @@ from hypothesis import strategies as st
 
 from allmask.data import Record
 from allmask.errors import CheckpointError, DataError, UsageError
-from allmask.heads import SPAN
 from allmask.model import Model, load
+from allmask.nn.heads import SPAN
 from allmask.objectives import losses_of
-from allmask.tasks.answer import Answer, Judge, asked_of
-from allmask.tasks.answerer import Answerer, replies
-from allmask.tasks.questions import read_questions
-from allmask.tasks.spans import Span, best_spans, read_contexts
-from allmask.tasks.tokens import token_answers
+from allmask.tasks.answer import (
+    Answer,
+    Answerer,
+    Evaluator,
+    Span,
+    asked_of,
+    best_spans,
+    read_contexts,
+    read_questions,
+    replies,
+)
+from allmask.tasks.common.heads import token_answers
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -152,7 +159,7 @@ def test_no_answer_by_its_threshold(bert):
 def test_forward_loss_and_gradient_are_those_of_transformers(model, tmp_path: Path):
     model.save(tmp_path / "model")
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model").eval()
-    work = Answer(max_length=24, stride=6).work(model.eval(), rows(8))
+    work = Answer(max_length=24, stride=6).workload(model.eval(), rows(8))
     model.zero_grad()
     numbers = [number for number, length in enumerate(work.lengths) if length == 24]  # its softmax sees padding
     loss, count = losses_of(model, work.batch(numbers, 0))["answer"]
@@ -161,10 +168,10 @@ def test_forward_loss_and_gradient_are_those_of_transformers(model, tmp_path: Pa
         torch.from_numpy(np.stack([getattr(work.views[n].example, name) for n in numbers])).long()
         for name in ("ids", "segments")
     ]
-    gold = torch.from_numpy(work.gold[numbers])
+    gold = torch.from_numpy(work.targets[numbers])
     told = theirs(stacked[0], token_type_ids=stacked[1], start_positions=gold[:, 0], end_positions=gold[:, 1])
     told.loss.backward()
-    assert len(set(map(tuple, work.gold[numbers].tolist()))) > 2  # answers at several places
+    assert len(set(map(tuple, work.targets[numbers].tolist()))) > 2  # answers at several places
     torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.task_head.output.weight.grad, theirs.qa_outputs.weight.grad, atol=1e-5, rtol=1e-4)
     said = token_answers(model, [work.views[n].example for n in numbers], [np.arange(24)] * len(numbers))
@@ -187,7 +194,7 @@ def test_there_and_back(model, tmp_path: Path):
 
 
 def test_packed_is_one_by_one(model):
-    work = Answer(max_length=24, stride=6).work(model, rows(8))
+    work = Answer(max_length=24, stride=6).workload(model, rows(8))
     numbers = [7, 2, 9, 0, 4]
     together = losses_of(model, work.batch(numbers, 0))["answer"]
     alone = [losses_of(model, work.batch([number], 0))["answer"] for number in numbers]
@@ -197,9 +204,9 @@ def test_packed_is_one_by_one(model):
 
 def test_the_gold_span_is_the_answer(model):
     records = rows(12)
-    work = Answer(max_length=24, stride=6).work(model, records)
+    work = Answer(max_length=24, stride=6).workload(model, records)
     contexts, views = Answer(max_length=24, stride=6).read(model, [asked_of(record) for record in records])
-    gold = iter(work.gold.tolist())
+    gold = iter(work.targets.tolist())
     for record, context, some in zip(records, contexts, views, strict=True):
         said, start = record.fields["answers"][0]
         places = [next(gold) for _ in some]
@@ -228,18 +235,18 @@ def test_what_is_answered_does_not_depend_on_company(model):
         answer("red")
 
 
-def test_a_judge_knows_perfection_and_tunes_the_threshold(model):
+def test_an_evaluator_knows_perfection_and_tunes_the_threshold(model, tmp_path):
     task = Answer(max_length=24, stride=6, max_answer=30)
     records = rows(12)
     said = Answerer(model, task, "fp32")([asked_of(record) for record in records])
     perfect = [
         Record({**r.fields, "answers": [(one.text, one.start)]}, r.where) for r, one in zip(records, said, strict=True)
     ]
-    judge = Judge(task, perfect, *task.read(model, [asked_of(record) for record in perfect]), "fp32")
-    assert judge(model).metrics == {"exact": 100.0, "f1": 100.0} and judge(model).samples == []
+    evaluator = Evaluator(task, perfect, *task.read(model, [asked_of(record) for record in perfect]), "fp32")
+    assert evaluator(model).metrics == {"exact": 100.0, "f1": 100.0} and evaluator(model).samples == []
     mixed = [Record({**r.fields, "answers": []}, r.where) if n % 2 else r for n, r in enumerate(perfect)]
     open_task = Answer(max_length=24, stride=6, max_answer=30, threshold=0.0)
-    tuned = open_task.tuned(model, mixed, "fp32")
+    tuned = open_task.finish(model, mixed, tmp_path, "fp32")
     scores = []
     for threshold in (tuned.threshold, -1e9, 1e9, 0.0):
         answer = Answerer(model, Answer(max_length=24, stride=6, max_answer=30, threshold=threshold), "fp32")
@@ -251,7 +258,7 @@ def test_a_judge_knows_perfection_and_tunes_the_threshold(model):
             )
         )
     assert scores[0] >= max(scores) and scores[1] == scores[2] == 6
-    assert task.tuned(model, mixed) is task and open_task.tuned(model, perfect) is open_task
+    assert task.finish(model, mixed, tmp_path) is task and open_task.finish(model, perfect, tmp_path) is open_task
 
 
 def test_only_a_body_that_reads_both_ways(tmp_path: Path, bert):
@@ -318,14 +325,14 @@ def test_a_question_a_line(tmp_path: Path):
 )
 def test_bad_questions_are_named(tmp_path: Path, qas: list, says: str):
     with pytest.raises(DataError, match=says):
-        Answer().read_both(squad(tmp_path, qas), None, "stop", Counter())
+        Answer().read_data(squad(tmp_path, qas), None, "stop", Counter())
 
 
 def test_bad_questions_are_skipped_and_counted(tmp_path: Path, caplog):
     qas = [question(start=5), question(), question(""), question("dog", -1)]
     skipped: Counter[str] = Counter()
     file = squad(tmp_path, qas)
-    task, train, held_out = Answer().read_both(file, file, "skip", skipped)
+    task, train, held_out = Answer().read_data(file, file, "skip", skipped)
     assert len(train) == 1 and task.max_answer == 30 and task.threshold is None
     assert len(held_out) == 3 and "2 questions have no answer at its offset" in caplog.text  # they are scored by text
     assert skipped == {"answer not at its offset": 2, "blank text": 2}
@@ -350,10 +357,10 @@ def test_bad_files(tmp_path: Path, content: str, says: str):
 def test_the_first_answer_that_is_in_its_place_is_learnt(tmp_path: Path, model):
     entry = question(start=-1)
     entry["answers"].append({"text": "cat", "answer_start": 10})
-    _, train, _ = Answer().read_both(squad(tmp_path, [entry]), None, "stop", Counter())
+    _, train, _ = Answer().read_data(squad(tmp_path, [entry]), None, "stop", Counter())
     (context,) = read_contexts(model.tokenizer, [train[0].fields["context"]])
-    work = Answer(max_length=40).work(model, train)
-    first, last = work.gold[0] - work.views[0].offset
+    work = Answer(max_length=40).workload(model, train)
+    first, last = work.targets[0] - work.views[0].offset
     assert context.text[slice(*context.characters(first, last))] == "cat"
 
 

@@ -12,11 +12,10 @@ import transformers
 
 from allmask.data import Record
 from allmask.errors import DataError, UsageError
-from allmask.heads import Labels, log_shares, pool_answers
 from allmask.model import Model, load
+from allmask.nn.heads import Labels, grouped_log_softmax, pool_answers
 from allmask.objectives import answer_loss, losses_of
-from allmask.tasks.choose import Choose, Judge
-from allmask.tasks.choosing import LABELS, Chooser, Tally, read_questions, texts_of
+from allmask.tasks.choose import LABELS, Choose, Chooser, Evaluator, Tally, read_questions, texts_of
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -78,7 +77,7 @@ GOOD = {"context": "c", "choices": ["a", "b", "c"], "label": 1}
         ({"choices": ["a"]}, "one choice", '"choices" has only "a"; expected two at least'),
         ({"choices": []}, "empty list", '"choices" is an empty list'),
         ({"choices": "abc"}, "wrong type", "expected a list"),
-        ({"choices": ["a", " "]}, "blank text", '"choices" has an item 2 that is blank'),
+        ({"choices": ["a", " "]}, 'blank "choices"', '"choices" has an item 2 that is blank'),
         ({"label": 3}, "label out of range", '"label" is 3; expected a whole number from 0 to 2'),
         ({"label": -1}, "label out of range", '"label" is -1; expected'),
         ({"label": 0.5}, "label out of range", '"label" is 0.5; expected a whole number'),
@@ -125,7 +124,7 @@ def test_shares_and_loss_by_hand():
     scores = torch.tensor([1.0, 2.0, 0.0, 5.0, 5.0], requires_grad=True)
     questions = torch.tensor([0, 0, 0, 1, 1])
     expected = torch.cat([scores[:3].log_softmax(0), scores[3:].log_softmax(0)])
-    torch.testing.assert_close(log_shares(scores, questions), expected)
+    torch.testing.assert_close(grouped_log_softmax(scores, questions), expected)
     gold = torch.tensor([1, 4])
     losses = [
         torch.nn.functional.cross_entropy(row, label, label_smoothing=0.1)
@@ -136,7 +135,7 @@ def test_shares_and_loss_by_hand():
     (mine,) = torch.autograd.grad(loss, scores, retain_graph=True)
     (theirs,) = torch.autograd.grad(sum(losses), scores)
     torch.testing.assert_close(mine, theirs)
-    assert log_shares(torch.tensor([1e4, -1e4]), torch.tensor([0, 0])).tolist() == [0.0, -2e4]
+    assert grouped_log_softmax(torch.tensor([1e4, -1e4]), torch.tensor([0, 0])).tolist() == [0.0, -2e4]
 
 
 def test_pooled_answers_by_hand():
@@ -152,7 +151,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(models, tmp_path: P
     theirs, report = auto.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     records = asked(8, choices=3)
-    work = Choose().work(model, records)
+    work = Choose().workload(model, records)
     loss, count = losses_of(model.eval(), work.batch(list(range(8)), 0))["choose"]
     assert count == 8
     (loss / count).backward()
@@ -194,7 +193,7 @@ def test_gpt2_is_kept_in_our_own_layout(models, tmp_path: Path):
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_packed_is_one_by_one(models, family: str, rule: str):
     model, records = models[family], asked(8, question=True)
-    work = Choose(max_length=16, truncate=rule).work(model, records)
+    work = Choose(max_length=16, truncate=rule).workload(model, records)
     numbers = [5, 0, 7, 2]
     together = losses_of(model, work.batch(numbers, 0))["choose"]
     alone = [losses_of(model, work.batch([number], 0))["choose"] for number in numbers]
@@ -236,7 +235,7 @@ def test_ways_to_ask(models):
 def test_a_judge_and_its_errors(models):
     records = asked(12)
     task = Choose()
-    score = Judge(records, task.reading(models["bert"], records), "fp32")(models["bert"])
+    score = Evaluator(records, task.reading(models["bert"], records), "fp32")(models["bert"])
     found = list(Chooser(models["bert"], task, "fp32").stream([record.fields for record in records]))
     right = [one.number == record.fields["label"] for one, record in zip(found, records, strict=True)]
     assert score.value == score.metrics["accuracy"] == pytest.approx(sum(right) / 12)
@@ -245,7 +244,7 @@ def test_a_judge_and_its_errors(models):
     tally = Tally(3)
     for record, choice in zip(records, found, strict=True):
         tally.add(record, choice)
-    shares = [error["probabilities"][error["label"]] for error in tally.errors()]
+    shares = [error["probabilities"][error["label"]] for error in tally.worst.rows()]
     wrong = sorted(
         one.probabilities[record.fields["label"]]
         for one, record, good in zip(found, records, right, strict=True)
@@ -256,8 +255,8 @@ def test_a_judge_and_its_errors(models):
 
 def test_what_suits_a_model(models):
     records = asked(20)
-    lengths = Choose().work(models["bert"], records).lengths
-    assert Choose().settings(models["bert"], records) == {
+    lengths = Choose().workload(models["bert"], records).lengths
+    assert Choose().suggested_settings(models["bert"], records) == {
         "lr": 1e-4,
         "batch_tokens": -(-16 * sum(lengths) // 20),
     }

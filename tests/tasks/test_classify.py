@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from allmask.data import Example, Record, pack
 from allmask.errors import CheckpointError, DataError, UsageError
-from allmask.heads import Labels
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model, load
+from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
-from allmask.tasks.classifier import Classifier, answer_all
-from allmask.tasks.classify import Classify, Judge
-from allmask.tasks.confusion import draw_confusion
-from allmask.tasks.labelling import Survey, balanced, golds
-from allmask.tasks.reading import cut_to
+from allmask.tasks.classify import Classifier, Classify, Evaluator
+from allmask.tasks.common.heads import answer_all
+from allmask.tasks.common.labelling import Survey, balanced, read_texts, targets_of
+from allmask.tasks.common.reading import cut_to
+from allmask.tasks.metrics.confusion import draw_confusion
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -179,10 +179,10 @@ def test_labels_out_of_a_csv_file(tmp_path: Path, given: list, kind: str, names:
     assert surveyed(tmp_path, given, "data.csv") == Labels(kind, names)
 
 
-def test_golds():
-    assert golds(LABELS["single"], ["中", "neg"]).tolist() == [2, 0]
-    assert golds(LABELS["multi"], [["pos", "中"], []]).tolist() == [[0, 1, 1], [0, 0, 0]]
-    assert golds(LABELS["number"], [1.5, -2.0]).tolist() == [[1.5], [-2.0]]
+def test_targets_of():
+    assert targets_of(LABELS["single"], ["中", "neg"]).tolist() == [2, 0]
+    assert targets_of(LABELS["multi"], [["pos", "中"], []]).tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert targets_of(LABELS["number"], [1.5, -2.0]).tolist() == [[1.5], [-2.0]]
 
 
 def test_balanced_as_scikit_learn():
@@ -193,7 +193,7 @@ def test_balanced_as_scikit_learn():
 def read(tmp_path: Path, train: list[dict], dev: list[dict], on_bad_record: str = "stop", **values):
     files = [tiny.write_jsonl(tmp_path / name, rows) for name, rows in (("train.jsonl", train), ("dev.jsonl", dev))]
     skipped: Counter[str] = Counter()
-    return *Classify(**values).read_both(*files, on_bad_record, skipped), skipped
+    return *Classify(**values).read_data(*files, on_bad_record, skipped), skipped
 
 
 GOOD = [{"text": "a", "label": "neg"}, {"text": "b", "label": "neutral"}, {"text": "c", "label": "pos"}]
@@ -234,7 +234,7 @@ def test_bad_records_are_skipped_and_counted(tmp_path: Path):
     task, records, held_out, skipped = read(tmp_path, train, dev, "skip")
     assert task.pair and task.kind == "single" and len(records) == 3
     assert [record.fields for record in held_out] == [{"text": "a", "text_b": "b", "label": "pos"}]
-    assert skipped == {"missing field": 1, "blank text": 1, "unknown label": 1}
+    assert skipped == {"missing field": 1, 'blank "text"': 1, "unknown label": 1}
 
 
 def test_the_kind_can_be_told(tmp_path: Path):
@@ -262,7 +262,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
     model.save(tmp_path / "model")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     records = rows(kind, 6, pair)
-    work = Classify().work(model, records)
+    work = Classify().workload(model, records)
     batch = work.batch(list(range(len(records))), 0)
     loss, count = losses_of(model.eval(), batch)["classify"]
     (loss / count).backward()
@@ -278,7 +278,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
         segments[row, : len(example)] = torch.from_numpy(example.segments)
         valid[row, : len(example)] = 1
     more = {"token_type_ids": segments} if family == "bert" else {}
-    told = theirs(ids, attention_mask=valid, labels=work.gold, **more)
+    told = theirs(ids, attention_mask=valid, labels=work.targets, **more)
     told.loss.backward()
     torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(answer_all(model, work.reading.examples), told.logits, atol=1e-5, rtol=1e-5)
@@ -290,12 +290,12 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
 
 def test_class_weights_make_all_labels_count_the_same(models):
     model, records = answering(models["bert"], "single"), rows("single")
-    work = Classify(class_weights="balanced").work(model, records)
+    work = Classify(class_weights="balanced").workload(model, records)
     batch = work.batch(list(range(len(records))), 0)
     loss, count = losses_of(model, batch)["classify"]
     assert batch.counts == {"classify": count} == {"classify": len(records)}
-    each = torch.nn.functional.cross_entropy(answer_all(model, work.reading.examples), work.gold, reduction="none")
-    expected = torch.stack([each[work.gold == label].mean() for label in range(3)]).mean()
+    each = torch.nn.functional.cross_entropy(answer_all(model, work.reading.examples), work.targets, reduction="none")
+    expected = torch.stack([each[work.targets == label].mean() for label in range(3)]).mean()
     torch.testing.assert_close(loss / count, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -303,7 +303,7 @@ def test_class_weights_make_all_labels_count_the_same(models):
 @pytest.mark.parametrize("family", ["bert", "gpt2", "causal bert"])
 def test_packed_is_one_by_one(models, family: str, kind: str):
     model, records = answering(models[family], kind), rows(kind, 5, pair=True)
-    work = Classify().work(model, records)
+    work = Classify().workload(model, records)
     numbers = [7, 2, 9, 0, 4]
     together = losses_of(model, work.batch(numbers, 0))["classify"]
     alone = [losses_of(model, work.batch([number], 0))["classify"] for number in numbers]
@@ -376,7 +376,7 @@ def test_one_several_pairs(models):
     for bad in (7, ("a", "b", "c"), ["a", 3], [None]):
         with pytest.raises(UsageError, match="is no text"):
             classify(bad)
-    with pytest.raises(CheckpointError, match="tells 2 numbers"):
+    with pytest.raises(CheckpointError, match="predicts 2 numbers"):
         Classifier(models["bert"].with_labels(Labels("number", ("x", "y"))), Classify())
     with pytest.raises(CheckpointError, match="no task head"):
         Classifier(models["bert"], Classify())
@@ -385,17 +385,17 @@ def test_one_several_pairs(models):
 def test_a_judge_shows_its_worst_errors(models):
     model, records = answering(models["bert"], "single"), rows("single", 10)
     task = Classify()
-    judge = Judge(records, task.reading(model, records), LABELS["single"], "fp32")
-    score = judge(model)
-    answers = answer_all(model, judge.reading.examples)
-    gold = golds(LABELS["single"], [record.fields["label"] for record in records])
+    evaluator = Evaluator(records, task.reading(model, records), LABELS["single"], "fp32")
+    score = evaluator(model)
+    answers = answer_all(model, evaluator.reading.examples)
+    gold = targets_of(LABELS["single"], [record.fields["label"] for record in records])
     assert score.value == score.metrics["accuracy"] == pytest.approx((answers.argmax(1) == gold).float().mean().item())
     assert score.metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(answers, gold).item(), abs=1e-5)
     shares = answers.softmax(1).gather(1, gold[:, None])[:, 0]
     wrong = [number for number in range(len(records)) if answers[number].argmax() != gold[number]]
     worst = min(wrong, key=lambda number: shares[number])
     assert score.samples[0].endswith(records[worst].fields["text"])
-    assert score.samples[1].startswith(f"  is         {records[worst].fields['label']}, taken for ")
+    assert score.samples[1].startswith(f"  label      true {records[worst].fields['label']}, predicted ")
 
 
 # ---- models ------------------------------------------------------------------------------------------------------
@@ -418,13 +418,13 @@ def test_a_missing_pooler_is_made_and_said(models, caplog):
 def test_what_suits_a_model(models):
     records = rows("single")
     lengths = [len(example) for example in Classify().reading(models["bert"], records).examples]
-    assert Classify().settings(models["bert"], records) == {
+    assert Classify().suggested_settings(models["bert"], records) == {
         "lr": 1e-4,
         "batch_tokens": int(np.ceil(32 * sum(lengths) / len(lengths))),
     }
     for width, rate in ((384, 1e-4), (768, 3e-5), (1024, 2e-5)):
         wide = load_like(models["bert"], width)
-        assert Classify().settings(wide, records)["lr"] == rate
+        assert Classify().suggested_settings(wide, records)["lr"] == rate
 
 
 def load_like(model: Model, width: int) -> Model:
@@ -448,3 +448,40 @@ def test_the_picture(tmp_path: Path, caplog):
     with caplog.at_level(logging.INFO, "allmask"):
         draw_confusion(np.zeros((50, 50), int), [str(n) for n in range(50)], tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists() and "too many" in caplog.text
+
+
+# ---- frozen bodies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [[4], [4, 7]])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_batch_of_cached_features(models, family: str, numbers: list[int]):
+    """Also of one text: an index of one element must stay an array."""
+    model = answering(models[family], "single")
+    work = Classify().workload(model, rows("single", 5))
+    expected = losses_of(model, work.batch(numbers, 0))["classify"]
+    work.cache_features(model, "fp32")
+    batch = work.batch(numbers, 0)
+    assert batch.hidden is not None and len(batch.hidden) == batch.ids.numel() == len(numbers)
+    loss, count = losses_of(model, batch)["classify"]
+    assert loss.item() == pytest.approx(expected[0].item(), rel=1e-5) and count == expected[1] == len(numbers)
+
+
+def test_a_frozen_body_and_one_text_too_many(cli, tmp_path: Path):
+    """33 texts of one length: a batch of the usual 32, and one of a single text."""
+    texts = [" ".join(random.Random(number).choices(tiny.WORDS, k=4)) for number in range(33)]
+    data = [{"text": text, "label": ("a", "b")[number % 2]} for number, text in enumerate(texts)]
+    tiny.write_jsonl(tmp_path / "train.jsonl", data)
+    model = tiny.bert(tmp_path / "bert")
+    words = ("--data", tmp_path / "train.jsonl", "--out", tmp_path / "run", "--freeze", "--epochs", 1, "--quiet")
+    ran = cli("finetune", model, "--task", "classify", *words)
+    assert ran.code == 0, ran.err
+
+
+def test_a_blank_label_is_called_so(tmp_path: Path):
+    tiny.write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": " "}, {"text": "b", "label": "x"}])
+    with pytest.raises(DataError, match='"label" is blank'):
+        Survey.of(tmp_path / "a.jsonl", "stop")
+    skipped: Counter[str] = Counter()
+    list(read_texts(tmp_path / "a.jsonl", Labels("single", ("x", "y")), False, "skip", skipped))
+    assert skipped == {"blank label": 1}

@@ -9,23 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from allmask.data import Record
+from allmask.data import Record, Texts
 from allmask.errors import UsageError
-from allmask.heads import Labels
 from allmask.inference import embed
 from allmask.model import load
+from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
-from allmask.pipelines import open_pipeline, pipeline
-from allmask.tasks.classifier import answer_all, frozen, hidden_all
+from allmask.pipelines import pipeline
+from allmask.runs.driver import start
+from allmask.runs.plan import Plan
+from allmask.runs.pretraining import Pretraining
 from allmask.tasks.classify import Classify
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.plan import Plan
-from allmask.tasks.pretraining import pretrain
-from allmask.tasks.recipe import Recipe
-from allmask.text import train
-from allmask.training import runs
+from allmask.tasks.common.heads import answer_all, frozen, hidden_all
+from allmask.text import train_tokenizer
+from allmask.training.log import read_metrics
 from tests import tiny
-from tests.tasks.test_pretraining import write_text
+from tests.runs.test_pretraining import write_text
 
 COLOURS, ANIMALS = tiny.WORDS[:3], tiny.WORDS[3:6]
 SMALL = {"preset": "elmo-tiny", "width": 32, "precision": "fp32", "eval_every": 30, "length": 24}
@@ -36,11 +35,9 @@ def elmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of pretraining."""
     folder = tmp_path_factory.mktemp("elmo")
     text = write_text(folder / "text.txt", documents=80)
-    train([text], "wordpiece", 200).save(folder / "tok")
+    train_tokenizer(Texts([text]), "wordpiece", 200).save(folder / "tok")
     told = {"data": [str(text)], "tokenizer": str(folder / "tok"), "objective": "causal,reverse", "held_out": 0.1}
-    pretrain(
-        Recipe.from_dict({**told, **SMALL, "steps": 60, "batch_tokens": 512, "lr": 1e-2}), folder / "run", quiet=True
-    )
+    start(Plan.from_dict({**told, **SMALL, "steps": 60, "batch_tokens": 512, "lr": 1e-2}), folder / "run", quiet=True)
     return folder / "run"
 
 
@@ -69,35 +66,37 @@ def finetuned(elmo: Path, tmp_path: Path, task: str, rows: list[dict], held_out:
     data = tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     dev = tiny.write_jsonl(tmp_path / "dev.jsonl", held_out)
     told = {"model": str(elmo / "final"), "data": str(data), "eval": str(dev), "task": task, "freeze": True}
-    finetune(Plan.from_dict({**told, "precision": "fp32", **options}), tmp_path / "run", quiet=True)
+    start(Plan.from_dict({**told, "precision": "fp32", **options}), tmp_path / "run", quiet=True)
     return tmp_path / "run"
 
 
 def test_both_language_models_learn(elmo):
-    told = [line for line in runs.read_metrics(elmo) if "eval_loss" in line][-1]
+    told = [line for line in read_metrics(elmo) if "eval_loss" in line][-1]
     model = load(elmo / "final")
     for name in ("eval_loss_causal", "eval_loss_reverse"):
-        assert told[name] < 0.5 * math.log(model.config.vocabulary)
+        assert told[name] < 0.5 * math.log(model.config.vocab_size)
     assert told["eval_loss"] == pytest.approx((told["eval_loss_causal"] + told["eval_loss_reverse"]) / 2)
     assert model.config.own_mask == "bidirectional" and model.config.family == "elmo"
 
 
 def test_it_writes_from_left_to_right(elmo):
-    writer = open_pipeline(elmo / "final", precision="fp32", max_new=3)
-    assert writer("red blue green").split()[0] == "cat"  # words follow each other in a circle
+    writer = pipeline("generate", elmo / "final", precision="fp32")
+    assert writer("red blue green", max_new=3).split()[0] == "cat"  # words follow each other in a circle
 
 
 @pytest.mark.parametrize("objective", ["mlm", "causal", "causal,mlm", "permutation"])
 def test_other_objectives_are_refused(elmo, objective):
-    recipe = Recipe.from_dict({"data": ["x"], "tokenizer": str(elmo / "start"), "objective": objective, **SMALL})
-    model = load(elmo / "start")
+    plan = Plan.from_dict({"data": ["x"], "tokenizer": str(elmo / "final"), "objective": objective, **SMALL})
+    assert isinstance(plan.job, Pretraining)
     with pytest.raises(UsageError, match="an elmo does not learn"):
-        recipe.fitted(model.config)
+        plan.job.fitted_shape(load(elmo / "final").config)
 
 
 def test_features_are_found_once_and_a_head_with_its_mix_learns(elmo, tmp_path):
     run = finetuned(elmo, tmp_path, "classify", labelled(160, 0), labelled(40, 1), epochs=12, lr=2e-2)
-    before, after = load(run / "start"), load(run / "final")
+    after = load(run / "final")
+    assert after.labels is not None
+    before = load(elmo / "final").without("lm").with_labels(after.labels)
     for name, tensor in before.body.state_dict().items():
         assert torch.equal(tensor, after.body.state_dict()[name]), name
     assert not torch.equal(before.task_head.before.layers_bias, after.task_head.before.layers_bias)
@@ -129,13 +128,13 @@ def test_what_is_said_of_a_text_is_the_mean_of_what_is_said_of_its_tokens(elmo):
     assert features.shape == (3, model.config.features)
     torch.testing.assert_close(model.answers(features), expected, atol=1e-5, rtol=0)
     rows = [{"text": text, "text_b": None, "label": label} for text, label in zip(texts, "cab", strict=True)]
-    work = task.work(model, [Record(row, "here") for row in rows])
+    work = task.workload(model, [Record(row, "here") for row in rows])
     gold = torch.tensor([2, 0, 1])
     loss = torch.nn.functional.cross_entropy(expected, gold, reduction="sum").item()
     for _ in range(2):
         found, count = losses_of(model, work.batch([0, 1, 2], 0))["classify"]
         assert count == 3 and found.item() == pytest.approx(loss, abs=1e-4)
-        work.remember(model, "fp32")
+        work.cache_features(model, "fp32")
 
 
 @pytest.mark.parametrize("options", [{}, {"crf": True}, {"freeze": False}], ids=str)
@@ -151,7 +150,7 @@ def test_words_are_tagged(elmo, tmp_path, options):
 
 
 def test_no_language_is_learnt_beside_a_task(elmo, tmp_path):
-    with pytest.raises(UsageError, match="no language beside it"):
+    with pytest.raises(UsageError, match="--lm-weight cannot be combined with an ELMo"):
         finetuned(elmo, tmp_path, "classify", labelled(8, 0), labelled(8, 1), freeze=False, lm_weight=0.5)
 
 

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 
 from allmask.data import Record
 from allmask.errors import CheckpointError, DataError, UsageError
-from allmask.heads import Labels
 from allmask.model import Model, load
+from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
-from allmask.tasks.entities import entities
-from allmask.tasks.tag import Judge, Tag
-from allmask.tasks.tagger import Tagger, best_tags, read_sentences, word_scores
-from allmask.tasks.words import most_context, read_words, split_words, with_marks
-from allmask.text.lengths import windows
+from allmask.tasks.common.reading import most_context, with_marks
+from allmask.tasks.metrics.entities import entities
+from allmask.tasks.tag import Evaluator, Tag, Tagger, best_tags, read_sentences, read_words, split_words, word_scores
+from allmask.text.truncate import windows
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -143,12 +142,12 @@ def test_forward_loss_and_gradient_are_those_of_transformers(bert, tmp_path: Pat
     model, records = answering(bert).eval(), rows()
     theirs = theirs_of(model, tmp_path / "model")
     assert theirs.config.id2label == dict(enumerate(NAMES)) and type(theirs).__name__ == "BertForTokenClassification"
-    work = Tag(max_length=48).work(model, records)
+    work = Tag(max_length=48).workload(model, records)
     loss, count = losses_of(model, work.batch(list(range(len(records))), 0))["tag"]
     (loss / count).backward()
     longest = max(work.lengths)
     ids, valid, labels = (torch.full((len(records), longest), fill) for fill in (0, 0, -100))
-    for row, (window, gold) in enumerate(zip(work.windows, work.gold, strict=True)):
+    for row, (window, gold) in enumerate(zip(work.windows, work.targets, strict=True)):
         ids[row, : len(window.example)] = torch.from_numpy(window.example.ids)
         valid[row, : len(window.example)] = 1
         labels[row, torch.from_numpy(window.places)] = torch.from_numpy(gold)
@@ -156,7 +155,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(bert, tmp_path: Pat
     told.loss.backward()
     torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.task_head.output.weight.grad, theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
-    mine = word_scores(model, [[window] for window in work.windows], [len(gold) for gold in work.gold])
+    mine = word_scores(model, [[window] for window in work.windows], [len(gold) for gold in work.targets])
     for row, (window, scores) in enumerate(zip(work.windows, mine, strict=True)):
         torch.testing.assert_close(scores, told.logits[row, window.places], atol=1e-5, rtol=1e-5)
 
@@ -178,7 +177,7 @@ def test_there_and_back(bert, tmp_path: Path, kind: str):
 @pytest.mark.parametrize("kind", ["tag", "chain"])
 def test_packed_is_one_by_one(bert, kind: str):
     model, records = answering(bert, kind), rows(8, 40)
-    work = Tag(max_length=12).work(model, records)  # most are read in several windows
+    work = Tag(max_length=12).workload(model, records)  # most are read in several windows
     assert len(work.windows) > len(records)
     numbers = [7, 2, 9, 0, 4]
     together = losses_of(model, work.batch(numbers, 0))["tag"]
@@ -250,10 +249,10 @@ def test_a_judge_knows_perfection(bert):
     task = Tag(scheme="bio")
     found = Tagger(model, task, "fp32")([record.fields["tokens"] for record in records])
     perfect = [Record({**r.fields, "tags": one.tags}, r.where) for r, one in zip(records, found, strict=True)]
-    score = Judge(task, perfect, task.read(model, perfect), "fp32")(model)
+    score = Evaluator(task, perfect, task.read(model, perfect), "fp32")(model)
     assert score.value == 1.0 and score.metrics["accuracy"] == 1.0 and score.samples == []
-    score = Judge(task, records, task.read(model, records), "fp32")(model)
-    assert score.value < 1.0 and any("taken for" in line for line in score.samples)
+    score = Evaluator(task, records, task.read(model, records), "fp32")(model)
+    assert score.value < 1.0 and any("predicted" in line for line in score.samples)
 
 
 def test_only_a_body_that_reads_both_ways(tmp_path: Path, bert):
@@ -301,14 +300,14 @@ GOOD = {"tokens": ["red", "cat"], "tags": ["O", "B-a"]}
 def test_bad_records_are_named(tmp_path: Path, train: list, dev: list, says: str):
     files = [tiny.write_jsonl(tmp_path / name, some) for name, some in (("train.jsonl", train), ("dev.jsonl", dev))]
     with pytest.raises(DataError, match=says):
-        Tag().read_both(*files, "stop", Counter())
+        Tag().read_data(*files, "stop", Counter())
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path: Path):
     bad = [{**GOOD, "tags": ["O"]}, {**GOOD, "tags": ["O", "Ba"]}, {"tokens": ["a"]}]
     files = [tiny.write_jsonl(tmp_path / name, [GOOD, *bad]) for name in ("train.jsonl", "dev.jsonl")]
     skipped: Counter[str] = Counter()
-    task, train, held_out = Tag().read_both(*files, "skip", skipped)
+    task, train, held_out = Tag().read_data(*files, "skip", skipped)
     assert task.scheme == "bio" and len(train) == len(held_out) == 1
     assert skipped == {
         "tokens and tags differ in length": 2, "unknown tag": 1, "unknown label": 1, "missing field": 2,

@@ -15,14 +15,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from allmask.config import xlnet_tiny
 from allmask.data import Record
 from allmask.model import Model, load
 from allmask.pipelines import pipeline
+from allmask.presets import xlnet_tiny
+from allmask.runs.driver import start
+from allmask.runs.plan import Plan
 from allmask.tasks.answer import Answer
-from allmask.tasks.finetuning import finetune
-from allmask.tasks.frames import Frame
-from allmask.tasks.plan import Plan
+from allmask.tasks.common.reading import Frame
 from allmask.tasks.tag import Tag
 from allmask.text import Tokenizer
 from tests import tiny
@@ -42,7 +42,7 @@ def xlnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
         single="$A <sep> <cls>:2", pair="$A <sep> $B:1 <sep>:1 <cls>:2", special_tokens=[("<sep>", 1), ("<cls>", 2)]
     )
     tokenizer = Tokenizer(backend, {"unk": "<unk>", "sep": "<sep>", "cls": "<cls>", "pad": "<pad>"})
-    shape = replace(xlnet_tiny(), vocabulary=len(words), width=32, heads=2, inner=64, init_std=0.1)
+    shape = replace(xlnet_tiny(), vocab_size=len(words), width=32, heads=2, ffn_width=64, init_std=0.1)
     model = Model.fresh(shape, ("lm",), torch.Generator().manual_seed(0))
     model.tokenizer = tokenizer
     folder = tmp_path_factory.mktemp("xlnet")
@@ -78,7 +78,7 @@ def test_it_learns_what_a_bert_learns(xlnet: Path, tmp_path: Path, task: str):
     files = [tiny.write_jsonl(tmp_path / name, rows) for name, rows in (("train.jsonl", train), ("dev.jsonl", dev))]
     asked = {"model": str(xlnet), "task": task, "data": str(files[0]), "eval": str(files[1])}
     how = {"epochs": 12.0, "lr": 5e-3, "batch_tokens": 256, "dropout": 0.0, "precision": "fp32"}
-    told = finetune(Plan.from_dict(asked | how), tmp_path / "run", quiet=True)
+    told = start(Plan.from_dict(asked | how), tmp_path / "run", quiet=True)
     assert told["score"] > (90.0 if task == "answer" else 0.9)  # F1 in percent, or a share
     if task == "answer":
         found = pipeline("answer", tmp_path / "run")(ASKED, "cat sings green there")
@@ -89,7 +89,7 @@ def test_transformers_tells_the_same_of_the_same_rows(xlnet: Path, tmp_path: Pat
     rows = [record("classify", words) for words in sentences(60, 2)]
     data = tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     plan = Plan.from_dict({"model": str(xlnet), "task": "classify", "data": str(data), "steps": 5, "precision": "fp32"})
-    finetune(plan, tmp_path / "run", quiet=True)
+    start(plan, tmp_path / "run", quiet=True)
     theirs = transformers.XLNetForSequenceClassification.from_pretrained(tmp_path / "run" / "final").eval()
     classify = pipeline("classify", tmp_path / "run", precision="fp32")
     tokenizer = load(xlnet).tokenizer

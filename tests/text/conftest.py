@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from allmask.text import Tokenizer, train
+from allmask.data import Texts
+from allmask.text import Tokenizer, train_tokenizer
 from tests.text.references import CORPUS
 
 
@@ -20,22 +21,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uncased(corpus: Path) -> Tokenizer:
-    return train([corpus], "wordpiece", 200)
+    return train_tokenizer(Texts([corpus]), "wordpiece", 200)
 
 
 @pytest.fixture(scope="session")
 def cased(corpus: Path) -> Tokenizer:
-    return train([corpus], "wordpiece", 220, lowercase=False)
+    return train_tokenizer(Texts([corpus]), "wordpiece", 220, lowercase=False)
 
 
 @pytest.fixture(scope="session")
 def byte_bpe(corpus: Path) -> Tokenizer:
-    return train([corpus], "byte-bpe", 420)
+    return train_tokenizer(Texts([corpus]), "byte-bpe", 420)
 
 
 @pytest.fixture(scope="session")
 def plain_bpe(corpus: Path) -> Tokenizer:
-    return train([corpus], "bpe", 300)
+    return train_tokenizer(Texts([corpus]), "bpe", 300)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
-from allmask.text import Tokenizer, train
+from allmask.data import Texts
+from allmask.text import Tokenizer, train_tokenizer
+from tests.text.references import CORPUS
 
 
 def names(folder: Path) -> set[str]:
@@ -28,14 +37,14 @@ def test_train_as_json(cli, corpus: Path, tmp_path: Path):
     )
     data = json.loads(ran.out)
     assert data["kind"] == "byte-bpe" and data["specials"]["eos"] == "<|endoftext|>" and data["size"] < 9999
-    assert Tokenizer.load(data["out"]) == train([corpus, corpus], "byte-bpe", 9999)
+    assert Tokenizer.load(data["out"]) == train_tokenizer(Texts([corpus, corpus]), "byte-bpe", 9999)
 
 
 def test_options_reach_the_training(cli, corpus: Path, tmp_path: Path):
     options = ["--cased", "--min-count", 3, "--alphabet", 50]
     ran = cli("tokenizer", "train", corpus, "--size", 200, "--out", tmp_path / "t", *options)
     assert ran.code == 0
-    expected = train([corpus], "wordpiece", 200, lowercase=False, minimum=3, alphabet=50)
+    expected = train_tokenizer(Texts([corpus]), "wordpiece", 200, lowercase=False, minimum=3, alphabet=50)
     assert Tokenizer.load(tmp_path / "t") == expected
 
 
@@ -71,24 +80,70 @@ def test_an_empty_folder_is_taken_and_a_file_is_not(cli, corpus: Path, tmp_path:
 def test_a_failure_leaves_nothing_behind(cli, corpus: Path, uncased: Tokenizer, tmp_path: Path, monkeypatch):
     out = tmp_path / "tok"
     uncased.save(out)
-    monkeypatch.setattr(Tokenizer, "save", lambda self, folder: (folder.mkdir(), 1 / 0))
+    monkeypatch.setattr(Tokenizer, "save", lambda self, folder: ((folder / "vocab.txt").touch(), 1 / 0))
     assert cli("tokenizer", "train", corpus, "--size", 300, "--out", out, "--force").code == 1
     assert names(tmp_path) == {"tok"} and Tokenizer.load(out) == uncased
 
 
 def test_a_failed_rename_puts_the_old_folder_back(cli, corpus: Path, byte_bpe: Tokenizer, tmp_path: Path, monkeypatch):
-    out, rename = tmp_path / "tok", Path.rename
+    out, rename = tmp_path / "tok", os.rename
     byte_bpe.save(out)
 
-    def full_disk(path: Path, target: Path) -> Path:
-        if path.name == "new":
+    def full_disk(path: Path, target: Path) -> None:
+        if path.name.endswith(".partial"):
             raise OSError(28, "No space left on device", str(path))
-        return rename(path, target)
+        rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", full_disk)
+    monkeypatch.setattr(os, "rename", full_disk)
     ran = cli("tokenizer", "train", corpus, "--size", 300, "--out", out, "--force")
     assert ran.code == 5 and "No space left" in ran.err
     assert names(tmp_path) == {"tok"} and Tokenizer.load(out) == byte_bpe
+
+
+@pytest.mark.parametrize("name", ["folder", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet"])
+def test_train_reads_what_pretrain_reads(cli, uncased: Tokenizer, tmp_path: Path, name: str):
+    rows = [{"body": line} for line in CORPUS if line.strip()]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    if name == "folder":
+        (tmp_path / name / "b").mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text("\n".join(CORPUS[:9]), encoding="utf-8")
+        (tmp_path / name / "b" / "c.txt").write_text("\n".join(CORPUS[9:]), encoding="utf-8")
+        (tmp_path / name / "README.md").write_text("not a part of the corpus")
+    elif name == "a.parquet":
+        parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / name)
+    elif name == "a.csv":
+        with (tmp_path / name).open("w", encoding="utf-8", newline="") as stream:
+            csv.writer(stream).writerows([["body"], *([row["body"]] for row in rows)])
+    else:
+        text = "\n".join(CORPUS) if name == "a.txt.gz" else lines
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    ran = cli(
+        "tokenizer", "train", tmp_path / name, "--text-field", "body", "--size", 200, "--out", tmp_path / "tok"
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert Tokenizer.load(tmp_path / "tok") == uncased
+
+
+def test_bad_records_are_skipped_when_told(cli, uncased: Tokenizer, tmp_path: Path):
+    lines = [json.dumps({"text": line}) for line in CORPUS]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{", '{"txt": 1}', "{"]))
+    line = ("tokenizer", "train", tmp_path / "a.jsonl", "--size", 200, "--out", tmp_path / "tok")
+    refused = cli(*line)
+    assert refused.code == 3 and f"a.jsonl:{len(lines) + 1}: not valid JSON" in refused.err
+    ran = cli(*line, "--on-bad-record", "skip", "--json")
+    assert "skipped: 2 × malformed JSON, 1 × missing field" in ran.err
+    assert json.loads(ran.out)["skipped"] == {"malformed JSON": 2, "missing field": 1}
+    assert Tokenizer.load(tmp_path / "tok") == uncased
+
+
+def test_training_does_not_import_torch(corpus: Path, tmp_path: Path):
+    code = (
+        "import sys; from allmask.cli.main import main; "
+        f"main(['tokenizer', 'train', {str(corpus)!r}, '--size', '200', '--out', {str(tmp_path / 'tok')!r}]); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "tok" / "vocab.txt").is_file()
 
 
 @pytest.mark.parametrize(

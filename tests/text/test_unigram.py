@@ -10,9 +10,10 @@ import sys
 import pytest
 from transformers import AutoTokenizer, T5Tokenizer
 
+from allmask.data import Texts
 from allmask.errors import CheckpointError, UsageError
 from allmask.objectives import Vocabulary
-from allmask.text import Tokenizer, train
+from allmask.text import Tokenizer, train_tokenizer
 from allmask.text.sentencepiece import read_pieces
 from tests.objectives.texts import chinese_documents, english_documents
 
@@ -134,7 +135,7 @@ def test_damaged_files_are_refused_by_name(folder, tmp_path):
 
 
 def test_training_gives_the_form_of_t5(corpus, tmp_path):
-    tokenizer = train([corpus], "unigram", 900)
+    tokenizer = train_tokenizer(Texts([corpus]), "unigram", 900)
     assert tokenizer.kind == "unigram" and tokenizer.size <= 900
     assert [tokenizer.id_to_token(id) for id in range(3)] == ["<pad>", "</s>", "<unk>"]
     assert tokenizer.token_to_id("<extra_id_0>") == tokenizer.size - 1
@@ -150,13 +151,16 @@ def test_training_gives_the_form_of_t5(corpus, tmp_path):
 
 
 def test_the_same_files_give_the_same_tokenizer_in_any_process(corpus):
-    code = f"from allmask.text import train; print(train([{str(corpus)!r}], 'unigram', 900).backend.to_str())"
+    code = (
+        "from allmask.data import Texts; from allmask.text import train_tokenizer; "
+        f"print(train_tokenizer(Texts([{str(corpus)!r}]), 'unigram', 900).backend.to_str())"
+    )
     made = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(made) == 1
 
 
 def test_rare_characters_can_be_left_out(corpus):
-    tokenizer = train([corpus], "unigram", 400, alphabet=60)
+    tokenizer = train_tokenizer(Texts([corpus]), "unigram", 400, alphabet=60)
     assert tokenizer.unk_id in tokenizer.encode("鸽").ids and tokenizer.unk_id not in tokenizer.encode("the").ids
     with pytest.raises(UsageError, match="alone need"):
-        train([corpus], "unigram", 200)
+        train_tokenizer(Texts([corpus]), "unigram", 200)

@@ -68,7 +68,7 @@ def test_cls_closes_a_text_and_nothing_begins_it(folder):
     assert framed.values.tolist() == [20, 21, 4, 3, 22, 4, 3] and framed.lengths.tolist() == [4, 3]
     batch = Permutation(vocabulary).batch([np.array([20, 21, 22])], Draw(0, 0, [0]))
     closing = batch.ids[0] == MARKS["cls"]
-    assert batch.segments[0].tolist() == (2 * closing).tolist() and batch.mask.place[0, closing].tolist() == [4]
+    assert batch.segments[0].tolist() == (2 * closing).tolist() and batch.mask.position[0, closing].tolist() == [4]
     assert (batch.mask.order[0, closing] == 0).all() and batch.query == MARKS["mask"]
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from allmask import config as configs
+from allmask import presets
 from allmask.data import Asked, Example, pack
-from allmask.heads import Labels, speaking_tokens
 from allmask.model import Model
+from allmask.nn.heads import Labels, pooled_tokens
 from allmask.training import Settings, loop, train
-from allmask.training.distributed import Alone
-from allmask.training.gradients import RowGradient, WholeGradient, clip, embedding_gradient
+from allmask.training.optimizer import RowGradient, WholeGradient, clip, embedding_gradient
+from allmask.training.process_group import SingleProcess
 
-SMALL = {"vocabulary": 50, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 16}
+SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 16}
 FAST = Settings(steps=6, batch_tokens=40, lr=3e-3, precision="fp32", weight_decay=0.1)
 
 
@@ -36,7 +36,7 @@ class Sorting:
 
     def batch(self, numbers, epoch):
         made = pack([self.examples[number] for number in numbers])
-        where = speaking_tokens(made.mask)
+        where = pooled_tokens(made.mask)
         gold = self.gold[torch.tensor(numbers)[made.mask.group[where]]]
         return replace(made, asked=Asked(where, gold))
 
@@ -45,7 +45,7 @@ class Sorting:
 
 
 def classifier(heads=()) -> Model:
-    config = replace(configs.bert_base(), **SMALL)
+    config = replace(presets.bert_base(), **SMALL)
     rng = torch.Generator().manual_seed(0)
     return Model.fresh(config, heads, rng).with_labels(Labels("single", ("a", "b")), rng)
 
@@ -88,10 +88,10 @@ def test_afterwards_the_embedding_is_as_anybody_expects_it(tmp_path):
 
 def test_only_tables_that_are_looked_up_and_learn_go_by_rows():
     frozen = classifier().requires_grad_(False)
-    assert isinstance(embedding_gradient(classifier(), Alone()), RowGradient)
-    assert isinstance(embedding_gradient(classifier(["lm"]), Alone()), WholeGradient)
-    assert isinstance(embedding_gradient(frozen, Alone()), WholeGradient)
-    assert isinstance(embedding_gradient(classifier(), Alone(size=2)), WholeGradient)
+    assert isinstance(embedding_gradient(classifier(), SingleProcess()), RowGradient)
+    assert isinstance(embedding_gradient(classifier(["lm"]), SingleProcess()), WholeGradient)
+    assert isinstance(embedding_gradient(frozen, SingleProcess()), WholeGradient)
+    assert isinstance(embedding_gradient(classifier(), SingleProcess(size=2)), WholeGradient)
 
 
 @pytest.mark.parametrize("limit", [0.1, 1e6])

@@ -11,18 +11,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from allmask import config as configs
-from allmask.attention import Attention
+from allmask import presets
 from allmask.data import Example, pack
-from allmask.dropout import Dropout
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError
-from allmask.masks import Mask
+from allmask.mask import Mask
 from allmask.model import Model
-from allmask.training import Paused, Score, Settings, loss_of, runs, train
+from allmask.nn.attention import Attention
+from allmask.nn.dropout import Dropout
+from allmask.training import Paused, Score, Settings, loss_of, train
+from allmask.training import checkpoint as runs
+from allmask.training.log import Metrics, read_metrics
 from allmask.training.loop import Trainer, set_dropout
-from allmask.training.optimiser import adamw
+from allmask.training.optimizer import adamw
 
-SMALL = {"vocabulary": 30, "width": 16, "heads": 2, "inner": 32, "layers": 2, "max_positions": 32}
+SMALL = {"vocab_size": 30, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 32}
 FAST = Settings(steps=12, batch_tokens=60, lr=3e-3, eval_every=4, precision="fp32", seed=3)
 
 
@@ -57,7 +59,7 @@ class Copying:
 
 
 def model(dropout=0.1):
-    config = replace(configs.bert_base(), **SMALL, dropout=dropout, attention_dropout=dropout)
+    config = replace(presets.bert_base(), **SMALL, dropout=dropout, attention_dropout=dropout)
     return Model.fresh(config, ("lm",), torch.Generator().manual_seed(0))
 
 
@@ -96,13 +98,13 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, precision, accumulat
         train(again, rest, settings, tmp_path / f"cut{stop}", resume=True, quiet=True)
         assert same(weights(again), weights(whole))
         assert rest.seen[: 12 * accumulate - stop * accumulate] == work.seen[stop * accumulate : 12 * accumulate]
-        steps = [line["loss"] for line in runs.read_metrics(tmp_path / f"cut{stop}") if "loss" in line]
-        assert steps == [line["loss"] for line in runs.read_metrics(tmp_path / "whole") if "loss" in line]
+        steps = [line["loss"] for line in read_metrics(tmp_path / f"cut{stop}") if "loss" in line]
+        assert steps == [line["loss"] for line in read_metrics(tmp_path / "whole") if "loss" in line]
 
 
 def runs_metrics(trainer):
     runs.prepare(trainer.run, False)
-    return runs.Metrics(trainer.run)
+    return Metrics(trainer.run)
 
 
 def quiet_bar(trainer):
@@ -258,7 +260,7 @@ def test_dropout_of_a_run_is_not_the_models(tmp_path):
 
 def test_dropout_of_a_run_goes_where_the_model_drops():
     """The 2017 Transformer has none inside attention; a model without any gets it everywhere."""
-    made = Model.fresh(replace(configs.transformer_small(), vocabulary=32, width=8, heads=2, inner=8), ["lm"])
+    made = Model.fresh(replace(presets.transformer_small(), vocab_size=32, width=8, heads=2, ffn_width=8), ["lm"])
     set_dropout(made, 0.3)
     assert all(module.dropout == 0.0 for module in made.modules() if isinstance(module, Attention))
     assert {module.p for module in made.modules() if isinstance(module, Dropout)} == {0.0, 0.3}  # 0 in the inner layer

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from allmask.errors import UsageError
-from allmask.training import Settings, Way, runs, train
-from allmask.training.optimiser import optimiser_of
+from allmask.training import Settings, StepSpec, train
+from allmask.training import checkpoint as runs
+from allmask.training.log import read_metrics
+from allmask.training.optimizer import optimizer_for
 from allmask.training.schedule import steps as by_steps
 
 PAPER = Settings(
-    optimiser="sgd", lr=0.1, momentum=0.9, weight_decay=0.02, schedule="steps", warmup=0, clip=1e9, steps=8,
+    optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.02, schedule="steps", warmup=0, clip=1e9, steps=8,
     batch_tokens=5, precision="fp32", eval_every=4, save_every=2, keep=9,
 )  # fmt: skip
 
@@ -43,7 +45,7 @@ class Curve:
         self.x = torch.linspace(-1.0, 1.0, 20)[:, None]
         self.y = (3.0 * self.x).sin()
         self.lengths = [1] * 20
-        self.way = Way("points", self.plan, self.losses, lambda model, batch: 1)
+        self.step_spec = StepSpec("points", self.plan, self.losses, lambda model, batch: 1)
 
     def plan(self, lengths, most: int, seed: int, epoch: int) -> list[list[int]]:
         order = torch.randperm(20, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
@@ -64,17 +66,17 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1))
 
 
-def by_hand(optimiser: torch.optim.Optimizer, model: nn.Module, settings: Settings) -> None:
+def by_hand(optimizer: torch.optim.Optimizer, model: nn.Module, settings: Settings) -> None:
     """The same steps without the loop."""
     work = Curve()
     assert settings.steps is not None
     for step in range(settings.steps):
         numbers = work.plan(None, 5, settings.seed, step // 4)[step % 4]
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = settings.lr * (1.0 if step < 4 else 0.1 if step < 6 else 0.01)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (model(work.x[numbers]) - work.y[numbers]).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -94,17 +96,17 @@ def test_the_loop_makes_the_steps_of_torch(tmp_path: Path, momentum: float):
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
     assert not same(model, network())
-    rates = [line["lr"] for line in runs.read_metrics(tmp_path / "run")]
+    rates = [line["lr"] for line in read_metrics(tmp_path / "run")]
     assert rates == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
 
 
 def test_two_steps_by_the_formula():
     weight = nn.Linear(1, 1, bias=False)
     nn.init.constant_(weight.weight, 2.0)
-    optimiser = optimiser_of(weight, replace(PAPER, weight_decay=0.5))
+    optimizer = optimizer_for(weight, replace(PAPER, weight_decay=0.5))
     for gradient, expected in ((3.0, 2.0 - 0.1 * 4.0), (1.0, 1.6 - 0.1 * (0.9 * 4.0 + 1.8))):
         weight.weight.grad = torch.full((1, 1), gradient)
-        optimiser.step()
+        optimizer.step()
         assert weight.weight.item() == pytest.approx(expected)
 
 
@@ -121,7 +123,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, kept: int):
     again = network()
     train(again, Curve(), PAPER, tmp_path / "cut", resume=True, quiet=True)
     assert same(again, whole)
-    stored = runs.load_state(tmp_path / "cut" / "checkpoints" / f"step-{kept:08d}").optimiser
+    stored = runs.load_state(tmp_path / "cut" / "checkpoints" / f"step-{kept:08d}").optimizer
     assert len(stored) == 6 and all(name.endswith(".momentum_buffer") for name in stored)
 
 
@@ -129,10 +131,10 @@ def test_rates_by_layer(tmp_path: Path):
     """Each group makes its step with its share of the rate, as with AdamW."""
     model = nn.ModuleDict({"body": nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})})
     before = [weight.clone() for weight in model.parameters()]
-    optimiser = optimiser_of(model, replace(PAPER, weight_decay=0.0, layer_decay=0.5))
+    optimizer = optimizer_for(model, replace(PAPER, weight_decay=0.0, layer_decay=0.5))
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
-    optimiser.step()
+    optimizer.step()
     moved = [(old - new).mean().item() for old, new in zip(before, model.parameters(), strict=True)]
     assert moved == pytest.approx([0.025, 0.025, 0.05, 0.05])
 
@@ -147,7 +149,7 @@ def test_a_tenth_after_half_of_the_steps():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"optimiser": "lion"}, "expected adamw or sgd"),
+        ({"optimizer": "lion"}, "expected adamw or sgd"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"momentum": -0.1}, "momentum is -0.1"),
     ],

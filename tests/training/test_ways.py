@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from allmask.errors import UsageError
-from allmask.training import Score, Settings, Way, runs, train
-from allmask.training.stages import stage_of
+from allmask.training import Score, Settings, StepSpec, train
+from allmask.training.log import read_metrics
+from allmask.training.strategy import strategy_for
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Doubling:
     def __init__(self):
         self.x = torch.arange(1.0, 9.0)[:, None]
         self.lengths = [1] * 8
-        self.way = Way("points", self.plan, self.losses, lambda model, batch: 6 * batch.tokens)
+        self.step_spec = StepSpec("points", self.plan, self.losses, lambda model, batch: 6 * batch.tokens)
         self.seen: list[tuple[int, list[int]]] = []
         self.judged: list[int] = []  # after which steps
 
@@ -63,13 +64,13 @@ def test_a_work_with_a_way_of_its_own(tmp_path):
     result = train(model, work, settings, tmp_path / "run", quiet=True)
     assert result.steps == 60 and result.best is not None
     assert result.best.metrics["loss"] < 1.0 < 102.0 == (2.0 * work.x).square().mean()  # as it began
-    assert work.judged == list(range(6, 61, 6))
+    assert work.judged == list(range(10, 61, 10))
     assert work.seen[:3] == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7]), (1, [0, 1, 2, 3])]
-    first = runs.read_metrics(tmp_path / "run")[0]
+    first = read_metrics(tmp_path / "run")[0]
     assert first["points"] == 4 and first["loss_square"] > 1.0 and "tokens" not in first
 
 
 def test_only_models_of_texts_are_trained_by_several_processes():
-    for crew in (SimpleNamespace(size=2, sharded=False), SimpleNamespace(size=1, sharded=True)):
+    for group in (SimpleNamespace(size=2, sharded=False), SimpleNamespace(size=1, sharded=True)):
         with pytest.raises(UsageError, match="several processes"):
-            stage_of(nn.Linear(1, 1), crew)  # type: ignore[arg-type]
+            strategy_for(nn.Linear(1, 1), group)  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from allmask.tasks.image import ImageData, ImagePlan
 from allmask.training import Settings
 from allmask.vision.resnet import parameters
+from allmask.vision.task import ImageTraining
 
 FILE = Path(__file__).parents[2] / "quality" / "depth.py"
 
@@ -28,9 +28,8 @@ def depth():
 def test_networks_take_turns(depth, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(depth, "SAMPLE", 20)
     settings = Settings(steps=1000, batch_tokens=8, eval_every=2, keep=1, precision="fp32", schedule="constant")
-    plan = ImagePlan(settings=settings)
-    data = ImageData.read(plan)
-    experiment = depth.Experiment(plan.settled(data.train), data, tmp_path, (8,))
+    data = ImageTraining().images()
+    experiment = depth.Experiment(ImageTraining().settled(data.train), settings, data, tmp_path, (8,))
     assert experiment.names == ["plain8", "residual8"]
     plain, residual = map(experiment.config, experiment.names)
     assert plain.shortcut == "none" and parameters(plain) == parameters(residual)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from allmask.errors import CheckpointError, ResourceError
 from allmask.gan import files as gans
 from allmask.gan.networks import PRESETS, Gan, GanConfig
-from allmask.heads import Labels
+from allmask.nn.heads import Labels
 from allmask.vision.files import TORCHVISION, load, renamed, save, to_torchvision
 from allmask.vision.resnet import ResNetConfig, fresh, plain, resnet18, resnet50, shape_of, small
 from tests.vision.test_resnet import TINY, VARIANTS, images, randomised, variants

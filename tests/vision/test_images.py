@@ -18,7 +18,7 @@ from PIL import Image
 from allmask.errors import DataError, ResourceError, UsageError
 from allmask.vision.arrays import CIFAR10
 from allmask.vision.images import has_part, read
-from allmask.vision.labelled import normalised, statistics
+from allmask.vision.labelled import normalized, statistics
 
 
 def noise(*shape, seed=0):
@@ -445,7 +445,7 @@ def test_a_network_reads_mean_0_and_size_1():
     exact = pixels.double() / 255
     torch.testing.assert_close(mean, exact.mean((0, 2, 3)).float())
     torch.testing.assert_close(deviation, exact.std((0, 2, 3), correction=0).float())
-    made = normalised(pixels, mean, deviation)
+    made = normalized(pixels, mean, deviation)
     assert made.dtype == torch.float32
     torch.testing.assert_close(made.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(made.std((0, 2, 3), correction=0), torch.ones(3))
@@ -453,4 +453,4 @@ def test_a_network_reads_mean_0_and_size_1():
 
 def test_a_channel_of_one_value():
     pixels = torch.full((3, 1, 2, 2), 9, dtype=torch.uint8)
-    torch.testing.assert_close(normalised(pixels, *statistics(pixels)), torch.zeros(3, 1, 2, 2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(normalized(pixels, *statistics(pixels)), torch.zeros(3, 1, 2, 2), atol=1e-4, rtol=0)

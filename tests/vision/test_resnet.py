@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from allmask.errors import CheckpointError, UsageError
-from allmask.initialise import signal_report
+from allmask.nn.init import signal_report
 from allmask.vision.files import load, to_torchvision
 from allmask.vision.operations import multiply_adds, vgg19
 from allmask.vision.resnet import (
@@ -238,14 +238,14 @@ def test_learns(autocast):
     config = replace(TINY, stem="small", widths=(8, 16, 24))  # with AVX2, torch 2.13 breaks the heap for fewer than 8
     model = fresh(config, rng).to(memory_format=torch.channels_last).train()
     x, y = images(20, 3, 16, 16), torch.arange(20) % 5
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(30):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = F.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert abs(losses[0] - math.log(5)) < 0.1 and losses[-1] < 0.2
 

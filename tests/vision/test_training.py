@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from allmask.cli.train import OF_TEXTS
 from allmask.errors import DivergedError
-from allmask.tasks.image import ImageData, ImageJudge, ImagePlan, work_of
+from allmask.options import IMAGES as DEFAULTS
 from allmask.training import Settings, train
+from allmask.training.checkpoint import load_state
 from allmask.training.progress import Progress
-from allmask.training.runs import load_state
 from allmask.vision.files import load
 from allmask.vision.images import has_part, read
 from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import Lot, losses_of, plan_images, scores_of
+from allmask.vision.learning import ImageBatch, losses_of, plan_images, scores_of
 from allmask.vision.resnet import ResNetConfig, fresh
+from allmask.vision.task import ImageEvaluator, ImageTraining
 from tests import tiny
 
 COLOURS = {"红": (200, 60, 60), "绿": (60, 200, 60), "蓝": (60, 60, 200)}
@@ -58,7 +58,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fingerprint(run: Path) -> tuple[bytes, str]:
     lines = tiny.read_jsonl(run / "metrics.jsonl")
-    told = [{name: value for name, value in line.items() if name not in ("speed", "peak")} for line in lines]
+    told = [{name: value for name, value in line.items() if name not in ("speed", "mfu")} for line in lines]
     return (run / "final" / "model.safetensors").read_bytes(), json.dumps(told)
 
 
@@ -111,7 +111,7 @@ def test_a_resumed_run_keeps_its_settings_and_data(cli, colours: Path, tmp_path:
     ran = cli("train", "--resume", "--out", tmp_path / "run", "--batch-images", 9, "--preset", "resnet20")
     assert ran.code == 2 and "batch_images is 12, not 9" in ran.err and "preset" not in ran.err
     ran = cli("train", "--resume", "--out", tmp_path / "run", "--max-source", 9)
-    assert ran.code == 2 and "--max-source is for texts" in ran.err
+    assert ran.code == 2 and "--max-source is for texts, not for image" in ran.err
     Image.new("RGB", (8, 8)).save(data / "红" / "0.png")
     ran = cli("train", "--resume", "--out", tmp_path / "run")
     assert ran.code == 3 and f"{data}: changed since" in ran.err
@@ -221,12 +221,19 @@ def test_held_out_images_of_another_size(cli, colours: Path, tmp_path: Path):
     assert ran.code == 0 and "3 held out" in ran.err
 
 
+OF_TEXTS = (
+    "tokenizer", "vocab_size", "layers", "width", "heads", "ffn_width", "batch_tokens", "dropout", "ema", "recompute",
+    "average", "best", "max_source", "max_target", "truncate", "on_bad_record", "layer_decay",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", OF_TEXTS)
 def test_options_of_texts_are_refused(cli, tmp_path: Path, name: str):
     values = {"recompute": [], "best": ["loss"], "truncate": ["head"], "on_bad_record": ["skip"]}
     option = f"--{name.replace('_', '-')}"
     ran = cli("train", "--task", "image", option, *values.get(name, ["1"]), "--out", tmp_path / "run")
-    assert ran.code == 2 and f"{option} is for texts" in ran.err and not (tmp_path / "run").exists()
+    whose = "--task translate" if name == "best" else "texts"
+    assert ran.code == 2 and f"{option} is for {whose}, not for image" in ran.err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("words", [("--size", 8), ("--channels", 3), ("--crop", 2), ("--flip",), ("--batch-images", 8)])
@@ -236,14 +243,23 @@ def test_options_of_images_are_refused(cli, tmp_path: Path, words):
         assert ran.code == 2 and f"{words[0]} is for --task image" in ran.err, ran.err
 
 
+def test_images_that_are_trained_on_are_not_evaluated_on(cli, tmp_path: Path):
+    for number, name in enumerate("ab" * 4):
+        (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number * 9, 0, 0)).save(tmp_path / "data" / name / f"{number}.png")
+    data = tmp_path / "data"
+    ran = cli("train", "--task", "image", "--data", data, "--eval", data, "--out", tmp_path / "run")
+    assert ran.code == 2 and "the same images are trained on" in ran.err and not (tmp_path / "run").exists(), ran.err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("--preset", "resnet21"), "there are: resnet18"),
         (("--batch-images", 3), "expected 4 or more"),
-        (("--crop", -1), "expected a number of pixels"),
+        (("--crop", -1), "--crop is -1; expected at least 0"),
         (("--size", 0), "expected a size from 1"),
-        (("--config", "wrong.yaml"), "unknown setting layer_decay"),
+        (("--config", "wrong.yaml"), "wrong.yaml: layer_decay is for texts, not for image"),
     ],
 )
 def test_values_that_are_none(cli, colours: Path, tmp_path: Path, monkeypatch, words, told: str):
@@ -268,17 +284,17 @@ def test_batches_are_about_as_large(count: int, most: int, seed: int, epoch: int
 
 
 def test_an_image_is_changed_alike_in_any_batch(colours: Path):
-    plan = ImagePlan(str(colours)).settled(read(colours))
-    work = work_of(plan, ImageData.read(plan), fresh(TINY))
+    job = ImageTraining(str(colours)).settled(read(colours))
+    work = job.work(job.images(), fresh(TINY), DEFAULTS)
     whole, part = work.batch([3, 1, 4, 9], 2), work.batch([4], 2)
     assert torch.equal(whole.pixels[2], part.pixels[0]) and whole.labels[2] == part.labels[0]
     assert not torch.equal(work.batch([3, 1, 4, 9], 3).pixels, whole.pixels)
 
 
 def test_a_bad_step_leaves_the_statistics(colours: Path, tmp_path: Path):
-    plan = ImagePlan(str(colours)).settled(read(colours))
+    job = ImageTraining(str(colours)).settled(read(colours))
     model = fresh(TINY, torch.Generator().manual_seed(0)).train()
-    lot = Lot(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
+    lot = ImageBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
     losses_of(model, lot)["image"][0].backward()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
@@ -286,9 +302,7 @@ def test_a_bad_step_leaves_the_statistics(colours: Path, tmp_path: Path):
     loss, count = losses_of(copy.deepcopy(model), lot)["image"]
     assert not loss.isfinite() and count == 4
     with pytest.raises(DivergedError):
-        train(
-            model, work_of(plan, ImageData.read(plan), model), Settings(steps=9, batch_tokens=8), tmp_path, quiet=True
-        )
+        train(model, job.work(job.images(), model, DEFAULTS), Settings(steps=9, batch_tokens=8), tmp_path, quiet=True)
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
 
@@ -297,8 +311,8 @@ def test_confusion_is_that_of_scikit_learn(colours: Path):
     preparation = Preparation.of(images.pixels)
     model = fresh(TINY, torch.Generator().manual_seed(3))
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(4))
-    judge = ImageJudge(images, preparation, "fp32")
-    loss, marks = judge.marks(model)
+    evaluator = ImageEvaluator(images, preparation, "fp32")
+    loss, marks = evaluator.marks(model)
     scores = scores_of(model.eval(), images.pixels, preparation)
     found = scores.argmax(1)
     assert len(found.unique()) > 1
@@ -307,7 +321,7 @@ def test_confusion_is_that_of_scikit_learn(colours: Path):
     assert loss == pytest.approx(
         sklearn.metrics.log_loss(images.labels, scores.double().softmax(1), labels=[0, 1, 2]), rel=1e-5
     )
-    assert judge(model).value == marks.scores["accuracy"]
+    assert evaluator(model).value == marks.scores["accuracy"]
 
 
 def test_classes_keep_their_numbers():
@@ -331,11 +345,11 @@ def test_parts(colours: Path, tmp_path: Path):
     assert has_part(tmp_path / "cifar", "test") and not has_part(tmp_path / "cifar", "train")
 
 
-# ---- the optimiser of the paper --------------------------------------------------------------------------------------
+# ---- the optimizer of the paper --------------------------------------------------------------------------------------
 
 
 def test_sgd_has_the_defaults_of_the_paper(cli, colours: Path, tmp_path: Path):
-    words = ("train", "--task", "image", "--data", colours, *QUICK, "--steps", 4, "--optimiser", "sgd")
+    words = ("train", "--task", "image", "--data", colours, *QUICK, "--steps", 4, "--optimizer", "sgd")
     ran = cli(*words, "--eval-every", 2, "--out", tmp_path / "run")
     assert ran.code == 0, ran.err
     told = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
@@ -346,17 +360,17 @@ def test_sgd_has_the_defaults_of_the_paper(cli, colours: Path, tmp_path: Path):
     told = yaml.safe_load((tmp_path / "other" / "config.yaml").read_text(encoding="utf-8"))
     assert (told["lr"], told["momentum"], told["weight_decay"], told["schedule"]) == (0.05, 0.5, 1e-4, "cosine")
     ran = cli("train", "--task", "image", "--data", colours, "--momentum", 0.5, "--out", tmp_path / "none")
-    assert ran.code == 2 and "--momentum is for --optimiser sgd" in ran.err
+    assert ran.code == 2 and "--momentum is for --optimizer sgd" in ran.err
 
 
 def test_a_resumed_run_of_sgd(cli, colours: Path, tmp_path: Path, monkeypatch):
-    words = ("train", "--task", "image", "--data", colours, *QUICK, "--eval-every", 2, "--optimiser", "sgd")
+    words = ("train", "--task", "image", "--data", colours, *QUICK, "--eval-every", 2, "--optimizer", "sgd")
     assert cli(*words, "--out", tmp_path / "whole").code == 0
     with monkeypatch.context() as patched:
         kill = lambda bar, done, text="": os.kill(os.getpid(), signal.SIGINT) if done == 3 else None  # noqa: E731
         patched.setattr(Progress, "update", kill)
         assert cli(*words, "--out", tmp_path / "cut").code == 130
-    ran = cli("train", "--resume", "--out", tmp_path / "cut", "--optimiser", "adamw")
-    assert ran.code == 2 and "optimiser is sgd, not adamw" in ran.err
+    ran = cli("train", "--resume", "--out", tmp_path / "cut", "--optimizer", "adamw")
+    assert ran.code == 2 and "optimizer is sgd, not adamw" in ran.err
     assert cli("train", "--resume", "--out", tmp_path / "cut").code == 0
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")

@@ -1,0 +1,200 @@
+"""XLNet (arXiv 1906.08237) as Hugging Face writes it: names such as `layer.0.rel_attn.r_w_bias`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from allmask.checkpoints.config_json import activation, flag, refuse, required
+from allmask.checkpoints.renaming import Family, Step, TaskLayout, Tensors, matches
+from allmask.config import Config
+from allmask.errors import CheckpointError
+from allmask.presets import xlnet_base
+
+TABLE = (
+    ("word_embedding.weight",            "body.embedding.tokens.weight"),
+    ("mask_emb",                         "body.embedding.question"),
+    ("layer.*.rel_attn.q",               "body.layers.*.attention.query.weight"),
+    ("layer.*.rel_attn.k",               "body.layers.*.attention.key.weight"),
+    ("layer.*.rel_attn.v",               "body.layers.*.attention.value.weight"),
+    ("layer.*.rel_attn.o",               "body.layers.*.attention.output.weight"),
+    ("layer.*.rel_attn.r",               "body.layers.*.attention.relate.position"),
+    ("layer.*.rel_attn.seg_embed",       "body.layers.*.attention.relate.segment"),
+    ("layer.*.rel_attn.r_w_bias",        "body.layers.*.attention.relate.content_bias"),
+    ("layer.*.rel_attn.r_r_bias",        "body.layers.*.attention.relate.position_bias"),
+    ("layer.*.rel_attn.r_s_bias",        "body.layers.*.attention.relate.segment_bias"),
+    ("layer.*.rel_attn.layer_norm.weight", "body.layers.*.attention_norm.weight"),
+    ("layer.*.rel_attn.layer_norm.bias", "body.layers.*.attention_norm.bias"),
+    ("layer.*.ff.layer_1.weight",        "body.layers.*.feed_forward.expand.weight"),
+    ("layer.*.ff.layer_1.bias",          "body.layers.*.feed_forward.expand.bias"),
+    ("layer.*.ff.layer_2.weight",        "body.layers.*.feed_forward.contract.weight"),
+    ("layer.*.ff.layer_2.bias",          "body.layers.*.feed_forward.contract.bias"),
+    ("layer.*.ff.layer_norm.weight",     "body.layers.*.feed_forward_norm.weight"),
+    ("layer.*.ff.layer_norm.bias",       "body.layers.*.feed_forward_norm.bias"),
+    ("lm_loss.weight",                   "lm_head.output.weight"),
+    ("lm_loss.bias",                     "lm_head.bias"),
+)  # fmt: skip
+
+TASK_HEADS = (
+    "sequence_summary.*", "logits_proj.*", "classifier.*", "qa_outputs.*", "start_logits.*", "end_logits.*",
+    "answer_class.*",
+)  # fmt: skip
+
+_OF_TEXTS = (
+    ("logits_proj.weight", "task_head.output.weight"),  # the first tells how many labels there are
+    ("logits_proj.bias", "task_head.output.bias"),
+    ("sequence_summary.summary.weight", "task_head.before.weight"),
+    ("sequence_summary.summary.bias", "task_head.before.bias"),
+)
+_OF_TOKENS = (
+    ("classifier.weight", "task_head.output.weight"),
+    ("classifier.bias", "task_head.output.bias"),
+)
+_CHAIN = (
+    ("crf.follows_bias", "task_head.chain.follows_bias"),
+    ("crf.first_bias", "task_head.chain.first_bias"),
+    ("crf.last_bias", "task_head.chain.last_bias"),
+)
+_SPANS = (
+    ("qa_outputs.weight", "task_head.output.weight"),
+    ("qa_outputs.bias", "task_head.output.bias"),
+)
+TASKS = (
+    TaskLayout("XLNetForSequenceClassification", ("single", "multi", "number"), _OF_TEXTS),
+    TaskLayout(  # transformers loads what it knows of it, the scores of each token
+        "XLNetForTokenClassification", ("chain",), _OF_TOKENS + _CHAIN, marked_by="crf.follows_bias"
+    ),
+    TaskLayout("XLNetForTokenClassification", ("tag",), _OF_TOKENS),
+    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), _SPANS),
+    TaskLayout("XLNetForMultipleChoice", ("choice",), _OF_TEXTS),
+)
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "d_model": "width",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "d_inner": "ffn_width",
+}
+OTHERS = {
+    "layer_norm_eps": ("norm_eps", 1e-12),
+    "pad_token_id": ("pad_token", 5),
+    "initializer_range": ("init_std", 0.02),
+    "n_positions": ("max_positions", 512),  # ours: as long as the texts it was trained on; nothing ends there
+}
+ONLY = {
+    "bi_data": (False,),  # half of a batch reads backwards: positions that count down say it
+    "untie_r": (True,),
+    "quantization_config": (None,),
+}
+SUMMARY = {  # the head of a text reads its last token so, and not in another way
+    "summary_type": ("last",),
+    "summary_use_proj": (True,),
+    "summary_activation": ("tanh",),
+}
+OWN_MASKS = {"bi": "bidirectional", "uni": "causal"}
+
+
+def config_from(settings: Mapping[str, Any]) -> Config:
+    refuse(settings, ONLY)
+    if any(layout.table == _OF_TEXTS and [layout.architecture] == settings.get("architectures") for layout in TASKS):
+        refuse(settings, SUMMARY)
+    kind = settings.get("attn_type", "bi")
+    if kind not in OWN_MASKS:
+        raise CheckpointError(f"attn_type is {kind!r}; expected bi or uni")
+    if kind == "uni":  # the other kind does not look at it
+        refuse(settings, {"same_length": (False,)})
+    dropout = settings.get("dropout", 0.1)
+    names = ("family", "position_kind", "segments", "embedding_norm")
+    return Config(
+        **{name: getattr(xlnet_base(), name) for name in names},
+        **required(settings, SIZES),
+        **{ours: settings.get(theirs, default) for theirs, (ours, default) in OTHERS.items()},
+        activation=activation(settings, "ff_activation", "gelu"),
+        dropout=dropout,
+        attention_dropout=dropout,
+        ffn_dropout=dropout,
+        own_mask=OWN_MASKS[kind],
+        clamp=_clamp(settings.get("clamp_len", -1)),
+        tied=flag(settings, "tie_word_embeddings", True),
+    )
+
+
+def _clamp(length: Any) -> Any:
+    """Not above 0: none."""
+    return 0 if isinstance(length, int) and length <= 0 else length
+
+
+def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
+    names = SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()}
+    return {
+        "model_type": "xlnet",
+        "architectures": ["XLNetLMHeadModel" if "lm" in heads else "XLNetModel"],
+        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
+        "d_head": config.attention_width // config.heads,
+        "ff_activation": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
+        "dropout": config.dropout,
+        "attn_type": {ours: theirs for theirs, ours in OWN_MASKS.items()}[config.own_mask],
+        "clamp_len": config.clamp or -1,
+        "untie_r": True,
+        "mem_len": None,
+        "tie_word_embeddings": config.tied,
+        **{name: values[0] for name, values in SUMMARY.items()},
+        "summary_last_dropout": config.dropout,
+    }
+
+
+# ---- heads in dimensions of their own ----------------------------------------------------------------------------
+
+
+def _step() -> Step:
+    """Theirs are (width, heads, head width), also where a matrix gives the width; ours are (out, in)."""
+    inward = tuple(f"body.layers.*.attention.{name}.weight" for name in ("query", "key", "value"))
+    output, position = "body.layers.*.attention.output.weight", "body.layers.*.attention.relate.position"
+
+    def apply(tensors: Tensors) -> Tensors:
+        def turned(name: str, x: Tensor) -> Tensor:
+            if matches(name, inward):
+                return x.flatten(1).t().contiguous()
+            if matches(name, (output,)):
+                return x.flatten(1)
+            if matches(name, (position,)):
+                return x.permute(1, 2, 0).contiguous()
+            return x.flatten(0, 1) if name == "body.embedding.question" else x
+
+        return {name: turned(name, x) for name, x in tensors.items()}
+
+    def undo(tensors: Tensors) -> Tensors:
+        biases = (x for name, x in tensors.items() if name.endswith("relate.content_bias"))
+        heads = next(biases).shape
+
+        def back(name: str, x: Tensor) -> Tensor:
+            if matches(name, inward):
+                return x.t().unflatten(1, heads).contiguous()
+            if matches(name, (output,)):
+                return x.unflatten(1, heads)
+            if matches(name, (position,)):
+                return x.permute(2, 0, 1).contiguous()
+            return x[None] if name == "body.embedding.question" else x
+
+        return {name: back(name, x) for name, x in tensors.items()}
+
+    return Step(apply, undo)
+
+
+XLNET = Family(
+    name="xlnet",
+    table=TABLE,
+    config_from=config_from,
+    config_to=config_to,
+    settings=SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()} | {"clamp_len": "clamp"},
+    steps=(_step(),),
+    prefix="transformer.",
+    may_lack=("lm",),
+    task_heads=TASK_HEADS,
+    tasks=TASKS,
+    tokens="word_embedding.weight",
+    output="lm_loss.weight",
+)

@@ -1,0 +1,375 @@
+"""Fast writers: they write what `MaskWriter` and `PairWriter` write, from packed weights, with little work per step.
+
+writer = writer_for(model)                      # in the fastest precision of this processor: int8, bf16 or fp32
+best = generate(writer, prompts, Decoding(end=(sep,), beams=4))
+writer = pair_writer_for(model)                 # for an encoder–decoder
+
+A step is computed by an engine: by one call of kernels/decode_step.c where that can be compiled and agrees with torch
+on small models, otherwise by torch. New tokens must read everything before them; whether they do is checked once, by
+the mask of the prompt, and where a window or a matrix says otherwise, `MaskWriter` writes. Shapes are those of rows.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from allmask.config import Config
+from allmask.decoding.fast.parts import CrossParts, LayerParts, Parts, int8_linear, packed_linear
+from allmask.decoding.fast.rows import Rows, Texts
+from allmask.decoding.search import Writer
+from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
+from allmask.errors import UsageError
+from allmask.inference.frozen import CHOICES, freeze
+from allmask.inference.int8_layers import SLOW, Int8FeedForward
+from allmask.kernels import decode_step
+from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
+from allmask.kernels.memory import to_huge_pages
+from allmask.kernels.precision import PRECISIONS, native_bf16
+from allmask.mask import Mask
+from allmask.model import Model
+from allmask.nn.attention import Route
+from allmask.nn.beam_cache import BeamKeyValue
+from allmask.nn.cache import BeamCache
+from allmask.nn.encoder_decoder import EncoderDecoder
+from allmask.nn.layers import NORM_PLACES
+from allmask.presets import bert_tiny, t5_v1_1_small
+
+log = logging.getLogger("allmask")
+
+
+def writer_for(
+    model: Model, precision: str = "auto", mask: Callable[[Tensor], Mask] | None = None,
+    segments: tuple[int, int] | None = None,
+) -> Writer:  # fmt: skip
+    """A writer for this processor, with a copy of the model's current weights.
+
+    fp32 writes what `MaskWriter` writes; bf16 and int8 round differently, but equally for every batch. `auto` is int8
+    where the compiled step runs, else bf16 where it is native, else fp32. With int8, attention over the prompt and its
+    projections stay in bf16 or fp32: that costs little time and keeps most of the precision.
+    """
+    precision, device = _chosen(model, precision), model.body.embedding.tokens.weight.device
+    reading = ("bf16" if native_bf16(device) else "fp32") if precision == "int8" else precision
+    slow = MaskWriter(freeze(model, reading), mask, segments)
+    relative = model.config.position_kind in ("relative", "shifted")
+    if device.type != "cpu" or relative or slow.leftwards or not model.body.tokenwise:
+        return slow
+    engine = _engine(model, precision)
+    if precision == "int8" and isinstance(engine, CompiledEngine):
+        for number, layer in enumerate(slow.model.body.layers):
+            layer.feed_forward = engine.feed_forward(number)
+    elif precision == "int8":
+        log.warning(SLOW)
+    return FastWriter(slow, engine)
+
+
+def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] | None = None) -> Writer:
+    """The same for an encoder–decoder. Its texts begin with the tokens `start`, by default the model's own start token.
+
+    fp32 writes what `PairWriter` writes. With int8 the encoder is quantized, too; attention is not.
+    """
+    if isinstance(model.body, EncoderDecoder):  # not a recurrent one
+        precision = _chosen(model, precision)
+    slow = PairWriter(freeze(model, precision), start)
+    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
+    if not on_cpu or not isinstance(model.body, EncoderDecoder) or not model.body.tokenwise:
+        return slow
+    return FastPairWriter(slow, _engine(model, precision))
+
+
+def _chosen(model: Model, precision: str) -> str:
+    if precision not in CHOICES:
+        raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
+    model.head("lm_head")  # raises an error if there is none
+    if precision != "auto":
+        return precision
+    bf16 = native_bf16(model.body.embedding.tokens.weight.device)
+    return "int8" if _has_compiled(model) else "bf16" if bf16 else "fp32"
+
+
+class Engine(Protocol):
+    """Computes decoding steps. `dtype` is that of hidden states, `text_dtype` that of the keys and values of texts."""
+
+    dtype: torch.dtype
+    text_dtype: torch.dtype
+
+    def step(self, x: Tensor, rows: Rows) -> Tensor:
+        """The logits (R, V) after one more embedded token (R, W) per row; its keys and values are written to `rows`."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, V) of hidden states (R, W)."""
+        ...
+
+
+def _engine(model: Model, precision: str) -> Engine:
+    return _compiled(model, precision) if _has_compiled(model) else TorchEngine(model, precision)
+
+
+def _compiled(model: Model, precision: str) -> Engine:
+    return CompiledEngine(model, PRECISIONS.get(precision, torch.uint8))
+
+
+def _has_compiled(model: Model) -> bool:
+    return fits(model) and _compiled_is_right()
+
+
+@cache
+def _compiled_is_right() -> bool:
+    """Self-check: whether the compiled step gives the logits of torch for small models on this machine."""
+    for writer in _small_writers():
+        for precision in CHOICES[1:]:
+            found, expected = (_some_logits(writer(make, precision)) for make in (_compiled, TorchEngine))
+            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
+                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+                return False
+    return True
+
+
+def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], Writer]]:
+    """For a small model of one stack and one of two: a function that makes its writer with a given engine."""
+    sizes: Any = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 2}
+    sizes |= {"max_positions": 8, "init_std": 0.2}
+    rng = torch.Generator().manual_seed(0)
+    one = Model.fresh(replace(bert_tiny(), **sizes), ["lm"], rng)
+    two = Model.fresh(replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16), ["lm"], rng)
+    slow, slow_pair = MaskWriter(freeze(one, "fp32")), PairWriter(freeze(two, "fp32"))
+    return [
+        lambda make, precision: FastWriter(slow, make(one, precision)),
+        lambda make, precision: FastPairWriter(slow_pair, make(two, precision)),
+    ]
+
+
+def _some_logits(writer: Writer) -> Tensor:
+    """Logits of two texts, and of three rows that continue them."""
+    first, state = writer.begin([[1, 2, 3], [4]])
+    second, state = writer.step(torch.tensor([5, 6, 7]), state.select(torch.tensor([1, 0, 0])))
+    third, _ = writer.step(torch.tensor([9, 8]), state.select(torch.tensor([2, 1])))
+    return torch.cat([first, second, third]).float()
+
+
+class FastWriter:
+    """Reads prompts with a frozen model, computing only the last token of the last layer; steps with an engine."""
+
+    def __init__(self, slow: MaskWriter, engine: Engine):
+        self.slow = slow
+        self.body = slow.model.body
+        self.engine = engine
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.slow.room(prompt)
+
+    @torch.inference_mode()
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows | BeamCache]:
+        ids, valid = padded_prompts(prompts, self.slow.model)
+        mask = self.slow.mask(valid)
+        if self.slow.leftwards or not _new_tokens_see_all(mask, valid):
+            return self.slow.begin(prompts)
+        hidden, layers = self._read(ids, mask, valid.sum(1))
+        texts = Texts.of(layers, valid.sum(1), self.engine.text_dtype)
+        position = mask.position.masked_fill(~valid, -1).amax(1)
+        return self.engine.logits(hidden.to(self.engine.dtype)), Rows.begin(texts, position, self.engine.dtype)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, state: Rows | BeamCache) -> tuple[Tensor, Rows | BeamCache]:
+        if isinstance(state, BeamCache):
+            return self.slow.step(tokens, state)
+        rows = state.longer()
+        x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, self.slow.segments[1]))
+        return self.engine.step(x.to(self.engine.dtype), rows), rows
+
+    def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, list[BeamKeyValue]]:
+        """The hidden state (S, W) of each text's last token, and the keys and values of all tokens in each layer."""
+        flat, index = mask.flatten()
+        flat_ids, route, layers = ids.flatten()[index][None], Route.find(flat), []
+        x = self.body.embed(flat_ids, flat, None, torch.full_like(flat_ids, self.slow.segments[0]))
+        for layer in self.body.layers[:-1]:
+            x, read = layer(x, route)
+            layers.append(BeamKeyValue.begin(read, mask.shape, index))
+        top, last = self.body.layers[-1], lengths[:, None] - 1
+        read = top.attention.keys_values(top.enter(top.attention_norm, x))
+        layers.append(BeamKeyValue.begin(read, mask.shape, index))
+        query = replace(mask, **{name: getattr(mask, name).gather(1, last) for name in ("order", "group", "position")})
+        where = torch.empty(ids.numel(), dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
+        x = x[0, where.view(ids.shape).gather(1, last)]  # (S, 1, W)
+        return self.body.norm(top.query_stream(x, Route.find(query, mask), layers[-1]))[:, 0], layers
+
+
+class FastPairWriter:
+    """Reads sources with a frozen encoder; steps with an engine, given the cross-attention's keys and values."""
+
+    def __init__(self, slow: PairWriter, engine: Engine):
+        self.slow = slow
+        self.body: EncoderDecoder = slow.model.body
+        self.engine = engine
+
+    def room(self, prompt: Sequence[int]) -> int:
+        return self.slow.room(prompt)
+
+    @torch.inference_mode()
+    def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        ids, valid = self.slow.sources(prompts)
+        mask = Mask.bidirectional(valid)
+        flat, index = mask.flatten()
+        memory = self.body.keys_values(self.body(ids.flatten()[index][None], flat), flat)
+        layers = [BeamKeyValue.begin(layer, mask.shape, index) for layer in memory.layers]
+        texts = Texts.of(layers, valid.sum(1), self.engine.text_dtype)
+        rows = Rows.begin(texts, torch.full((len(ids),), -1), self.engine.dtype)
+        logits = torch.empty(0)
+        for token in self.slow.start:
+            logits, rows = self.step(torch.full_like(rows.position, token), rows)
+        return logits, rows
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, state: Rows) -> tuple[Tensor, Rows]:
+        rows = state.longer()
+        x = self.body.embedding(tokens, rows.position, torch.zeros_like(tokens))
+        return self.engine.step(x.to(self.engine.dtype), rows), rows
+
+
+def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:
+    """Whether a token that comes after all others reads its whole prompt, and each prompt has a token."""
+    plain = mask.window is None and mask.matrix is None
+    return plain and bool(valid[:, 0].all()) and torch.equal(mask.group, valid.long() - 1)
+
+
+class TorchEngine:
+    """A step in a few torch calls per layer, in fp32, bf16 or int8: the specification of the compiled step."""
+
+    def __init__(self, model: Model, precision: str):
+        self.dtype = PRECISIONS.get(precision, torch.float32)
+        self.text_dtype = self.dtype
+        self.heads = model.config.heads
+        make = int8_linear if precision == "int8" else packed_linear(self.dtype)
+        self.parts = Parts.of(model, make, self.dtype)
+        self.enter, self.leave = NORM_PLACES[model.config.norm_place]
+
+    def step(self, x: Tensor, rows: Rows) -> Tensor:
+        for number, part in enumerate(self.parts.layers):
+            q = self._store(part.qkv(self.enter(part.norms[0], x)), number, rows)
+            read = self._attend(q, number, rows, over_text=part.cross is None)
+            x = self.leave(part.norms[0], x + part.output(read))
+            x = x if part.cross is None else self._read_source(part.cross, x, number, rows)
+            x = self.leave(part.norms[1], x + self._feed(part, self.enter(part.norms[1], x)))
+        return self.logits(self.parts.last_norm(x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        transform = self.parts.transform
+        x = hidden if transform is None else self.parts.head_norm(transform(hidden))
+        return self.parts.head(x)
+
+    def _feed(self, part: LayerParts, h: Tensor) -> Tensor:
+        wide = part.expand(h)
+        return part.contract(wide if part.up is None else wide * part.up(h))
+
+    def _read_source(self, cross: CrossParts, x: Tensor, layer: int, rows: Rows) -> Tensor:
+        q = cross.query(self.enter(cross.norm, x)).unflatten(1, (1, self.heads, -1))
+        return self.leave(cross.norm, x + cross.output(self._attend(q, layer, rows, over_own=False)))
+
+    def _store(self, h: Tensor, layer: int, rows: Rows) -> Tensor:
+        """Write keys and values into the rows' slots and return the queries (R, 1, H, D)."""
+        q, new = h.tensor_split([h.shape[1] // 3], dim=1)
+        rows.own.buffer[layer, :, rows.time, : len(h)] = new.unflatten(1, (2, -1)).transpose(0, 1)
+        return q.unflatten(1, (1, self.heads, -1))
+
+    def _attend(self, q: Tensor, layer: int, rows: Rows, over_text: bool = True, over_own: bool = True) -> Tensor:
+        """Attention of q over a row's text, over its own tokens, or over both: (R, W)."""
+        texts, fan, scores, own = rows.texts, rows.fan, [], []
+        if over_text:
+            grid = fan.spread(q[:, 0]).transpose(1, 2) @ texts.keys[layer]  # (S, H, width, K)
+            grid = grid if texts.padding is None else grid.masked_fill_(texts.padding, -torch.inf)
+            scores.append(fan.gather(grid.transpose(1, 2))[:, :, None])  # (R, H, 1, K)
+        if over_own:
+            own = [x.unflatten(2, (self.heads, -1)).transpose(1, 2) for x in rows.written(layer)]  # (R, H, T, D) each
+            scores.append(self._with_distances(q.transpose(1, 2) @ own[0].transpose(2, 3), rows.time))
+        weights = torch.cat(scores, dim=-1).softmax(-1)
+        read = weights[..., -own[1].shape[2] :] @ own[1] if own else 0.0
+        if over_text:
+            on_text = fan.spread(weights[:, :, 0, : texts.keys.shape[-1]]).transpose(1, 2) @ texts.values[layer]
+            read = read + fan.gather(on_text.transpose(1, 2))[:, :, None]
+        assert isinstance(read, Tensor)
+        return read[:, :, 0].flatten(1)
+
+    def _with_distances(self, scores: Tensor, time: int) -> Tensor:
+        bias = self.parts.distance_bias
+        if bias is None:
+            return scores
+        distance = torch.arange(time, -1, -1).clamp(max=bias.shape[1] - 1)
+        return scores + bias[:, None, distance]
+
+
+def fits(model: Model) -> bool:
+    """Whether the compiled step supports this model on this machine."""
+    config = model.config
+    widths = (config.width, config.attention_width // config.heads, config.ffn_width)
+    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
+    supported = config.norm in ("layer", "rms") and not any(width % LANES for width in widths)
+    return on_cpu and supported and decode_step.library() is not None
+
+
+class CompiledEngine:
+    """A step in one call of decode_step.c."""
+
+    dtype = torch.float32
+
+    def __init__(self, model: Model, weights: torch.dtype):
+        """`weights` is the dtype of the weights: fp32, bf16, or uint8 for int8."""
+        packed_weights: list[Tensor] = []
+
+        def packed(weight: Tensor, bias: Tensor | None, _: str, norm: nn.Module | None) -> Any:
+            smoothing = smoothing_scale(norm, weight) if weights == torch.uint8 else None
+            linear = PackedLinear.of(weight, bias, weights, smoothing)
+            packed_weights.append(linear.weight)
+            return linear
+
+        self.text_dtype = torch.float32 if weights == torch.float32 else torch.bfloat16
+        self.parts: Any = Parts.of(model, packed, torch.float32)  # the network points into their memory
+        to_huge_pages(packed_weights)
+        self.network = self._network(model.config)
+        self.vocab_size = model.config.vocab_size
+        self.activation = model.config.activation
+
+    def step(self, x: Tensor, rows: Rows) -> Tensor:
+        texts = rows.texts
+        return decode_step.step(
+            self.network, x, self.vocab_size, keys=texts.keys, values=texts.values, lengths=texts.lengths,
+            owner=rows.fan.owner, path=rows.path, own=rows.own.buffer,
+        )  # fmt: skip
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return decode_step.output_logits(self.network, hidden, self.vocab_size)
+
+    def feed_forward(self, layer: int) -> Int8FeedForward:
+        """The feed-forward of one layer for many rows at once, to read prompts with."""
+        part = self.parts.layers[layer]
+        return Int8FeedForward(part.expand, part.contract, self.activation)
+
+    def _network(self, config: Config) -> ctypes.Structure:
+        parts, bias = self.parts, self.parts.distance_bias
+        self.layers = (decode_step.Layer * len(parts.layers))(*map(_layer_structure, parts.layers))
+        return decode_step.Network(
+            len(parts.layers), config.width, config.heads, config.attention_width // config.heads, config.ffn_width,
+            config.norm_place == "pre", ACTIVATION[config.activation], 0 if bias is None else bias.shape[1],
+            config.norm_eps, getattr(parts.head_norm, "eps", 0.0), None if bias is None else bias.data_ptr(),
+            ctypes.cast(self.layers, ctypes.c_void_p), norm_structure(parts.last_norm),
+            _linear_structure(parts.transform), norm_structure(parts.head_norm), _linear_structure(parts.head),
+        )  # fmt: skip
+
+
+def _layer_structure(part: Any) -> ctypes.Structure:
+    cross = part.cross
+    query, output, norm = (None, None, None) if cross is None else (cross.query, cross.output, cross.norm)
+    linears = (part.qkv, part.output, query, output, part.expand, part.up, part.contract)
+    norms = (part.norms[0], norm, part.norms[1])
+    return decode_step.Layer(*map(_linear_structure, linears), *map(norm_structure, norms))
+
+
+def _linear_structure(linear: PackedLinear | None) -> ctypes.Structure:
+    return Linear() if linear is None else linear.structure

@@ -1,0 +1,210 @@
+/* One decoding step, with AVX-512 VNNI or AVX2. engines.py says in torch what this must compute.
+
+   Weights are bytes with one scale an output, bf16 or fp32. For bytes the activations of each token are bytes, too, with
+   a scale of their own. No row's rounding depends on the other rows. Keys and values of the text are bf16 or fp32,
+   everything else is fp32. A text is read in place by all rows that continue it; what rows wrote themselves is found by
+   `path` and never moved. With one stack a row reads its text and what it wrote at once; a decoder reads what it wrote,
+   then the source. */
+
+#include "products.h"
+
+#define KEYS 64    /* of a text are scored at a time; its length is padded to a multiple */
+
+typedef struct {
+    Linear qkv, output, cross_query, cross_output; /* cross-attention: in the decoder of two stacks, else NULL */
+    Linear expand, up, contract;                   /* up: of a gated feed-forward, else NULL */
+    Norm attention_norm, cross_norm, feed_forward_norm;
+} Layer;
+typedef struct {
+    int64_t depth, width, heads, head_width, ffn_width, pre, activation;
+    int64_t distances; /* with a bias of their own; all beyond share the last one */
+    double epsilon, head_epsilon;
+    const float *distance_bias; /* (heads, distances), added to the score of a token that a row wrote; or NULL */
+    const Layer *layers;
+    Norm last_norm;
+    Linear transform; /* without a weight there is none */
+    Norm head_norm;
+    Linear head;
+} Network;
+typedef struct {
+    const void *keys, *values; /* (depth, texts, heads, D, keys) and (depth, texts, heads, keys, D) */
+    const int32_t *lengths, *owner; /* (texts,), (rows,) */
+    const int32_t *path;           /* (rows, time + 1): in which slot a row finds what it wrote at each time */
+    float *own;                    /* (depth, 2, room, slots, width) */
+    int64_t kind, texts, padded, rows, slots, room, time;
+} Memory;
+
+/* ---- attention --------------------------------------------------------------------------------------------- */
+
+INLINE void score_text(const Kind kind, const float *q, const void *keys, int64_t at, int64_t d, int64_t padded,
+                       int64_t length, float *score) {
+    for (int64_t k = 0; k < length; k += KEYS) {
+        vec sum[4];
+        UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
+        for (int64_t i = 0; i < d; i++)
+            UNROLLED for (int c = 0; c < 4; c++)
+                sum[c] = mul_add(all(q[i]), load_as(kind, keys, at + i * padded + k + 16 * c), sum[c]);
+        UNROLLED for (int c = 0; c < 4; c++) save(score + k + 16 * c, sum[c]);
+    }
+    for (int64_t k = length; k % KEYS; k++) score[k] = -INFINITY;
+}
+
+static float dot(const float *a, const float *b, int64_t n) {
+    vec sum = zeros();
+    for (int64_t i = 0; i < n; i += 16) sum = mul_add(load(a + i), load(b + i), sum);
+    return sum_of(sum);
+}
+
+static float exponentiate(float *score, int64_t n) { /* in place; returns the sum */
+    vec most = all(-INFINITY), sum = zeros();
+    for (int64_t i = 0; i < n; i += 16) most = larger_of(most, load(score + i));
+    most = all(largest_of(most));
+    for (int64_t i = 0; i < n; i += 16) {
+        vec e = exponential(sub(load(score + i), most));
+        sum = add(sum, e);
+        save(score + i, e);
+    }
+    return sum_of(sum);
+}
+
+typedef enum { TEXT = 1, OWN = 2 } Reads;
+
+/* What one row reads with the queries q (heads, d) */
+INLINE void attend(const Kind kind, const int reads, const Network *n, const Memory *m, int64_t layer, int64_t row,
+                   const float *q, float *y, float *score) {
+    int64_t text = m->owner[row], length = reads & TEXT ? m->lengths[text] : 0, seen = (length + KEYS - 1) / KEYS * KEYS;
+    int64_t d = n->head_width, width = n->heads * d, mine = reads & OWN ? m->time + 1 : 0, end = (seen + mine + 15) / 16 * 16;
+    const int32_t *path = m->path + row * (m->time + 1);
+    const float *keys = m->own + 2 * layer * m->room * m->slots * width, *values = keys + m->room * m->slots * width;
+    const float *near = n->distance_bias;
+    for (int64_t h = 0; h < n->heads; h++, q += d, y += d, keys += d, values += d, near += n->distances) {
+        int64_t at = ((layer * m->texts + text) * n->heads + h) * d * m->padded;
+        if (reads & TEXT) score_text(kind, q, m->keys, at, d, m->padded, length, score);
+        for (int64_t j = 0; j < mine; j++) score[seen + j] = dot(q, keys + (j * m->slots + path[j]) * width, d);
+        for (int64_t j = 0; n->distance_bias && j < mine; j++) {
+            int64_t ago = m->time - j;
+            score[seen + j] += near[ago < n->distances ? ago : n->distances - 1];
+        }
+        for (int64_t j = seen + mine; j < end; j++) score[j] = -INFINITY;
+        vec share = all(1.f / exponentiate(score, end));
+        for (int64_t i = 0; i < d; i += 16) {
+            vec sum[4];
+            UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
+            for (int64_t k = 0; k < seen; k += 4)
+                UNROLLED for (int c = 0; c < 4; c++)
+                    sum[c] = mul_add(all(score[k + c]), load_as(kind, m->values, at + i + (k + c) * d), sum[c]);
+            for (int64_t j = 0; j < mine; j++) {
+                vec value = load(values + (j * m->slots + path[j]) * width + i);
+                sum[0] = mul_add(all(score[seen + j]), value, sum[0]);
+            }
+            vec all = add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+            save(y + i, mul(all, share));
+        }
+    }
+}
+
+/* What all rows read; their queries stand `stride` apart */
+static void attend_all(const int reads, const Network *n, const Memory *m, int64_t layer, const float *q, int64_t stride,
+                       float *y, float *score) {
+    for (int64_t r = 0; r < m->rows; r++, q += stride, y += n->heads * n->head_width) {
+        if (reads == OWN) attend(FP32, OWN, n, m, layer, r, q, y, score);
+        else if (reads == TEXT && m->kind == FP32) attend(FP32, TEXT, n, m, layer, r, q, y, score);
+        else if (reads == TEXT) attend(BF16, TEXT, n, m, layer, r, q, y, score);
+        else if (m->kind == FP32) attend(FP32, TEXT | OWN, n, m, layer, r, q, y, score);
+        else attend(BF16, TEXT | OWN, n, m, layer, r, q, y, score);
+    }
+}
+
+/* ---- the network ------------------------------------------------------------------------------------------- */
+
+static void each(const float *x, float *y, Norm norm, int64_t rows, int64_t n, double epsilon) {
+    for (int64_t r = 0; r < rows; r++) normalise(x + r * n, y + r * n, norm, n, epsilon);
+}
+
+static void add_to(float *x, const float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] += y[i];
+}
+
+/* Logits (rows, head.out) of hidden states (rows, width), which are overwritten. 0 if there was no memory. */
+int output_logits(const Network *n, int64_t rows, float *x, float *logits) {
+    Byte *q = malloc(room_for(rows, n->width));
+    float *y = malloc(rows * n->width * sizeof(float));
+    if (q && y) {
+        if (n->transform.weight) {
+            linear(&n->transform, x, rows, y, q);
+            activate(y, rows * n->width, n->activation);
+            each(y, x, n->head_norm, rows, n->width, n->head_epsilon);
+        }
+        linear(&n->head, x, rows, logits, q);
+    }
+    free(q);
+    free(y);
+    return q && y;
+}
+
+static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t width) {
+    for (int64_t part = 0; part < 2; part++)
+        for (int64_t r = 0; r < m->rows; r++) {
+            int64_t at = (((2 * layer + part) * m->room + m->time) * m->slots + r) * width;
+            memcpy(m->own + at, qkv + (3 * r + 1 + part) * width, width * sizeof(float));
+        }
+}
+
+typedef struct { float *x, *h, *y, *z, *score; Byte *q; } Space; /* x is the hidden states, all others are between */
+
+/* What a step of a layer reads: hidden states, normalised if that comes first */
+static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
+    if (n->pre) each(s.x, s.h, norm, rows, n->width, n->epsilon);
+    return n->pre ? s.h : s.x;
+}
+
+/* What it says, in s.h, joins them */
+static void leave(const Network *n, Norm norm, int64_t rows, Space s) {
+    add_to(s.x, s.h, rows * n->width);
+    if (!n->pre) each(s.x, s.x, norm, rows, n->width, n->epsilon);
+}
+
+static void run_layer(const Network *n, const Memory *m, int64_t number, Space s) {
+    const Layer *layer = n->layers + number;
+    int64_t rows = m->rows, width = n->heads * n->head_width;
+    linear(&layer->qkv, enter(n, layer->attention_norm, rows, s), rows, s.y, s.q);
+    remember(m, number, s.y, width);
+    attend_all(layer->cross_query.weight ? OWN : TEXT | OWN, n, m, number, s.y, 3 * width, s.z, s.score);
+    linear(&layer->output, s.z, rows, s.h, s.q);
+    leave(n, layer->attention_norm, rows, s);
+    if (layer->cross_query.weight) {
+        linear(&layer->cross_query, enter(n, layer->cross_norm, rows, s), rows, s.y, s.q);
+        attend_all(TEXT, n, m, number, s.y, width, s.z, s.score);
+        linear(&layer->cross_output, s.z, rows, s.h, s.q);
+        leave(n, layer->cross_norm, rows, s);
+    }
+    const float *from = enter(n, layer->feed_forward_norm, rows, s);
+    linear(&layer->expand, from, rows, s.y, s.q);
+    activate(s.y, rows * n->ffn_width, n->activation);
+    if (layer->up.weight) {
+        linear(&layer->up, from, rows, s.z, s.q);
+        for (int64_t i = 0; i < rows * n->ffn_width; i++) s.y[i] *= s.z[i];
+    }
+    linear(&layer->contract, s.y, rows, s.h, s.q);
+    leave(n, layer->feed_forward_norm, rows, s);
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The embedded tokens x (rows, width), one more for each row, become hidden states; their logits are written. */
+int step(const Network *n, const Memory *m, float *x, float *logits) {
+    int64_t rows = m->rows, width = n->width, wide = larger(larger(n->ffn_width, 3 * n->heads * n->head_width), width);
+    float *between = malloc(rows * (width + 2 * wide) * sizeof(float));
+    float *score = malloc((m->padded + KEYS + m->time + 32) * sizeof(float));
+    Byte *q = malloc(room_for(rows, wide));
+    int good = between && score && q;
+    if (good) {
+        Space s = {x, between, between + rows * width, between + rows * (width + wide), score, q};
+        for (int64_t i = 0; i < n->depth; i++) run_layer(n, m, i, s);
+        if (n->last_norm.weight) each(x, x, n->last_norm, rows, width, n->epsilon);
+    }
+    free(between);
+    free(score);
+    free(q);
+    return good && output_logits(n, rows, x, logits);
+}

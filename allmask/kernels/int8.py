@@ -1,0 +1,192 @@
+"""Quantized linear layers: packing and quantization of weights, and calls of int8.c (AVX-512 VNNI or AVX2).
+
+Weights have one scale per output, activations one per token. Sums of int8 products are exact, so the result of a token
+does not depend on how many tokens there are. `PackedLinear` also holds bf16 and fp32 weights, for decode_step.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allmask.kernels import build
+from allmask.kernels.build import int64s, pointer, pointers, structure
+
+SOURCE = Path(__file__).with_suffix(".c")
+KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}  # of products.h
+ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
+OUTPUTS = 64  # of a block of packed weights
+LANES = 16  # numbers per vector: the number of inputs of a layer must be a multiple
+MIN_ROWS = 64  # per thread
+
+
+def library() -> Any:
+    """The compiled int8.c; None where there is none."""
+    return build.library(SOURCE, build.AVX512_VNNI, build.AVX2)
+
+
+# ---- quantization ------------------------------------------------------------------------------------------------
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize rows (…, N) symmetrically to int8, -127 to 127, with a scale (…, 1) per row."""
+    scale = x.abs().amax(-1, keepdim=True).float() / 127.0
+    return (x / scale.clamp(min=1e-30)).round().to(torch.int8), scale
+
+
+def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
+    """(in,) SmoothQuant scale between a norm and the weight (out, in) that reads it: multiplies the weight's columns,
+    divides the norm's output, so that neither has outlier channels, which cost the other channels precision.
+
+    arXiv 2211.10438, but with the norm's own parameters in place of calibration data. None without a norm.
+    """
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.weight is None:
+        return None
+    bias = getattr(norm, "bias", None)
+    activation = 3.0 * norm.weight.detach().float().abs() + (0.0 if bias is None else bias.detach().float().abs())
+    columns = weight.detach().float().abs().amax(0)
+    activation, columns = (x.clamp(min=1e-3 * x.max().item() + 1e-30) for x in (activation, columns))
+    return (activation / columns).sqrt()
+
+
+def smooth(weight: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The weight times the smoothing scale, and the factor (in,) that its inputs are to be multiplied by."""
+    return (weight, None) if smoothing is None else (weight.detach().float() * smoothing, 1.0 / smoothing)
+
+
+# ---- packed weights ----------------------------------------------------------------------------------------------
+
+Linear = structure(**pointers("weight scale bias input_scale"), **int64s("inputs outputs kind"))
+Norm = structure(**pointers("weight bias"))
+Residual = structure(norm=Norm, epsilon=ctypes.c_double, **int64s("pre"))
+FeedForward = structure(expand=Linear, contract=Linear, **int64s("activation"))
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Lay a weight (out, in) out for products.h: blocks of 64 outputs, within a block input by input.
+
+    For int8 (`dtype` is uint8) there is also a scale per output. Its blocks interleave 4 inputs of 16 outputs, and 128
+    is added, because one operand of VNNI's dot product is unsigned.
+    """
+    outputs, inputs = weight.shape
+    rows = F.pad(weight.detach().float(), (0, 0, 0, -outputs % OUTPUTS))
+    if dtype != torch.uint8:
+        return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None
+    quantized, scale = quantize(rows)
+    blocks = quantized.view(-1, 4, LANES, inputs // 4, 4).permute(0, 3, 1, 2, 4)
+    return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), scale[:, 0].contiguous()
+
+
+class PackedLinear(NamedTuple):
+    """A linear layer in the layout of products.h."""
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+    input_scale: Tensor | None  # see `smooth`
+    inputs: int
+    outputs: int
+
+    @classmethod
+    def of(
+        cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.uint8, smoothing: Tensor | None = None
+    ) -> PackedLinear:
+        outputs, inputs = weight.shape
+        bias = None if bias is None else bias.detach().float().clone()
+        weight, input_scale = smooth(weight, smoothing)
+        return cls(*pack(weight, dtype), bias, input_scale, inputs, outputs)
+
+    @property
+    def structure(self) -> ctypes.Structure:
+        """Valid as long as this object lives."""
+        tensors = map(pointer, (self.weight, self.scale, self.bias, self.input_scale))
+        return Linear(*tensors, self.inputs, self.outputs, KIND[self.weight.dtype])
+
+
+def norm_structure(norm: nn.Module | None) -> ctypes.Structure:
+    """The parameters of an fp32 layer or RMS norm, valid as long as it lives; NULL for any other module."""
+    return Norm(pointer(getattr(norm, "weight", None)), pointer(getattr(norm, "bias", None)))
+
+
+def residual_structure(norm: Any, pre: bool) -> ctypes.Structure:
+    """A residual step whose norm is applied before (`pre`) or after it."""
+    return Residual(norm_structure(norm), norm.eps or torch.finfo(torch.float32).eps, pre)
+
+
+# ---- calls -------------------------------------------------------------------------------------------------------
+
+
+def linear(packed: PackedLinear, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Apply an int8 layer to x (…, in); the result (…, out) is fp32 or bf16."""
+    x, y = _contiguous(x), torch.empty(*x.shape[:-1], packed.outputs, dtype=dtype)
+    layer = packed.structure
+
+    def run(rows: int, x: Tensor, y: Tensor) -> int:
+        return library().apply_linear(ctypes.byref(layer), rows, *_typed(x), *_typed(y))
+
+    _on_threads(run, x, y)
+    return y
+
+
+def residual_linear(packed: PackedLinear, residual: ctypes.Structure, h: Tensor, x: Tensor) -> Tensor:
+    """x + linear(h) in fp32, then the residual's norm if it comes after: the end of an attention step."""
+    h, x = _contiguous(h), x.float().contiguous()
+    y, layer = torch.empty_like(x), packed.structure
+
+    def run(rows: int, h: Tensor, x: Tensor, y: Tensor) -> int:
+        arguments = *_typed(h), pointer(x), pointer(y)
+        return library().residual_linear(ctypes.byref(layer), ctypes.byref(residual), rows, *arguments)
+
+    _on_threads(run, h, x, y)
+    return y
+
+
+def feed_forward(
+    expand: PackedLinear, contract: PackedLinear, activation: str, x: Tensor, residual: ctypes.Structure | None = None
+) -> Tensor:
+    """contract(activation(expand(x))) in fp32; with a `residual` its norm and the addition of x, too."""
+    x = x.float().contiguous()
+    y = torch.empty_like(x)
+    layers = FeedForward(expand.structure, contract.structure, ACTIVATION[activation])
+    around = None if residual is None else ctypes.byref(residual)
+
+    def run(rows: int, x: Tensor, y: Tensor) -> int:
+        return library().feed_forward(ctypes.byref(layers), around, rows, pointer(x), pointer(y))
+
+    _on_threads(run, x, y)
+    return y
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.to(x.dtype if x.dtype in KIND else torch.float32).contiguous()
+
+
+def _typed(x: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
+    return pointer(x), ctypes.c_int64(KIND[x.dtype])
+
+
+def _on_threads(run: Callable[..., int], *tensors: Tensor) -> None:
+    """Split the rows of all tensors (…, N) between as many threads as torch has."""
+    flat = [x.view(-1, x.shape[-1]) for x in tensors]
+    threads = max(1, min(torch.get_num_threads(), math.ceil(len(flat[0]) / MIN_ROWS)))
+    parts = list(zip(*(x.tensor_split(threads) for x in flat), strict=True))
+
+    def run_part(rows: tuple[Tensor, ...]) -> int:
+        return run(ctypes.c_int64(len(rows[0])), *rows)
+
+    if not all(map(run_part, parts) if threads == 1 else _pool(threads).map(run_part, parts)):
+        raise MemoryError("no memory for the rows of a text")
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)

@@ -1,0 +1,23 @@
+"""Which precision is fast on a device."""
+
+from __future__ import annotations
+
+import torch
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def native_bf16(device: torch.device | str) -> bool:
+    """Whether the device multiplies bf16 in hardware; where bf16 is emulated, it is slower than fp32."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    flags = torch.cpu.get_capabilities() if kind == "cpu" else {}
+    return bool(flags.get("avx512_bf16") or flags.get("amx_bf16"))
+
+
+def resolve_precision(precision: str, device: torch.device | str = "cpu") -> torch.dtype:
+    """The dtype of fp32, bf16 or auto, which is bf16 where that is native and fp32 elsewhere."""
+    if precision == "auto":
+        precision = "bf16" if native_bf16(device) else "fp32"
+    return PRECISIONS[precision]

@@ -1,0 +1,75 @@
+/* What a search asks of a row of logits: the logarithm of the sum of their exponentials, and the best few, with
+   AVX-512 or AVX2. shortlist.py says in torch what this must compute. */
+
+#include <math.h>
+
+#include "exponential.h"
+
+/* e^x for x <= 0 by a Taylor polynomial. exponential() is as fast and a bit closer; this one stays because the scores
+   that searches report, in fp32 too, depend on its last bits. */
+INLINE vec exponential_of_score(vec x) {
+    x = larger_of(x, all(-200.f));
+    vec n = to_nearest(mul(x, all(1.44269504f)));
+    vec r = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x)), y = all(1.f / 720);
+    const float taylor[] = {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f};
+    UNROLLED for (int i = 0; i < 6; i++) y = mul_add(y, r, all(taylor[i]));
+    return times_power(y, n);
+}
+
+#define STRIDE 64 /* numbers that are compared with the worst of the best at a time */
+
+INLINE vec some(const float *x, int64_t i, int64_t n) {
+    if (n - i >= LANES) return load(x + i);
+    mask real = first(n - i);
+    return choose(real, load_some(real, x + i), all(-INFINITY));
+}
+
+/* NaN, if a number is NaN or none is finite, or one is infinite */
+static float log_total(const float *x, int64_t n) {
+    vec most = all(-INFINITY), sum = zeros();
+    int bad = 0;
+    for (int64_t i = 0; i < n; i += 16) {
+        vec v = some(x, i, n);
+        bad |= any(no_number(v));
+        most = larger_of(most, v);
+    }
+    float top = largest_of(most);
+    if (bad || !isfinite(top)) return NAN;
+    for (int64_t i = 0; i < n; i += 16) {
+        vec e = exponential_of_score(sub(some(x, i, n), all(top)));
+        sum = add(sum, n - i >= LANES ? e : choose(first(n - i), e, zeros()));
+    }
+    return top + logf(sum_of(sum));
+}
+
+/* The k largest of x, best first; of equal ones those that stand first. -INFINITY where there are fewer. */
+static void best_of(const float *x, int64_t n, int64_t k, float *value, int64_t *token) {
+    for (int64_t i = 0; i < k; i++) {
+        value[i] = -INFINITY;
+        token[i] = 0;
+    }
+    for (int64_t i = 0; i < n; i += STRIDE) {
+        vec v[4], worst = all(value[k - 1]);
+        UNROLLED for (int c = 0; c < 4; c++) v[c] = some(x, i + 16 * c, n);
+        vec top = larger_of(larger_of(v[0], v[1]), larger_of(v[2], v[3]));
+        if (!any(above(top, worst))) continue;
+        for (int64_t j = i; j < i + STRIDE && j < n; j++) {
+            if (!(x[j] > value[k - 1])) continue;
+            int64_t at = k - 1;
+            for (; at > 0 && x[j] > value[at - 1]; at--) {
+                value[at] = value[at - 1];
+                token[at] = token[at - 1];
+            }
+            value[at] = x[j];
+            token[at] = j;
+        }
+    }
+}
+
+void log_totals(const float *x, int64_t rows, int64_t n, float *total) {
+    for (int64_t r = 0; r < rows; r++) total[r] = log_total(x + r * n, n);
+}
+
+void best(const float *x, int64_t rows, int64_t n, int64_t k, float *values, int64_t *tokens) {
+    for (int64_t r = 0; r < rows; r++) best_of(x + r * n, n, k, values + r * k, tokens + r * k);
+}

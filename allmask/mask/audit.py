@@ -1,0 +1,187 @@
+"""Does a model keep its mask's promise? Measured: an output depends on an input iff its gradient there is not zero.
+
+Every token of the probe is a different one, so the row of the token embedding that belongs to it carries the gradient
+of its place alone. That works for any model with an embedding, through whatever path it takes its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allmask.errors import ResourceError, UsageError
+from allmask.mask import Mask, expect_mask
+from allmask.mask.kinds import build, parameters
+from allmask.mask.prover import influence
+from allmask.registry import MASKS
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an audit needs to know of a model: how to run it, and where its tokens come in."""
+
+    hidden: Callable[[Tensor, Mask], Tensor]  # ids (1, T) and a mask -> hidden states (1, T, W)
+    embedding: Tensor  # (V, W)
+    layers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """(T, T) matrices, row = output, column = input: what was measured, and what the mask promises."""
+
+    depends: Tensor
+    promised: Tensor
+
+    @property
+    def leaks(self) -> list[tuple[int, int]]:
+        """(output, input) where an output depends on what it must not see."""
+        return _pairs(self.depends & ~self.promised)
+
+    @property
+    def blind(self) -> list[tuple[int, int]]:
+        """(output, input) where an output should depend on an input and does not."""
+        return _pairs(~self.depends & self.promised)
+
+    @property
+    def holds(self) -> bool:
+        return not self.leaks and not self.blind
+
+
+def audit(subject: Subject, mask: Mask, rng: torch.Generator | None = None) -> Audit:
+    """Measure one row of a mask on a model in evaluation mode: T backward passes over T different random tokens."""
+    if len(expect_mask(mask)) != 1 or not bool(mask.valid.all()):
+        raise UsageError(f"an audit takes one row without padding, not {mask}")
+    tokens, vocabulary = mask.shape[1], subject.embedding.shape[0]
+    if tokens > vocabulary:
+        raise UsageError(f"an audit of {tokens} tokens needs as many different ones; the vocabulary has {vocabulary}")
+    ids = torch.randperm(vocabulary, generator=rng)[None, :tokens]
+    hidden = subject.hidden(ids, mask)[0]  # (T, W)
+    direction = torch.randn(hidden.shape[-1], generator=rng).to(hidden.dtype)  # the sum alone is 0 after a layer norm
+    rows = [_row(hidden[q] @ direction, subject.embedding, ids[0]) for q in range(tokens)]
+    return Audit(torch.stack(rows), influence(mask.visible()[0], subject.layers))
+
+
+def _row(output: Tensor, embedding: Tensor, ids: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(output, embedding, retain_graph=True)
+    return (gradient[ids] != 0).any(-1)
+
+
+def _pairs(cells: Tensor) -> list[tuple[int, int]]:
+    return [(row, column) for row, column in cells.nonzero().tolist()]
+
+
+# ---- subjects ----------------------------------------------------------------------------------------------
+
+
+def our_subject(model: nn.Module) -> Subject:
+    """An allmask `Model`."""
+    ours: Any = model.eval()
+    return Subject(lambda ids, mask: ours(ids, mask).hidden, ours.body.embedding.tokens.weight, ours.config.layers)
+
+
+WAYS: Mapping[str, Callable[[Mask], dict[str, Any]]] = {
+    "4D boolean": lambda mask: {"attention_mask": mask.visible()[:, None]},
+    "4D additive, 0 or -inf": lambda mask: {"attention_mask": torch.where(mask.visible()[:, None], 0.0, -torch.inf)},
+    "4D float, 1 or 0": lambda mask: {"attention_mask": mask.visible()[:, None].float()},
+    "3D boolean": lambda mask: {"attention_mask": mask.visible()},
+    "3D float, 1 or 0": lambda mask: {"attention_mask": mask.visible().float()},
+    "positions that restart": lambda mask: {"position_ids": mask.position},
+}  # how people hand a mask to a transformers model
+
+
+def transformers_subject(model: nn.Module, way: str) -> Subject:
+    """A transformers body (BertModel, GPT2Model, …) that is handed its mask in one of the WAYS."""
+    body: Any = model.eval()
+    embedding, layers = body.get_input_embeddings().weight, body.config.num_hidden_layers
+    return Subject(lambda ids, mask: body(ids, **WAYS[way](mask)).last_hidden_state, embedding, layers)
+
+
+# ---- side by side ------------------------------------------------------------------------------------------
+
+
+def probe_mask(kind: str, tokens: int, rng: torch.Generator | None = None) -> Mask:
+    """One row of a kind: a source of three in five tokens, five turns, two packed documents, a drawn permutation."""
+    places = torch.arange(tokens)[None]
+    given: dict[str, Any] = {
+        "valid": torch.ones(1, tokens, dtype=torch.bool),
+        "is_target": places >= max(1, tokens * 3 // 5),
+        "turns": places * 5 // tokens % 2 == 1,
+        "document": (places >= tokens // 2).long(),
+        "each": "bidirectional",
+    }
+    if "rank" in parameters(kind):
+        given["rank"] = torch.randperm(tokens, generator=rng)[None]
+    mask = build(kind, given)
+    if mask.shape != (1, tokens):
+        raise UsageError(f"a {kind} mask of {tokens} tokens is {mask.shape}; expected (1, {tokens})")
+    return mask
+
+
+def probed() -> list[str]:
+    """The kinds of masks that an audit can make: all but those read from a file."""
+    return [name for name in MASKS if "visible" not in parameters(name)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the comparison: who was given which mask in which way, and what came of it."""
+
+    library: str
+    mask: str
+    way: str
+    leaks: int | None  # None: it was refused
+    blind: int | None
+    refused: str = ""
+
+
+def compare(model: nn.Module, folder: str | Path, tokens: int = 10, seed: int = 0) -> list[Finding]:
+    """Every mask on our model, and on the same weights in transformers in each way it may be handed one."""
+    rows = [_find("allmask", kind, "Mask", our_subject(model), tokens, seed) for kind in probed()]
+    for attention in ("sdpa", "eager"):
+        body = _transformers_body(folder, attention)
+        for way in WAYS:
+            kind = "packed" if way == "positions that restart" else "prefix"
+            rows.append(_find(f"transformers, {attention}", kind, way, transformers_subject(body, way), tokens, seed))
+    return [*rows, _try_generate(folder, tokens)]
+
+
+def _find(library: str, kind: str, way: str, subject: Subject, tokens: int, seed: int) -> Finding:
+    rng = torch.Generator().manual_seed(seed)
+    try:
+        result = audit(subject, probe_mask(kind, tokens, rng), rng)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return Finding(library, kind, way, None, None, _first_line(error))
+    return Finding(library, kind, way, len(result.leaks), len(result.blind))
+
+
+def _transformers_body(folder: str | Path, attention: str) -> nn.Module:
+    try:
+        from transformers import AutoModel, logging
+    except ImportError as error:
+        raise ResourceError("transformers is not installed", "pip install transformers, to compare with it") from error
+    logging.set_verbosity_error()  # heads that are not in the file are no concern here
+    logging.disable_progress_bar()
+    return AutoModel.from_pretrained(folder, attn_implementation=attention, local_files_only=True)
+
+
+def _try_generate(folder: str | Path, tokens: int) -> Finding:
+    """Writing under the prefix mask needs a 4D mask, which `generate` may not take."""
+    from transformers import AutoModelForCausalLM
+
+    writer: Any = AutoModelForCausalLM.from_pretrained(folder, is_decoder=True, local_files_only=True).eval()
+    ids, mask = torch.arange(tokens)[None], probe_mask("prefix", tokens)
+    way = "generate() with a 4D boolean"
+    try:
+        writer.generate(ids, attention_mask=mask.visible()[:, None], max_new_tokens=2, pad_token_id=0)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return Finding("transformers", "prefix", way, None, None, _first_line(error))
+    return Finding("transformers", "prefix", way, 0, 0)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -1,0 +1,338 @@
+"""Pictures of masks: rows are who looks, columns what is seen, a filled cell means "may read".
+
+`draw` gives text for a terminal, `save` an SVG or PNG file.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from allmask.errors import ResourceError, UsageError
+from allmask.mask import Mask, expect_mask
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SEEN, UNSEEN = "■", "·"
+_TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # one a document, then again
+_EMPTY, _INK, _QUIET = "#EEF1F5", "#2A2F3A", "#8B93A1"
+_ROUNDED = 40  # more tokens than this are painted as one image, without names
+_LATIN = "DejaVu Sans"  # comes with matplotlib
+_CJK_FAMILIES = (
+    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Hiragino Sans GB",
+    "Heiti SC", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Droid Sans Fallback",
+    "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans CJK TC", "Noto Serif CJK SC", "Source Han Serif SC", "SimSun",
+    "AR PL UMing CN", "AR PL UKai CN", "Arial Unicode MS",
+)  # fmt: skip
+_FONT_PACKAGES = ("zhplot", "mplfonts")  # Python packages that carry Noto Sans for Chinese
+
+
+def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, limit: int = 64) -> str:
+    """The matrix as text, aligned for double-width Chinese. At most `limit` rows and columns are drawn.
+
+       北 京 欢
+    北  ■  ·  ·
+    京  ■  ■  ·
+    欢  ■  ■  ■
+    """
+    visible = _matrix(mask, tokens, row_tokens)
+    columns = [_shorten(_printable(token), 8) for token in tokens[:limit]]
+    rows = [_shorten(_printable(token), 12) for token in (row_tokens or tokens)[:limit]]
+    margin = max((_width(row) for row in rows), default=0)
+    sizes = [_width(column) for column in columns]
+    lines = [_line("", margin, columns, sizes)]
+    for name, cells in zip(rows, visible[:limit, :limit].tolist(), strict=True):
+        lines.append(_line(name, margin, [SEEN if cell else UNSEEN for cell in cells], sizes))
+    if max(visible.shape) > limit:
+        lines.append(f"({len(rows)} of {visible.shape[0]} rows, {len(columns)} of {visible.shape[1]} columns)")
+    return "\n".join(lines)
+
+
+def _line(name: str, margin: int, cells: list[str], sizes: list[int]) -> str:
+    return " ".join(
+        [_pad(name, margin), *(_pad(c, s, centre=True) for c, s in zip(cells, sizes, strict=True))]
+    ).rstrip()
+
+
+def _width(text: str) -> int:
+    """How many columns a terminal gives the text: Chinese takes two a character, a combining accent none."""
+    return sum(_character_width(character) for character in text)
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _pad(text: str, width: int, centre: bool = False) -> str:
+    room = max(width - _width(text), 0)
+    left = (room + 1) // 2 if centre else 0
+    return " " * left + text + " " * (room - left)
+
+
+def _shorten(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _printable(token: str) -> str:
+    """A token that stays on its line: a space is ␣, a line break ⏎, any other control character �."""
+    named = token.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in named) or "∅"
+
+
+# ---- files --------------------------------------------------------------------------------------------------
+
+
+def save(
+    mask: Mask | Tensor,
+    path: str | Path,
+    tokens: Sequence[str],
+    row_tokens: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    looks: str = "who looks",
+    seen: str = "what is seen",
+    tints: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> None:
+    """Write the matrix as a picture; the suffix of `path` says which: .svg or .png.
+
+    `tints` (K,) are numbers: columns of one number share a colour (otherwise those of one document do). `weights`
+    (Q, K) shade the cells by how much is read, each row against its largest weight.
+    """
+    path, visible = Path(path), _matrix(mask, tokens, row_tokens)
+    if path.suffix not in (".svg", ".png"):
+        raise UsageError(f'{path}: the suffix is "{path.suffix}"', "name the picture something.svg or something.png")
+    rows, columns = ([_printable(t) for t in names] for names in (row_tokens or tokens, tokens))
+    fonts = Fonts.find("".join([title, looks, seen, *rows, *columns]), as_text=path.suffix == ".svg")
+    picture = _Picture(
+        rows=[_shorten(fonts.show(row), 14) for row in rows],
+        columns=[_shorten(fonts.show(column), 14) for column in columns],
+        colours=_colours(visible, _documents(mask) if tints is None else tints, weights),
+        titles=(fonts.show(title), looks, seen),
+    )
+    with _style(fonts):
+        picture.write(path)
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """Cells of one unit, named on the left and above, on a canvas that leaves room for the names."""
+
+    rows: list[str]
+    columns: list[str]
+    colours: Tensor  # (Q, K, 3) red, green, blue from 0 to 1
+    titles: tuple[str, str, str]  # of the picture, of the rows, of the columns
+    unit: float = 0.36  # inches a cell
+
+    @property
+    def named(self) -> bool:
+        return max(self.colours.shape[:2]) <= _ROUNDED
+
+    def write(self, path: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        left, top, right, bottom = self._margins()
+        height, width = self.colours.shape[0], self.colours.shape[1]
+        scale = self.unit if self.named else min(self.unit, 6 / max(height, width))
+        size = ((left + width + right) * scale, (top + height + bottom) * scale)
+        figure = Figure(figsize=size, facecolor="white")
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(-left, width + right), ylim=(height + bottom, -top))
+        axes.set_axis_off()
+        self._cells(axes)
+        self._names(axes, scale)
+        # No date and no program name: the same mask gives the same file.
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=144, metadata=metadata)
+
+    def _margins(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom, in cells."""
+        if not self.named:
+            edge = max(self.colours.shape[:2]) / 12
+            return edge, edge * 1.4, edge / 2, edge / 2
+        left = 1.15 + 0.24 * max(map(_width, self.rows))
+        names = 0.9 if not self._slanted else 0.6 + 0.18 * max(map(_width, self.columns))
+        right = 0.5 + (0.16 * _width(self.columns[-1]) if self._slanted else 0)
+        titled = 0.24 * _width(self.titles[0]) - left - self.colours.shape[1]
+        return left, names + (1.7 if self.titles[0] else 0.7), max(right, titled), 0.5
+
+    @property
+    def _slanted(self) -> bool:
+        return max(map(_width, self.columns)) > 6
+
+    def _cells(self, axes: Axes) -> None:
+        from matplotlib.collections import PatchCollection
+        from matplotlib.patches import FancyBboxPatch
+
+        if not self.named:
+            height, width = self.colours.shape[0], self.colours.shape[1]
+            axes.imshow(self.colours.numpy(), extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
+            return
+        shape = "round,pad=0,rounding_size=0.2"
+        boxes = [
+            FancyBboxPatch((column + 0.06, row + 0.06), 0.88, 0.88, boxstyle=shape)
+            for row in range(self.colours.shape[0])
+            for column in range(self.colours.shape[1])
+        ]
+        axes.add_collection(PatchCollection(boxes, facecolors=self.colours.flatten(0, 1).tolist(), linewidths=0))
+
+    def _names(self, axes: Axes, scale: float) -> None:
+        left, top, _, _ = self._margins()
+        title, looks, seen = self.titles
+        height, width = self.colours.shape[0], self.colours.shape[1]
+        small = {"color": _QUIET, "fontsize": 7.5, "parse_math": False}
+        edge = 0.35 * self.unit / scale  # what is small in inches is many cells of a large mask
+        axes.text(0.06, -top + edge, title, color=_INK, fontsize=10.5, va="top", parse_math=False)
+        above = -top + (1.4 if title else 0.4) * self.unit / scale
+        axes.text(width / 2, above, seen, ha="center", va="center", **small)
+        axes.text(-left + edge, height / 2, looks, ha="center", va="center", rotation=90, **small)
+        if not self.named:
+            return
+        for row, name in enumerate(self.rows):
+            axes.text(-0.25, row + 0.52, name, ha="right", va="center", color=_INK, fontsize=10.5, parse_math=False)
+        for column, name in enumerate(self.columns):
+            self._column_name(axes, column, name)
+
+    def _column_name(self, axes: Axes, column: int, name: str) -> None:
+        if self._slanted:
+            how = {"rotation": 50, "rotation_mode": "anchor", "ha": "left", "va": "baseline", "fontsize": 9}
+        else:  # a cell has room for about four narrow letters
+            how = {"ha": "center", "va": "center", "fontsize": 10.5 * min(1.0, 3.6 / max(_width(name), 1))}
+        axes.text(column + 0.5, -0.25 if self._slanted else -0.5, name, color=_INK, parse_math=False, **how)
+
+
+def _matrix(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None) -> Tensor:
+    """The boolean (Q, K) matrix of a mask or a matrix, its sides as long as the lists of tokens."""
+    if isinstance(mask, Mask) and len(mask) != 1:
+        raise UsageError(f"drawing: the mask has {len(mask)} rows", "draw one of them: mask[0]")
+    visible = mask if isinstance(mask, Tensor) else expect_mask(mask).visible()[0]
+    sides = (len(tokens if row_tokens is None else row_tokens), len(tokens))
+    if visible.dtype != torch.bool or visible.shape != sides or 0 in sides:
+        found = f"{tuple(visible.shape)} of {visible.dtype}"
+        raise UsageError(f"drawing: the matrix is {found}, the tokens ask for {sides} of booleans")
+    return visible.cpu()
+
+
+def _documents(mask: Mask | Tensor) -> Tensor | None:
+    """(T,) which document each token belongs to, so that each gets its tint."""
+    return mask.group[0].cpu().clamp(min=0) if isinstance(mask, Mask) else None
+
+
+def _colours(visible: Tensor, documents: Tensor | None, weights: Tensor | None) -> Tensor:
+    """(Q, K, 3): the tint of the column's document where it is seen, as strong as its weight, and grey elsewhere."""
+    tints = torch.tensor([_rgb(tint) for tint in _TINTS])
+    tint = tints[torch.zeros(visible.shape[1], dtype=torch.long) if documents is None else documents % len(_TINTS)]
+    grey = torch.tensor(_rgb(_EMPTY))
+    strength = visible.float()
+    if weights is not None:
+        if weights.shape != visible.shape:
+            raise UsageError(f"drawing: weights are {tuple(weights.shape)}, the matrix {tuple(visible.shape)}")
+        share = weights.detach().cpu().float() * strength
+        strength = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).clamp(0, 1)
+    return grey + strength[..., None] * (tint - grey)
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+
+
+# ---- fonts --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fonts:
+    """The families that show a text between them, and what none of them has."""
+
+    families: list[str]
+    missing: frozenset[str]
+    as_text: bool  # leave the glyphs to whoever views the file
+
+    @classmethod
+    def find(cls, text: str, as_text: bool) -> Fonts:
+        """Add fonts until the text is covered. Letters nobody has are an error, unless the viewer may have them."""
+        missing = {character for character in text if not character.isspace()}
+        families = [_LATIN]  # also for the □ of what is missing
+        for family, path in _candidates():
+            covered = missing & _characters(path)
+            if covered and family not in families:
+                families.append(family)
+            missing -= covered
+            if not missing:
+                break
+        letters = sorted(character for character in missing if unicodedata.category(character)[0] == "L")
+        if letters and not as_text:
+            raise ResourceError(
+                f"no font here has {' '.join(letters[:8])}{' …' if len(letters) > 8 else ''}",
+                'for Chinese, pip install "allmask[zh]" or a system package such as fonts-noto-cjk;'
+                "\nor write .svg, which is shown with the viewer's fonts",
+            )
+        return cls(families, frozenset(missing), as_text=bool(letters))
+
+    def show(self, text: str) -> str:
+        """The text with □ for what cannot be drawn, such as emoji."""
+        if self.as_text:
+            return text
+        kept = (c for c in text if unicodedata.category(c) not in ("Cf", "Mn") or c not in self.missing)
+        return "".join("□" if c in self.missing else c for c in kept)
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    """Family and file of each font to try: matplotlib's own, those in Python packages, installed Chinese ones."""
+    from matplotlib.font_manager import fontManager
+
+    yield _LATIN, str(fontManager.findfont(_LATIN))
+    for path in map(str, _packaged_fonts()):
+        if all(entry.fname != path for entry in fontManager.ttflist):
+            fontManager.addfont(path)
+        yield next(entry.name for entry in fontManager.ttflist if entry.fname == path), path
+    installed = {entry.name for entry in fontManager.ttflist}
+    for family in _CJK_FAMILIES:
+        if family in installed:
+            yield family, str(fontManager.findfont(family))
+
+
+def _packaged_fonts() -> Iterable[Path]:
+    from importlib.util import find_spec
+
+    for package in _FONT_PACKAGES:
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from sorted(Path(folder, "fonts").glob("NotoSans[SC]*-Regular.[ot]tf"))
+
+
+def _characters(path: str) -> set[str]:
+    from matplotlib.ft2font import FT2Font
+
+    return {chr(code) for code in FT2Font(path).get_charmap()}
+
+
+@contextmanager
+def _style(fonts: Fonts) -> Iterator[None]:
+    """Outlines instead of text where we have the font: the picture then looks the same everywhere."""
+    from matplotlib import rc_context
+
+    settings: Any = {
+        "font.family": [*fonts.families, "sans-serif"] if fonts.as_text else fonts.families,
+        "svg.fonttype": "none" if fonts.as_text else "path",
+        "svg.hashsalt": "allmask",
+    }
+    with rc_context(settings), warnings.catch_warnings():
+        if fonts.as_text:  # matplotlib misses glyphs that it need not draw
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield

@@ -1,0 +1,1 @@
+"""The network: attention, layers, stacks and heads."""

@@ -1,0 +1,493 @@
+"""Attention (arXiv 1706.03762): the only place where a mask meets a kernel.
+
+Shapes: B rows, T tokens, Q queries, K keys, H heads, D width of a head. Heads stand behind tokens, (B, T, H, D), so
+that documents of one length, side by side in a packed row, are a batch without copying.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allmask.kernels.packed_attention import Block, attend_documents, attend_partners, partners, suits, suits_partners
+from allmask.mask import Mask, expect_mask
+from allmask.nn.dropout import dropout_mask
+
+SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
+DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
+STRIP = 256  # queries, or a window if that is wider: a longer strip would read keys that few of its queries see
+
+
+Bias = Tensor | tuple[Tensor, ...]  # see `attend`
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a mask is lowered to kernels: found once for a batch, used by every layer."""
+
+    queries: Mask
+    keys: Mask
+    strict: bool
+    blocks: tuple[Block, ...]
+    pairs: Pairs | None = None  # where the documents of one row read those of another, each its own
+    segments: tuple[Tensor, Tensor] | None = None  # (B, Q) and (B, K), for attention that compares them
+
+    @classmethod
+    def find(cls, queries: Mask, keys: Mask | None = None, strict: bool = False) -> Route:
+        """The cheapest lowering: no mask, causal, prefix, per document, boolean."""
+        expect_mask(queries)
+        if keys is not None:
+            expect_mask(keys)
+        if strict:
+            blocks = None
+        elif keys is None:
+            blocks = _documents(queries) if len(queries) == 1 else _uniform(queries)
+        else:
+            blocks = _all_seen(queries, keys)
+        pairs = None if strict or blocks or keys is None else Pairs.find(queries, keys)
+        keys = queries if keys is None else keys
+        return cls(queries, keys, strict, blocks or (Block(0, queries.shape[1], "dense"),), pairs)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether no block needs a matrix and none is padding; otherwise `Mask.flatten` pays."""
+        return all(block.kind not in ("dense", "empty") for block in self.blocks)
+
+    def cut(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The tokens of each block; one block may read keys that are not its own tokens, so it gets all."""
+        if len(self.blocks) == 1:
+            return (x,)
+        return x.split([block.stop - block.start for block in self.blocks], dim=1)
+
+    def visible(self, start: int, stop: int, block: Block, among: slice = slice(None)) -> Tensor:
+        """The boolean matrix of some queries of a dense block and some of its keys, (B, Q, K)."""
+        return self.queries[:, start:stop].visible(self._keys_of(block)[:, among], self.strict)
+
+    def near(self, start: int, stop: int, block: Block) -> slice:
+        """Keys of a dense block that a window does not hide from all of some queries, found without a matrix."""
+        places, window = self._keys_of(block).position, self.queries.window
+        if window is None or start == stop:
+            return slice(0, places.shape[1])
+        own = self.queries.position[:, start:stop]
+        return _span(((places > own.min() - window) & (places < own.max() + window)).any(0))
+
+    @cached_property
+    def flex_mask(self) -> Any:
+        """The mask as a block mask of FlexAttention, built once for all layers that use this route."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        queries, keys, strict = self.queries, self.keys, self.strict
+
+        def may_read(b, h, i, j):
+            older = keys.order[b, j] < queries.order[b, i] if strict else keys.order[b, j] <= queries.order[b, i]
+            seen = older & (keys.group[b, j] == queries.group[b, i]) & (queries.group[b, i] >= 0)
+            if queries.window is not None:
+                seen = seen & ((queries.position[b, i] - keys.position[b, j]).abs() < queries.window)
+            if queries.matrix is not None:
+                seen = seen & queries.matrix[b, queries.position[b, i], keys.position[b, j]]
+            return seen
+
+        rows, tokens = queries.shape
+        return create_block_mask(may_read, rows, None, tokens, keys.shape[1], device=queries.device.type)
+
+    def _keys_of(self, block: Block) -> Mask:
+        return self.keys if len(self.blocks) == 1 else self.keys[:, block.start : block.stop]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | Route, dropout: float = 0.0, scale: float | None = None,
+    bias: Bias | None = None,
+) -> Tensor:  # fmt: skip
+    """Softmax attention of q (B, Q, H, D) over k, v (B, K, H, D) as far as the mask lets it see: (B, Q, H, D).
+
+    `bias`, if given, is added to the scores and broadcasts to (B, H, Q, K); or there is one for each block of a route,
+    which broadcasts to (documents, H, length, length) and is -inf where the mask forbids. A row that sees nothing
+    yields zeros.
+    """
+    route = mask if isinstance(mask, Route) else Route.find(mask)
+    kernel = _Kernel(dropout, scale)
+    if isinstance(bias, tuple):
+        pieces = zip(route.blocks, bias, route.cut(q), route.cut(k), route.cut(v), strict=True)
+        parts = [_biased(kernel, queries, keys, values, block, added) for block, added, queries, keys, values in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    if route.pairs is not None and bias is None:
+        return route.pairs.attend(kernel, q, k, v)
+    if bias is not None:  # speaks of all queries and keys at once
+        whole = Block(0, q.shape[1], "dense")
+        return _dense(kernel, q, k, v, replace(route, blocks=(whole,)), whole, bias)
+    if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
+        return flex_attend(q, k, v, route, scale)
+    if suits(q, k, v, route.blocks, dropout):
+        return attend_documents(q, k, v, route.blocks, dropout, scale)
+    pieces = zip(route.blocks, route.cut(q), route.cut(k), route.cut(v), strict=True)
+    parts = [_attend_block(kernel, queries, keys, values, route, block) for block, queries, keys, values in pieces]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Mask | Route, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """The attention weights themselves, (B, H, Q, K), for pictures. Exactly zero where the mask forbids."""
+    route = mask if isinstance(mask, Route) else Route.find(mask)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (scale or 1.0 / math.sqrt(q.shape[-1]))
+    scores = scores if bias is None else scores + bias
+    visible = route.queries.visible(route.keys, route.strict)[:, None]
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return weights.masked_fill(~visible, 0.0)  # softmax of an empty row is NaN
+
+
+def flex_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float | None = None) -> Tensor:
+    """Attention by FlexAttention, which compares order and group inside the kernel (CUDA)."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return _flex_kernel(q.is_cuda)(q, k, v, block_mask=route.flex_mask, scale=scale).transpose(1, 2)
+
+
+@cache
+def _flex_kernel(compiled: bool) -> Any:
+    """FlexAttention, compiled once per process."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if compiled else flex_attention
+
+
+# ---- modules -----------------------------------------------------------------------------------------------
+
+
+class KeyValue(NamedTuple):
+    """What a layer remembers of tokens it has read: keys and values, (B, K, H, D) each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def append(self, new: KeyValue) -> KeyValue:
+        return KeyValue(torch.cat([self.keys, new.keys], dim=1), torch.cat([self.values, new.values], dim=1))
+
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor:
+        return attend(q, self.keys, self.values, route, dropout, bias=bias)
+
+
+class Readable(Protocol):
+    """What attention reads: a `KeyValue`, or anything else that keeps keys and values in its own way."""
+
+    def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor: ...
+
+
+class Scaled(nn.Module):
+    """Times a number."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class PassThrough(nn.Module):
+    """Queries and what is added to their scores, as they are."""
+
+    def forward(self, q: Tensor, route: Route, bias: Bias | None) -> tuple[Tensor, Bias | None]:
+        return q, bias
+
+
+class Attention(nn.Module):
+    """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read.
+
+    Heads share the width unless `head_width` says otherwise. Without `scaled` scores are not divided by sqrt(D), which
+    every kernel does: queries are multiplied by it first. What is added to scores may be another for each query: then
+    `relate` makes it of what a layer is told instead, see distances.py.
+    """
+
+    def __init__(
+        self, width: int, heads: int, dropout: float = 0.0, bias: bool = True, head_width: int = 0, scaled: bool = True,
+        relate: nn.Module | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        inner = heads * head_width if head_width else width
+        self.query = nn.Linear(width, inner, bias)
+        self.key = nn.Linear(width, inner, bias)
+        self.value = nn.Linear(width, inner, bias)
+        self.output = nn.Linear(inner, width, bias)
+        self.stretch = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
+        self.relate = PassThrough() if relate is None else relate
+
+    def keys_values(self, x: Tensor) -> KeyValue:
+        return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
+
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
+        q, bias = self._ask(x, route, bias)
+        dropout = self.dropout if self.training else 0.0
+        return self.output(read.attend(q, route, dropout, bias).flatten(-2))
+
+    def attention_weights(self, x: Tensor, read: KeyValue, route: Route, bias: Any = None) -> Tensor:
+        q, whole = self._ask(x, route, bias)
+        assert not isinstance(whole, tuple)
+        return attention_weights(q, read.keys, route, bias=whole)
+
+    def _ask(self, x: Tensor, route: Route, bias: Any) -> tuple[Tensor, Bias | None]:
+        """The queries (B, Q, H, D), and what is added to their scores."""
+        return self.relate(self.stretch(self._split(self.query(x))), route, bias)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))  # (B, T, W) -> (B, T, H, D)
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------
+
+
+class _Kernel(NamedTuple):
+    dropout: float
+    scale: float | None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
+        if visible is None and self._by_hand(q, k):
+            return self._weighted(q @ k.transpose(2, 3), v).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Query i of the last Q tokens reads the keys up to its own: causal, aligned lower right."""
+        queries, keys = q.shape[1], k.shape[1]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if queries == keys and not self._by_hand(q, k):
+            out = F.scaled_dot_product_attention(q, k, v, None, self.dropout, True, scale=self.scale)
+            return out.transpose(1, 2)
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        if self._by_hand(q, k):
+            return self._weighted((q @ k.transpose(2, 3)).masked_fill(~visible, -torch.inf), v).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def added(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """With numbers added to the scores, -inf among them; no query sees nothing."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        bias = bias.to(q.dtype)
+        if self._by_hand(q, k):
+            return self._weighted(q @ k.transpose(2, 3), v, bias).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, bias, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def _by_hand(self, q: Tensor, k: Tensor) -> bool:
+        """Whether plain products beat the fused kernel: on a CPU with dropout, or training short rows in bf16."""
+        short = q.shape[2] * k.shape[2] <= SHORT_CELLS
+        return (
+            q.device.type == "cpu" and short and (self.dropout > 0.0 or (q.dtype == torch.bfloat16 and q.requires_grad))
+        )
+
+    def _weighted(self, scores: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        scores = scores * (self.scale or v.shape[-1] ** -0.5)
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        if self.dropout:
+            weights, v = weights * dropout_mask(weights, self.dropout), v * (1.0 / (1.0 - self.dropout))
+        return weights @ v
+
+
+def _attend_block(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block) -> Tensor:
+    if block.kind == "dense":
+        return _dense(kernel, q, k, v, route, block)
+    if block.kind == "empty":
+        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)  # zeros, with a gradient
+    named = {"full": kernel, "causal": kernel.causal, "prefix": partial(_prefix, kernel, source=block.source)}
+    if block.documents == 1:
+        return named[block.kind](q, k, v)
+    # documents of one length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view
+    q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
+    return named[block.kind](q, k, v).flatten(0, 1)[None]
+
+
+def _biased(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, block: Block, bias: Tensor) -> Tensor:
+    """A block whose sight is in the numbers added to its scores."""
+    if block.kind == "dense":
+        return kernel(q, k, v, bias.to(q.dtype))
+    if block.kind == "empty":
+        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)
+    if block.documents == 1:
+        return kernel.added(q, k, v, bias)
+    q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
+    return kernel.added(q, k, v, bias).flatten(0, 1)[None]
+
+
+def _prefix(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, source: int) -> Tensor:
+    """The source reads itself without a mask; target rows are those of a causal mask."""
+    first, rest = q.split([source, q.shape[1] - source], dim=1)
+    head = kernel(first, k[:, :source], v[:, :source])
+    if rest.shape[1] * q.shape[1] > DENSE_CELLS:  # long: whole causal rows cost less than a matrix
+        return torch.cat([head, kernel.causal(q, k, v)[:, source:]], dim=1)
+    return torch.cat([head, kernel.causal(rest, k, v)], dim=1)
+
+
+def _dense(
+    kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block, bias: Tensor | None = None
+) -> Tensor:
+    """A boolean matrix, made for a strip of queries at a time so that memory stays O(T)."""
+    strip, window = max(1, DENSE_CELLS // max(1, k.shape[0] * k.shape[1])), route.queries.window
+    if window is not None:
+        strip = min(strip, max(STRIP, window))
+    parts = []
+    for start in range(0, q.shape[1], strip):
+        stop = min(start + strip, q.shape[1])
+        first, last = block.start + start, block.start + stop
+        if bias is not None:
+            visible = route.visible(first, last, block)[:, None]  # (B, 1, Q, K)
+            part = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
+            parts.append(kernel(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
+            continue
+        near = route.near(first, last, block)
+        visible = route.visible(first, last, block, near)[:, None]
+        read = _span(visible.flatten(0, -2).any(0))  # only these are remembered
+        keys, values = k[:, near][:, read], v[:, near][:, read]
+        parts.append(kernel(q[:, start:stop], keys, values, visible[..., read].clone()))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _span(chosen: Tensor) -> slice:
+    """From the first to the last that is chosen; the first alone, if none is."""
+    found = chosen.nonzero()[:, 0]
+    return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 1)
+
+
+# ---- two rows ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Documents of a flat row as rows of their own, the shorter ones followed by zeros."""
+
+    documents: int
+    longest: int
+    cells: Tensor | None  # (N,) where each token goes; None: all are of one length, and a view will do
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, device: torch.device) -> Table:
+        longest = int(lengths.max())
+        if (lengths == longest).all():
+            return cls(len(lengths), longest, None)
+        begins = np.arange(len(lengths)) * longest - (lengths.cumsum() - lengths)
+        cells = np.arange(lengths.sum()) + begins.repeat(lengths)
+        return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(1, N, H, D) -> (documents, longest, H, D)"""
+        if self.cells is not None:
+            x = x.new_zeros(1, self.documents * self.longest, *x.shape[2:]).index_copy(1, self.cells, x)
+        return x[0].unflatten(0, (self.documents, self.longest))
+
+    def gather(self, table: Tensor) -> Tensor:
+        x = table.flatten(0, 1)
+        return (x if self.cells is None else x[self.cells])[None]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two flat rows of the same documents, as a decoder's and an encoder's: a query reads all keys of its document."""
+
+    documents: np.ndarray  # see `partners`
+    queries: Table
+    keys: Table
+    hidden: Tensor | None  # (documents, 1, 1, longest) -inf where there is no key; None: nowhere
+
+    @classmethod
+    def find(cls, queries: Mask, keys: Mask) -> Pairs | None:
+        """None if the documents differ, are in pieces, or have a key that is younger than one of their queries."""
+        if len(queries) != 1 or queries.window is not None or queries.matrix is not None or not queries.shape[1]:
+            return None
+        (names, starts, lengths), (others, key_starts, key_lengths) = _runs(queries), _runs(keys)
+        if not np.array_equal(names, others) or len(np.unique(names)) < len(names) or names.min() < 0:
+            return None
+        oldest = np.minimum.reduceat(queries.order[0].cpu().numpy(), starts)
+        if (oldest < np.maximum.reduceat(keys.order[0].cpu().numpy(), key_starts)).any():
+            return None
+        table = Table.of(key_lengths, queries.device)
+        there = torch.from_numpy(np.arange(table.longest) < key_lengths[:, None]).to(queries.device)
+        hidden = torch.zeros(there.shape, device=there.device).masked_fill(~there, -torch.inf)[:, None, None]
+        documents = partners(starts, lengths, key_starts, key_lengths)
+        return cls(documents, Table.of(lengths, queries.device), table, None if table.cells is None else hidden)
+
+    def attend(self, kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if suits_partners(q, k, v, self.documents, kernel.dropout):
+            return attend_partners(q, k, v, self.documents, *kernel)
+        q, k, v = self.queries.spread(q), self.keys.spread(k), self.keys.spread(v)
+        return self.queries.gather(kernel(q, k, v) if self.hidden is None else kernel.added(q, k, v, self.hidden))
+
+
+def _runs(mask: Mask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The group, start and length of each run of one group in a flat row."""
+    group = mask.group[0].cpu().numpy()
+    starts = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
+    return group[starts], starts, np.diff(starts, append=len(group))
+
+
+# ---- lowering ----------------------------------------------------------------------------------------------
+
+
+def _uniform(mask: Mask) -> tuple[Block, ...] | None:
+    """One named block for the whole batch, if all its rows have one pattern and no padding."""
+    one_document = bool(((mask.group == mask.group[:, :1]) & mask.valid).all())
+    if not one_document or mask.window is not None or mask.matrix is not None:
+        return None
+    steps = mask.order.diff(dim=1).sign()
+    return _documents(mask[:1]) if bool((steps == steps[:1]).all()) else None
+
+
+def _documents(mask: Mask) -> tuple[Block, ...] | None:
+    """The documents of one packed row, each by its kind; neighbours of one shape are joined."""
+    if mask.matrix is not None:
+        return None
+    if mask.shape[1] == 0:
+        return (Block(0, 0, "full"),)
+    group, order = mask.group[0].cpu().numpy(), mask.order[0].cpu().numpy()
+    starts = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
+    names = group[starts]
+    if len(np.unique(names[names >= 0])) < (names >= 0).sum():
+        return None  # a document in several pieces
+    stops = np.append(starts[1:], len(group))
+    kinds, sources = _classify(order, starts, stops, names)
+    if mask.window is not None:
+        kinds = np.where(kinds == "empty", "empty", "dense")
+    return _join(
+        Block(*row) for row in zip(starts.tolist(), stops.tolist(), kinds.tolist(), sources.tolist(), strict=True)
+    )
+
+
+def _classify(order: np.ndarray, starts: np.ndarray, stops: np.ndarray, names: np.ndarray):
+    """The kind of each document from the steps of its order: none, all upwards, or none and then all upwards."""
+    step = np.diff(order, append=order[-1])  # step[i]: from token i to the next
+    level = np.append(0, np.cumsum(step == 0))
+    upward = np.append(0, np.cumsum(step > 0))
+    levels, rises, steps = level[stops - 1] - level[starts], upward[stops - 1] - upward[starts], stops - starts - 1
+    flat_first = level[starts + levels] - level[starts] == levels
+    kinds = np.select(
+        [names < 0, levels == steps, rises == steps, (levels + rises == steps) & flat_first],
+        ["empty", "full", "causal", "prefix"],
+        "dense",
+    )
+    return kinds, np.where(kinds == "prefix", levels + 1, 0)
+
+
+def _join(blocks) -> tuple[Block, ...]:
+    """Neighbouring documents of one length and kind become one block."""
+    joined: list[Block] = []
+    for block in blocks:
+        last = joined[-1] if joined else None
+        if last and block.kind != "dense" and last.length == block.length and last[2:4] == block[2:4]:
+            joined[-1] = last._replace(stop=block.stop, documents=last.documents + 1)
+        else:
+            joined.append(block)
+    return tuple(joined)
+
+
+def _all_seen(queries: Mask, keys: Mask) -> tuple[Block, ...] | None:
+    """A full block if every query sees every key, as in the steps of a decoder without padding."""
+    if queries.window is not None or queries.matrix is not None or keys.shape[1] == 0:
+        return None
+    one_document = (keys.group == queries.group[:, :1]) & keys.valid
+    known = queries.order.amin(1) >= keys.order.amax(1)
+    whole = bool(one_document.all() & known.all() & (queries.group == queries.group[:, :1]).all())
+    return (Block(0, queries.shape[1], "full"),) if whole else None

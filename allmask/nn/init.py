@@ -1,0 +1,386 @@
+"""How weights start: distributions of one matched variance, scales that keep a signal's size, parametrisations.
+
+Every function fills a tensor in place, from the generator it is given, and returns it. Matrices are stored as
+`nn.Linear` stores them, (out, in). Two things can be kept the same through a layer y = Wx:
+
+    the size of each number    E[y²] = E[x²]    variance 1/in    fan="in"
+    the length of the vector   |y|² = |x|²      variance 1/out   fan="out"; possible for all x only if out >= in
+
+They agree for square matrices, and Xavier's 2/(in + out) is the middle between them (fan="mean"). `std` always
+means the standard deviation that comes out, whatever the distribution: cutting a normal at ±2 would shrink it to
+0.8796 of what was asked, so `truncated_normal` draws from a wider one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from allmask.errors import UsageError
+
+Activation = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound=nn.Module)
+
+
+# ---- distributions: mean 0 and the standard deviation asked for ------------------------------------------------
+
+
+@torch.no_grad()
+def normal(weight: Tensor, std: float, rng: Generator | None = None) -> Tensor:
+    """The most varied of the three, and the only one without a largest value."""
+    return weight.normal_(0.0, std, generator=rng)
+
+
+@torch.no_grad()
+def uniform(weight: Tensor, std: float, rng: Generator | None = None) -> Tensor:
+    """Between ±√3·std: a uniform on [-a, a] has variance a²/3."""
+    bound = math.sqrt(3.0) * std
+    return weight.uniform_(-bound, bound, generator=rng)
+
+
+@torch.no_grad()
+def truncated_normal(weight: Tensor, std: float, rng: Generator | None = None, cut: float = 2.0) -> Tensor:
+    """A normal without what lies beyond ±`cut` of its own deviations, widened so that `std` is what comes out.
+
+    Largest value: cut/truncated_std(cut)·std, that is 2.274·std for the usual cut at 2.
+    """
+    inner = math.erf(cut / math.sqrt(2.0))  # the share of a normal inside the cut, also its range through erf
+    scale = std / truncated_std(cut)
+    exact = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+    # Inverse of the distribution function: one pass in place, where rejection would need several copies.
+    exact.uniform_(-inner, inner, generator=rng).erfinv_().mul_(math.sqrt(2.0)).clamp_(-cut, cut).mul_(scale)
+    return weight if exact is weight else weight.copy_(exact)
+
+
+def truncated_std(cut: float = 2.0) -> float:
+    """The standard deviation of N(0, 1) cut at ±`cut`: 0.8796 at 2."""
+    if not cut > 0:
+        raise UsageError(f"cut is {cut}; it must be positive")
+    density = math.exp(-cut * cut / 2.0) / math.sqrt(2.0 * math.pi)
+    return math.sqrt(1.0 - 2.0 * cut * density / math.erf(cut / math.sqrt(2.0)))
+
+
+@torch.no_grad()
+def orthogonal(weight: Tensor, gain: float = 1.0, rng: Generator | None = None) -> Tensor:
+    """A random rotation, uniform among all: WᵀW = gain²·I if out >= in, else WWᵀ = gain²·I."""
+    exact = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+    nn.init.orthogonal_(exact, gain, generator=rng)
+    return weight if exact is weight else weight.copy_(exact)
+
+
+DISTRIBUTIONS = {"normal": normal, "uniform": uniform, "truncated_normal": truncated_normal}
+
+
+# ---- scales: how large the numbers of a matrix should be ------------------------------------------------------
+
+
+def fan(weight: Tensor, which: str = "in") -> float:
+    """How many numbers a layer adds up ("in"), how many it makes ("out"), or the "mean" of both."""
+    if weight.ndim < 2:
+        raise UsageError(f"a tensor of shape {tuple(weight.shape)} has no fan", "only matrices and kernels have one")
+    per_channel = weight[0, 0].numel()
+    inputs, outputs = weight.shape[1] * per_channel, weight.shape[0] * per_channel
+    return _choose({"in": inputs, "out": outputs, "mean": (inputs + outputs) / 2}, which, "fan")
+
+
+def scaled(weight: Tensor, rng: Generator | None = None, *, gain: float = 1.0, by: str = "in", kind: str = "normal"):
+    """Standard deviation gain/√fan from the named distribution: what the schemes below are cases of."""
+    return _choose(DISTRIBUTIONS, kind, "kind")(weight, gain / math.sqrt(fan(weight, by)), rng)
+
+
+def xavier_normal(weight: Tensor, rng: Generator | None = None, gain: float = 1.0) -> Tensor:
+    """Glorot and Bengio (2010): variance 2/(in + out), for activations that are near x around 0, such as tanh."""
+    return scaled(weight, rng, gain=gain, by="mean", kind="normal")
+
+
+def xavier_uniform(weight: Tensor, rng: Generator | None = None, gain: float = 1.0) -> Tensor:
+    """The same variance; the bound is √(6/(in + out))."""
+    return scaled(weight, rng, gain=gain, by="mean", kind="uniform")
+
+
+def he(weight: Tensor, rng: Generator | None = None, by: str = "in", kind: str = "normal") -> Tensor:
+    """He et al. (arXiv 1502.01852): variance 2/m, because ReLU throws half of the second moment away."""
+    return scaled(weight, rng, gain=math.sqrt(2.0), by=by, kind=kind)
+
+
+def for_activation(
+    weight: Tensor, activation: Activation, rng: Generator | None = None, by: str = "in", kind: str = "normal"
+) -> Tensor:
+    """For a layer that reads activation(z): what `he` is for ReLU, worked out for any function."""
+    return scaled(weight, rng, gain=activation_gain(activation), by=by, kind=kind)
+
+
+def t5(weight: Tensor, rng: Generator | None = None, head_width: int | None = None) -> Tensor:
+    """T5's normals: variance 1/in; for the query projection 1/(in·head_width), in place of the 1/√d in attention.
+
+    The scores q·k of unit inputs then start with variance 1, as they do with a 1/√d after the product.
+    """
+    gain = 1.0 if head_width is None else 1.0 / math.sqrt(head_width)
+    return scaled(weight, rng, gain=gain, by="in", kind="normal")
+
+
+# ---- activations: what they do to mean and size ---------------------------------------------------------------
+
+
+def activation_moments(activation: Activation, points: int = 24_000, reach: float = 12.0) -> tuple[float, float]:
+    """E[f(z)] and E[f(z)²] for z from N(0, 1), by the midpoint rule (so that a kink or jump at 0 costs nothing)."""
+    step = 2.0 * reach / points
+    z = torch.arange(points, dtype=torch.float64).add_(0.5).mul_(step).sub_(reach)
+    share = torch.exp(-z.square() / 2.0) * (step / math.sqrt(2.0 * math.pi))
+    value = activation(z)
+    return float((value * share).sum()), float((value.square() * share).sum())
+
+
+def activation_gain(activation: Activation) -> float:
+    """1/√E[f(z)²]: √2 for ReLU, 1.5925 for tanh, 1.5335 for GELU.
+
+    Weights scaled by it turn unit pre-activations into unit ones again. Whether a stack stays there is the function's
+    doing: tanh comes back from any size, ReLU keeps what it has, GELU and SiLU drift away and want a norm.
+    """
+    second = activation_moments(activation)[1]
+    if not 0.0 < second < math.inf:
+        raise UsageError(f"this activation turns N(0, 1) into a second moment of {second}; no scale mends that")
+    return 1.0 / math.sqrt(second)
+
+
+def standardised(activation: Activation) -> Activation:
+    """The activation itself shifted and scaled to mean 0 and variance 1 on N(0, 1), so that weights need no gain."""
+    mean, second = activation_moments(activation)
+    variance = second - mean * mean
+    if not 0.0 < variance < math.inf:
+        raise UsageError(f"this activation turns N(0, 1) into a variance of {variance}; it cannot be standardised")
+    return lambda x: (activation(x) - mean) / math.sqrt(variance)
+
+
+# ---- parametrisation: the scale in the forward pass instead of in the numbers ----------------------------------
+
+
+class NTKLinear(nn.Module):
+    """A linear layer whose weights are all of size 1: y = gain/√in · Wx + b, W from N(0, 1).
+
+    It computes at the start what `nn.Linear` with variance gain²/in computes. Training differs: every weight has the
+    same size, so an adaptive optimizer with learning rate 0.01 moves each of them by about one per cent a step.
+    """
+
+    def __init__(self, inputs: int, outputs: int, rng: Generator | None = None, gain: float = 1.0, bias: bool = True):
+        super().__init__()
+        self.scale = gain / math.sqrt(inputs)
+        self.weight = nn.Parameter(normal(torch.empty(outputs, inputs), 1.0, rng))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.scale, self.bias)
+
+    @classmethod
+    @torch.no_grad()
+    def from_linear(cls, linear: nn.Linear, gain: float = 1.0) -> NTKLinear:
+        """The same function as `linear`, with the scale taken out of its weights."""
+        with torch.device("meta"):  # its weights are replaced at once: nothing to allocate or draw
+            layer = cls(linear.in_features, linear.out_features, gain=gain, bias=False)
+        layer.weight = nn.Parameter(linear.weight / layer.scale)
+        layer.bias = None if linear.bias is None else nn.Parameter(linear.bias.clone())
+        return layer
+
+    @torch.no_grad()
+    def to_linear(self) -> nn.Linear:
+        """A plain layer with the scale folded in: what one saves and serves."""
+        linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(self.weight * self.scale)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.clone())
+        return linear
+
+
+# ---- a whole model --------------------------------------------------------------------------------------------
+
+
+RESIDUAL = ("attention.output", "cross.output", "feed_forward.contract")  # what writes into the residual stream
+
+
+def initialize(
+    module: M,
+    std: float = 0.02,
+    rng: Generator | None = None,
+    kind: str = "truncated_normal",
+    residual_scale: float = 1.0,
+    residual: tuple[str, ...] = RESIDUAL,
+) -> M:
+    """Fresh weights everywhere: matrices drawn with `std`, biases 0, the gains of norms 1, the padding row 0.
+
+    BERT: `initialize(model, 0.02, rng)`. GPT-2: `initialize(model, 0.02, rng, "normal", (2 * layers) ** -0.5)`: the
+    matrices whose module's name ends as in `residual` write into the residual stream, twice a layer, and each adds
+    variance to it; scaled so, all of them together add as much as one would.
+    """
+    fill = _choose(DISTRIBUTIONS, kind, "kind")
+
+    def draw(matrix: Tensor, _: nn.Module, name: str) -> None:
+        fill(matrix, std * residual_scale if name.endswith(residual) else std, rng)
+
+    return _start_all(module, draw)
+
+
+def initialize_xavier(module: M, rng: Generator | None = None) -> M:
+    """As the encoder–decoder of 2017 starts: matrices by Xavier, embeddings with 1/√width, the rest as above.
+
+    Embeddings multiplied by √width on the way in have size 1 there, and logits through them have size 1 on the way out.
+    """
+
+    def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
+        if isinstance(owner, nn.Embedding):
+            normal(matrix, matrix.shape[1] ** -0.5, rng)
+        else:
+            xavier_uniform(matrix, rng)
+
+    return _start_all(module, draw)
+
+
+def initialize_t5(module: M, factor: float = 1.0, rng: Generator | None = None) -> M:
+    """As T5 starts: matrices by `t5`, so queries without a 1/√d later on are small enough, embeddings of size 1.
+
+    Numbers added to scores by distance are of size 1/√width.
+    """
+    width = next(part.embedding_dim for part in module.modules() if isinstance(part, nn.Embedding))
+    attentions: list[tuple[str, Any]] = [item for item in module.named_modules() if hasattr(item[1], "stretch")]
+    heads = {f"{name}.query": part.heads for name, part in attentions}
+
+    def draw(matrix: Tensor, owner: nn.Module, name: str) -> None:
+        if isinstance(owner, nn.Embedding) or name.endswith("lm_head.output"):
+            normal(matrix, factor * (width**-0.5 if name.endswith("relative.table") else 1.0), rng)
+        else:
+            t5(matrix, rng, matrix.shape[0] // heads[name] if name in heads else None)
+            matrix.data.mul_(factor)
+
+    return _start_all(module, draw)
+
+
+def initialize_recurrent(module: M, rng: Generator | None = None) -> M:
+    """As the 2017 Transformer starts, each gate of an LSTM for itself; what goes around in it is a rotation.
+
+    Forget gates begin open (bias 1), so that what was read early is not lost before it is known to matter.
+    """
+
+    def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
+        if isinstance(owner, nn.Embedding):
+            normal(matrix, matrix.shape[1] ** -0.5, rng)
+        elif not isinstance(owner, nn.LSTM):
+            xavier_uniform(matrix, rng)
+        else:
+            fill = orthogonal if matrix is owner.weight_hh_l0 else xavier_uniform
+            for gate in matrix.detach().chunk(4):
+                fill(gate, rng=rng)
+
+    _start_all(module, draw)
+    for part in module.modules():
+        if isinstance(part, nn.LSTM):
+            bias: Any = part.bias_ih_l0
+            nn.init.ones_(bias[part.hidden_size : 2 * part.hidden_size])
+    return module
+
+
+def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
+    done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
+    for owner_name, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) in done:
+                continue
+            done.add(id(parameter))
+            if parameter.ndim >= 2:
+                draw(parameter, owner, owner_name)
+            else:
+                nn.init.constant_(parameter, 0.0 if "bias" in name else 1.0)
+        _clear_padding(owner)
+    return module
+
+
+@torch.no_grad()
+def _clear_padding(owner: nn.Module) -> None:
+    if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
+        owner.weight[owner.padding_idx] = 0.0
+
+
+# ---- what becomes of a signal ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Root mean squares at one place of a stack."""
+
+    name: str
+    signal: float  # of the hidden states that leave it
+    gradient: float  # of what comes back to them from a cotangent of size 1 at the output
+    weights: float | None  # of its matrices; None for the input of a stack
+
+
+def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | None = None) -> list[Signal]:
+    """The size of signal and gradient on entering each stack `….layers` of a model and after each of its layers.
+
+    `run` is one forward pass that returns the output: `lambda: model(ids).hidden`. Dropout is off meanwhile, and the
+    gradients of parameters are left alone.
+    """
+    seen: dict[str, Tensor] = {}
+    modes = [(part, part.training) for part in model.modules()]
+    hooks = [hook for name, stack in _stacks(model) for hook in _watch(name, stack, seen)]
+    model.eval()
+    try:
+        with torch.enable_grad():
+            output = run()
+            cotangent = normal(torch.empty_like(output), 1.0, rng)
+            gradients = torch.autograd.grad(output, list(seen.values()), cotangent)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part, training in modes:
+            part.training = training
+    sizes = {
+        name: rms(p for p in part.parameters() if p.ndim >= 2) for name, part in model.named_modules() if name in seen
+    }
+    pairs = zip(seen.items(), gradients, strict=True)
+    return [Signal(name, rms([x]), rms([gradient]), sizes.get(name)) for (name, x), gradient in pairs]
+
+
+def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    named = [(name, part) for name, part in model.named_modules() if name.split(".")[-1] == "layers"]
+    stacks = [(name, part) for name, part in named if isinstance(part, nn.ModuleList) and len(part)]
+    if not stacks:
+        raise UsageError(f"{type(model).__name__} has no stack named `layers` to look into")
+    return stacks
+
+
+def _watch(name: str, stack: nn.ModuleList, seen: dict[str, Tensor]) -> list[RemovableHandle]:
+    """Hooks that note what enters the stack and what leaves each of its layers."""
+
+    def enter(_: nn.Module, given: tuple) -> tuple:
+        x = given[0] if given[0].requires_grad else given[0].detach().requires_grad_()  # of a frozen model too
+        seen[name.removesuffix("layers") + "input"] = x
+        return (x, *given[1:])
+
+    def leave(place: str, result: Any) -> None:
+        seen[place] = result[0] if isinstance(result, tuple) else result
+
+    after = [
+        layer.register_forward_hook(lambda _, __, result, place=f"{name}.{i}": leave(place, result))
+        for i, layer in enumerate(stack)
+    ]
+    return [stack[0].register_forward_pre_hook(enter), *after]
+
+
+@torch.no_grad()
+def rms(tensors: Iterable[Tensor]) -> float:
+    """The root of the mean square of all numbers in these tensors."""
+    total, count = 0.0, 0
+    for tensor in tensors:
+        total, count = total + float(tensor.double().square().sum()), count + tensor.numel()
+    return math.sqrt(total / count) if count else 0.0
+
+
+def _choose(table: dict, name: str, what: str):
+    if name not in table:
+        raise UsageError(f"{what} is {name!r}; expected one of {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,277 @@
+"""The one stack. BERT, GPT-2, XLNet, T5 and the model of 2017 differ in what is built, not in how it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from allmask.config import Config
+from allmask.mask import Mask, expect_mask
+from allmask.nn.attention import Attention, Readable, Route
+from allmask.nn.cache import AnyCache, BeamCache, Cache, Memory
+from allmask.nn.dropout import Dropout
+from allmask.nn.layers import (
+    ACTIVATIONS,
+    NORMS,
+    TOKENWISE,
+    CrossLayer,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    Layer,
+    NoEmbedding,
+    NoPositionBias,
+    PositionBias,
+    RelativePositionBias,
+    Sinusoidal,
+)
+from allmask.nn.relative_attention import DistanceEncoder, RelativeScores
+
+Seen = Sequence[tuple[()] | tuple[Readable, Route]]  # what each layer of a decoder reads besides its own row
+
+
+class Stack(nn.Module):
+    """Layers and the norm after them: embedded tokens and a mask in, hidden states out."""
+
+    layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
+    recompute = False  # in training, remember what goes into a layer only; compute the rest again on the way back
+
+    def __init__(self, config: Config, cross: bool = False, embedding: Embedding | None = None):
+        super().__init__()
+        self.config = config
+        self.tokenwise = config.norm in TOKENWISE
+        if embedding is not None:  # the first of its parts, as its parameters are the first
+            self.embedding = embedding
+        depth = config.decoder_layers if cross else config.layers
+        self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
+        self.norm = _last(config)
+        self.relative = _relative(config, both_ways=not cross and config.own_mask == "bidirectional")
+
+    def run(self, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
+        bias = self.relative(route)
+        for layer, other in zip(self.layers, seen or self._nothing, strict=True):
+            x = self._through(layer, x, route, bias, other)
+        return self.norm(x)
+
+    def run_at(self, where: Tensor, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
+        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
+        bias, seen = self.relative(route), seen or self._nothing
+        for layer, other in zip(self.layers[:-1], seen[:-1], strict=True):
+            x = self._through(layer, x, route, bias, other)
+        x, _ = self.layers[-1].attend(x, route, None, *seen[-1], bias=bias)
+        return self.norm(self.layers[-1].feed(x[where]))
+
+    def extend(
+        self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, AnyCache]:
+        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
+        keys, kinds = cache.extend(mask), _joined(cache.segments, segments)
+        route = _compared(Route.find(mask) if cache.mask is None else Route.find(mask, keys), segments, kinds)
+        pasts = cache.layers or (None,) * len(self.layers)
+        seen = self._nothing if memory is None else memory.seen_by(mask)
+        bias, reads = self.relative(route), []
+        for layer, past, other in zip(self.layers, pasts, seen, strict=True):
+            x, read = layer(x, route, past, *other, bias=bias)
+            reads.append(read)
+        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads), segments=kinds)
+
+    @property
+    def _nothing(self) -> Seen:
+        return [()] * len(self.layers)
+
+    def _through(
+        self, layer: nn.Module, x: Tensor, route: Route, bias: PositionBias, other: tuple[()] | tuple[Readable, Route]
+    ) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(x, route, None, *other, bias=bias)[0]
+        passed = checkpoint(lambda x: layer(x, route, None, *other, bias=bias)[0], x, use_reentrant=False)
+        assert isinstance(passed, Tensor)
+        return passed
+
+
+class Transformer(Stack):
+    """Embeddings and a stack of layers: ids and a mask in, hidden states out."""
+
+    @property
+    def whole_layers(self) -> Sequence[nn.Module]:
+        """Those that are always called as one; of the last, `forward_at` feeds forward only some positions."""
+        return self.layers[:-1]
+
+    def __init__(self, config: Config):
+        super().__init__(config, embedding=build_embedding(config))
+
+    def forward(
+        self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
+        mask = with_positions(mask, positions)
+        route = self._route(ids, mask, segments)
+        if route.is_regular or mask.matrix is not None or not self.tokenwise:
+            return self.run(self.embed(ids, mask, positions, segments), route)
+        flat, index = mask.flatten()
+        row = gather_row(index, ids, flat, positions, segments)
+        return scatter_row(self.run(self.embed(*row), self._route(row[0], flat, row[3])), index, ids)
+
+    def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
+        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
+        route = self._route(ids, mask, segments)
+        if not route.is_regular or not self.tokenwise:
+            return self(ids, mask, segments=segments)[where]
+        return self.run_at(where, self.embed(ids, mask, None, segments), route)
+
+    def step(
+        self, ids: Tensor, mask: Mask, cache: AnyCache, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, AnyCache]:
+        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
+        x, kinds = self.embed(ids, mask, positions, segments), self._kinds(ids, segments)
+        return self.extend(x, with_positions(mask, positions), cache, segments=kinds)
+
+    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, BeamCache]:
+        """Texts read without padding: hidden states (B, T, W), zeros at padding, and a cache to branch from."""
+        flat, index = expect_mask(mask).flatten()
+        row = gather_row(index, ids, flat, None, segments)
+        hidden, cache = self.extend(self.embed(*row), flat, Cache(), segments=self._kinds(row[0], row[3]))
+        return scatter_row(hidden, index, ids), cache.branch(mask, index)
+
+    def query_stream(
+        self, ids: Tensor, mask: Mask, cache: Cache | BeamCache,
+        positions: Tensor | None = None, segments: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The query stream (XLNet, arXiv 1906.08237): hidden states of tokens that read what is older in the cache.
+
+        They never read themselves or each other and are not remembered, so what they embed gives no answer away: a
+        [MASK], or a vector learnt for that. `step` over the content and then `query_stream` is two-stream attention.
+        """
+        x = embed_tokens(self.embedding.ask, ids, mask, positions, segments)
+        mask, kinds = with_positions(mask, positions), self._kinds(ids, segments)
+        route = Route.find(mask, mask[:, :0] if cache.mask is None else cache.mask, strict=True)
+        route = _compared(route, kinds, _joined(cache.segments, None if kinds is None else kinds[:, :0]))
+        nothing, bias = (None,) * len(self.layers), self.relative(route)
+        for layer, past in zip(self.layers, cache.layers or nothing, strict=True):
+            x = layer.query_stream(x, route, past, bias)
+        return self.norm(x)
+
+    def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
+        """The attention weights of every layer, (B, H, T, T) each, for pictures."""
+        mask = with_positions(mask, positions)
+        x, route, weights = self.embed(ids, mask, positions, segments), self._route(ids, mask, segments), []
+        bias, whole = self.relative(route), self.relative.whole(route)
+        for layer in self.layers:
+            weights.append(layer.attention_weights(x, route, whole))
+            x, _ = layer(x, route, bias=bias)
+        return weights
+
+    def embed(self, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None) -> Tensor:
+        return embed_tokens(self.embedding, ids, mask, positions, segments)
+
+    def _route(self, ids: Tensor, mask: Mask, segments: Tensor | None) -> Route:
+        kinds = self._kinds(ids, segments)
+        return _compared(Route.find(mask), kinds, kinds)
+
+    def _kinds(self, ids: Tensor, segments: Tensor | None) -> Tensor | None:
+        """The segment of each token, where attention compares them: None elsewhere."""
+        if not isinstance(self.relative, DistanceEncoder):
+            return None
+        return torch.zeros_like(ids) if segments is None else segments.expand(ids.shape)
+
+
+# ---- rows --------------------------------------------------------------------------------------------------
+
+Row = tuple[Tensor, Mask, Tensor | None, Tensor | None]  # ids, mask, positions, segments
+
+
+def gather_row(index: Tensor, ids: Tensor, flat: Mask, positions: Tensor | None, segments: Tensor | None) -> Row:
+    """The tokens of a flattened mask."""
+    places, kinds = (None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments))
+    return ids.flatten()[index][None], flat, places, kinds
+
+
+def scatter_row(hidden: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    """(1, N, W) back to where its tokens stood in `like` (B, T); zeros elsewhere."""
+    padded = hidden.new_zeros(like.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
+    return padded.unflatten(0, like.shape)
+
+
+def with_positions(mask: Mask, positions: Tensor | None) -> Mask:
+    """Positions that are given are where tokens stand; only a window or a matrix goes on measuring by the mask's."""
+    if positions is None or expect_mask(mask).window is not None or mask.matrix is not None:
+        return mask
+    return replace(mask, position=positions.expand(mask.shape))
+
+
+def _compared(route: Route, queries: Tensor | None, keys: Tensor | None) -> Route:
+    """With the segments of its tokens."""
+    return route if queries is None or keys is None else replace(route, segments=(queries, keys))
+
+
+def _joined(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    return new if old is None or new is None else torch.cat([old, new], dim=1)
+
+
+def embed_tokens(
+    embed: Callable[[Tensor, Tensor, Tensor], Tensor], ids: Tensor, mask: Mask, positions: Tensor | None,
+    segments: Tensor | None,
+) -> Tensor:  # fmt: skip
+    positions = expect_mask(mask).position if positions is None else positions
+    segments = torch.zeros_like(ids) if segments is None else segments
+    return embed(ids, positions, segments)
+
+
+# ---- building ----------------------------------------------------------------------------------------------
+
+
+def _norm(config: Config) -> nn.Module:
+    return NORMS[config.norm](config.width, eps=config.norm_eps)
+
+
+def _last(config: Config) -> nn.Module:
+    if config.position_kind == "shifted":
+        return Dropout(config.dropout)
+    return _norm(config) if config.norm_place == "pre" else nn.Identity()
+
+
+def build_embedding(config: Config) -> Embedding:
+    positions = {
+        "learned": lambda: nn.Embedding(config.max_positions, config.width),
+        "sinusoidal": lambda: Sinusoidal(config.max_positions, config.width),
+        "relative": NoEmbedding,
+        "shifted": NoEmbedding,
+        "none": NoEmbedding,
+    }[config.position_kind]()
+    asks = config.position_kind == "shifted"  # segments are compared, then, like places
+    segments = nn.Embedding(config.segments, config.width) if config.segments and not asks else NoEmbedding()
+    norm = _norm(config) if config.embedding_norm else nn.Identity()
+    scale = math.sqrt(config.width) if config.embedding_scaled else 1.0
+    return Embedding(config.vocab_size, config.width, positions, segments, norm, config.dropout, scale, asks)
+
+
+def _relative(config: Config, both_ways: bool) -> RelativePositionBias | DistanceEncoder | NoPositionBias:
+    if config.position_kind == "shifted":
+        return DistanceEncoder(config.width, config.clamp, config.dropout)
+    if config.position_kind != "relative":
+        return NoPositionBias()
+    return RelativePositionBias(config.heads, config.buckets, config.bucket_distance, both_ways)
+
+
+def _attention(config: Config) -> Attention:
+    shifted = config.position_kind == "shifted"
+    relate = RelativeScores(config.width, config.heads, config.attention_width // config.heads) if shifted else None
+    numbers = (config.attention_dropout, config.bias and not shifted, config.head_width, config.scores_scaled)
+    return Attention(config.width, config.heads, *numbers, relate)
+
+
+def _layer(config: Config) -> Layer:
+    make = GatedFeedForward if config.gated else FeedForward
+    activation = ACTIVATIONS[config.activation]()
+    feed_forward = make(config.width, config.ffn_width, activation, config.ffn_dropout, config.bias)
+    return Layer(_attention(config), feed_forward, (_norm(config), _norm(config)), config.norm_place, config.dropout)
+
+
+def _cross_layer(config: Config) -> CrossLayer:
+    return CrossLayer(_layer(config), _attention(config), _norm(config))

@@ -1,0 +1,183 @@
+"""A task is learnt, by a pretrained model or by a new one."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from allmask.data import Record, expect_held_out
+from allmask.errors import UsageError
+from allmask.files import sha256
+from allmask.model import Model, load
+from allmask.nn.attention import Attention
+from allmask.nn.dropout import Dropout
+from allmask.options import FinetuneOptions
+from allmask.registry import TASKS
+from allmask.runs.average import take_mean
+from allmask.runs.folder import save_model
+from allmask.runs.fresh import Fresh
+from allmask.runs.options import part_of
+from allmask.runs.plan import Job, Plan
+from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.task import to_dict
+from allmask.training import Result, Workload
+
+log = logging.getLogger("allmask")
+FROZEN_RATE = 1e-3  # heads alone take a higher rate than a body would
+USES = {  # what to do with a model of each task
+    "title": 'write with it: allmask generate {} --text "…"',
+    "translate": 'translate with it: allmask generate {} --beams 5 --text "…"',
+    "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
+    "tag": "tag with it: allmask predict {} texts.jsonl -o tags.jsonl",
+    "answer": "ask it: allmask predict {} questions.json -o answers.jsonl",
+    "choose": "choose with it: allmask predict {} questions.jsonl -o choices.jsonl",
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run, and the task with what only the data can tell."""
+
+    train: list[Record]
+    held_out: list[Record]
+    skipped: Counter[str]
+    task: Any
+    checksums: dict[str, str]
+
+
+@dataclass(frozen=True)
+class FineTuning(FinetuneOptions, Job):
+    """It begins with a pretrained `model`, or with a `fresh` one."""
+
+    task: Any = field(default_factory=lambda: TASKS["title"]())
+    fresh: Fresh | None = None
+
+    commands: ClassVar[tuple[str, ...]] = ("finetune", "train")
+
+    def __post_init__(self):
+        if self.prune is None:
+            object.__setattr__(self, "prune", self.task.prunes)
+        super().__post_init__()
+        if (self.model is None) == (self.fresh is None):
+            raise UsageError("a run begins with a model or with a preset", "name one of them")
+
+    @property
+    def several(self) -> bool:
+        return self.seeds > 1 or self.search
+
+    @property
+    def open_settings(self) -> frozenset[str]:
+        return self.task.open_settings | (self.fresh.open_settings if self.fresh else frozenset())
+
+    # ---- options -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        kind = TASKS[values.get("task", "title")]
+        fresh = None if values.get("preset") is None else Fresh(**part_of(values, Fresh))
+        return cls(**part_of(values, FinetuneOptions), task=kind(**part_of(values, kind)), fresh=fresh)
+
+    def options(self) -> dict[str, Any]:
+        own = {name: value for name, value in super().options().items() if name not in ("task", "fresh")}
+        new = {} if self.fresh is None else asdict(self.fresh)
+        return own | new | to_dict(self.task)
+
+    # ---- data and model ------------------------------------------------------------------------------------
+
+    def read(self, plan: Plan, out: Path, quiet: bool) -> Records:
+        return self.records()
+
+    def records(self) -> Records:
+        skipped: Counter[str] = Counter()
+        held_out = Path(self.eval) if self.eval else None
+        expect_held_out([self.data], [self.eval] if self.eval else [])
+        task, train, others = self.task.read_data(Path(self.data), held_out, self.on_bad_record, skipped)
+        log.info("data: %s to learn from, %s held out", f"{len(train):,}", f"{len(others):,}")
+        if skipped:
+            reasons = ", ".join(f"{count:,} × {reason}" for reason, count in skipped.most_common())
+            log.info("skipped records: %s", reasons)
+        files = {"data": self.data, "eval": self.eval}
+        return Records(train, others, skipped, task, {name: sha256(file) for name, file in files.items() if file})
+
+    def checksums(self, data: Records) -> dict[str, str]:
+        return data.checksums
+
+    def begin(self, plan: Plan, data: Records) -> tuple[Plan, Model]:
+        model = self._first_model(data, plan.settings.seed)
+        plan = self.settled(plan, data.task, model, data.train)
+        if self.several:  # each run has a head of its own
+            return plan, model
+        task, seed = plan.job.task, plan.settings.seed  # type: ignore[attr-defined]
+        model = task.prepare(model, data.train, seed, bool(self.prune), self.lm_weight > 0)
+        Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
+        return plan, model
+
+    def _first_model(self, data: Records, seed: int) -> Model:
+        if self.fresh is None:
+            assert self.model is not None
+            return load(self.model)
+        model = self.fresh.model(data.train, seed)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        log.info("a new %s: %s tokens, %.1fM parameters", self.fresh.preset, f"{model.config.vocab_size:,}", size / 1e6)
+        return model
+
+    def settled(self, plan: Plan, task: Any, model: Model, records: Sequence[Record]) -> Plan:
+        """The plan with nothing left open."""
+        task = task.fitted(model)
+        chosen = task.suggested_settings(model, records) if plan.open else {}
+        chosen |= {"lr": FROZEN_RATE} if self.freeze else {}
+        chosen |= self.fresh.suggested_settings(model, records, plan.settings) if self.fresh and plan.open else {}
+        settings = replace(plan.settings, **{name: chosen[name] for name in plan.open})
+        return Plan(replace(self, task=task), settings)
+
+    def save(self, model: Model, data: Records, folder: Path) -> None:
+        save_model(model, self.task, folder)
+
+    def load(self, folder: Path, device: torch.device) -> Model:
+        return load(folder)  # evaluations of texts run on the CPU
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def workload(self, plan: Plan, data: Records, model: Model, out: Path, quiet: bool) -> Workload:
+        settings = plan.settings
+        auxiliary = Auxiliary.of(model, self.lm_weight, settings.seed)
+        work = self.task.workload(model, data.train, data.held_out, auxiliary, settings.precision)
+        if not data.held_out:
+            log.info("no --eval file: the weights of the last step are kept")
+        if self.freeze:
+            _freeze(model, work, settings.precision)
+        return work
+
+    def evaluation_size(self, data: Records, work: Workload) -> int:
+        """Estimated by the training records, which are read in the same way."""
+        return round(sum(work.lengths) / len(data.train) * len(data.held_out))
+
+    def finish(
+        self, plan: Plan, data: Records, work: Workload, model: Model, result: Result, out: Path
+    ) -> tuple[FineTuning, dict[str, Any]]:
+        averaged = take_mean(model, work, result, out, self.average) if self.average else ()
+        task = self.task.finish(model.eval(), data.held_out, out, plan.settings.precision)
+        more = {"task": self.task.name, "examples": len(data.train), "skipped": dict(data.skipped)}
+        return replace(self, task=task), more | ({"averaged": list(averaged)} if averaged else {})
+
+    def hints(self, result: Mapping[str, Any]) -> list[str]:
+        return [USES.get(self.task.name, "use it: allmask predict {} …").format(result["final"])]
+
+
+def _freeze(model: Model, work: Workload, precision: str) -> None:
+    """Train the heads alone, on features: the body neither learns nor drops anything, so its output can be reused."""
+    model.body.requires_grad_(False)
+    for module in model.body.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention):
+            module.dropout = 0.0
+    cache = getattr(work, "cache_features", None)
+    if cache is not None:
+        cache(model, precision)

@@ -1,0 +1,460 @@
+"""Pretraining: plain text becomes tokens on disk, rows, and batches by an objective.
+
+runs/a/
+  corpus/            the tokens of the data, and corpus-eval/ those of --eval; see allmask/data/store.py
+  …                  and what every run has
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from allmask.config import Config
+from allmask.data import Batch, expect_held_out, plan_epoch
+from allmask.data.corpus import Corpus, prepare
+from allmask.data.sentences import find_files
+from allmask.data.windows import Windows
+from allmask.errors import CheckpointError, DataError, UsageError
+from allmask.model import Model, load
+from allmask.objectives import Draw, Mixed, Mixture, Objective, Vocabulary, losses_of
+from allmask.options import OBJECTIVE_OPTIONS, SHAPE, STREAMED, PretrainOptions
+from allmask.presets import PRESETS
+from allmask.registry import OBJECTIVES, TASKS
+from allmask.runs.folder import START, save_model
+from allmask.runs.fresh import shaped
+from allmask.runs.plan import Job, Plan
+from allmask.tasks.common.writing import end_of, expect_frequencies, tokenizer_of
+from allmask.tasks.continuation import FRAME, Continuation
+from allmask.text import Tokenizer
+from allmask.training import Result, Score, Workload
+from allmask.training.progress import Progress
+
+log = logging.getLogger("allmask")
+DATA, EVAL = "corpus", "corpus-eval"
+WORTH_A_BAR = 1 << 25  # bytes of text
+COUNTED = 1 << 24  # tokens by which the frequency of each is estimated
+EVALUATED_ROWS = 256
+EVALUATED_TOKENS = 2048  # of a batch: small, so that an objective that draws per batch is seen from all sides
+COLLAPSED = 0.99  # a mean cosine of hidden states from which on a body reads next to nothing
+
+PRESET, PAIR_PRESET = "bert-small", "transformer-small"
+
+
+@dataclass(frozen=True)
+class Pretraining(PretrainOptions, Job):
+    """A new model, of a preset's shape with a `tokenizer`, or a given `model` learns `objective` from `data`."""
+
+    commands: ClassVar[tuple[str, ...]] = ("pretrain",)
+    leaves: ClassVar[frozenset[str]] = frozenset(
+        made(name) for name in (DATA, EVAL) for made in (str, ".{}.lock".format, ".{}.partial".format)
+    )
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return Mixture.parse(self.objective)
+
+    @cached_property
+    def frame(self) -> int:
+        """How many special tokens at most are put around a row."""
+        return 0 if self.across and self.mixture.shares.keys() <= set(STREAMED) else self.mixture.frame
+
+    # ---- options -------------------------------------------------------------------------------------------
+
+    def frames(self) -> dict[str, tuple[int, bool]]:
+        return {name: (OBJECTIVES[name].frame, OBJECTIVES[name].pairs) for name in self.mixture.shares}
+
+    def options(self) -> dict[str, Any]:
+        preset = self.preset or (PAIR_PRESET if self.mixture.pairs else PRESET)
+        return super().options() | ({"preset": preset} if self.model is None else {})
+
+    def build(self, tokenizer: Tokenizer) -> Mixed:
+        """The objective, which makes batches; a tokenizer that lacks what it needs is refused."""
+        return self.mixture.build(Vocabulary.of(tokenizer), {name: self._options(name) for name in self.mixture.shares})
+
+    def _options(self, objective: str) -> dict[str, Any]:
+        asked = {
+            theirs: getattr(self, ours) for ours, (theirs, owners) in OBJECTIVE_OPTIONS.items() if objective in owners
+        }
+        streamed = {"framed": False} if self.across and objective in STREAMED else {}
+        return {name: value for name, value in asked.items() if value} | streamed
+
+    # ---- the model -----------------------------------------------------------------------------------------
+
+    def shape(self, tokenizer: Tokenizer) -> Config:
+        """The preset's, but for the sizes that are given."""
+        preset = self.options()["preset"]
+        given = {name: getattr(self, name) for name in SHAPE if getattr(self, name) is not None}
+        given = {"max_positions": max(PRESETS[preset]().max_positions, self.length)} | given
+        rows = Vocabulary.of(tokenizer).rows if "span" in self.mixture.shares else tokenizer.size
+        return shaped(preset, tokenizer, given, rows)
+
+    def fitted_shape(self, config: Config) -> Config:
+        """The shape with the mask that is its own afterwards: causal where nothing else is learnt."""
+        if config.max_length < self.length:
+            raise UsageError(
+                f"rows of {self.length} tokens have no room in {config.max_length} positions", "lower --length"
+            )
+        if self.mixture.pairs != bool(config.decoder_layers):
+            needed = "an encoder–decoder" if self.mixture.pairs else "a single stack"
+            raise UsageError(f"{self.mixture} is for {needed}", "take another model, or another --objective")
+        if config.family == "elmo" and self.mixture.shares.keys() != {"causal", "reverse"}:
+            raise UsageError(f"an elmo does not learn {self.mixture}", "its objective is causal,reverse: one each way")
+        if "nsp" in self.mixture.heads and config.family != "bert":
+            raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
+        if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:
+            raise UsageError(f"{self.mixture} needs two segments; this model has one", "take another model")
+        causal = config.family == "gpt2" or set(self.mixture.shares) == {"causal"}
+        return replace(config, own_mask="causal" if causal else "bidirectional")
+
+    def _first_model(self, seed: int) -> tuple[Model, frozenset[str]]:
+        """The model before its first step, and which of its heads are new."""
+        rng = torch.Generator().manual_seed(seed)
+        heads = self.mixture.heads
+        if self.model is None:
+            assert self.tokenizer is not None
+            tokenizer = Tokenizer.load(self.tokenizer)
+            model = Model.fresh(self.fitted_shape(self.shape(tokenizer)), heads, rng)
+            model.tokenizer = tokenizer
+            log.info("a new model of %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
+            return model, heads
+        old = load(self.model)
+        tokens, rows = tokenizer_of(old).size, old.config.vocab_size
+        if tokens > rows:
+            raise CheckpointError(
+                f"{self.model}: the tokenizer has {tokens:,} tokens, and the model {rows:,} rows for them",
+                "take a model whose tokenizer fits it",
+            )
+        model = Model.fresh(self.fitted_shape(old.config), heads | old.heads, rng)
+        model.load_state_dict(old.state_dict(), strict=False)
+        model.tokenizer = tokenizer_of(old)
+        new = heads - old.heads
+        if new:
+            log.info("%s has no head for %s; a new one is made", self.model, ", ".join(sorted(new)))
+        return model, new
+
+    def _expect_sentinels(self, model: Model) -> None:
+        """Spans are hidden behind sentinel tokens, for which a model must have embeddings."""
+        if "span" in self.mixture.shares and Vocabulary.of(tokenizer_of(model)).rows > model.config.vocab_size:
+            hint = "train a tokenizer that has them: allmask tokenizer train --kind unigram"
+            raise UsageError(f"{self.model}: the model has no sentinels to hide spans behind", hint)
+
+    # ---- a run ---------------------------------------------------------------------------------------------
+
+    def read(self, plan: Plan, out: Path, quiet: bool) -> TokenData:
+        """The model comes first, as its tokenizer reads the text. Only the tokens are written."""
+        expect_held_out(*(find_files(files) if files else [] for files in (self.data, self.eval)))
+        model, new = self._first_model(plan.settings.seed)
+        tokenizer = tokenizer_of(model)
+        self.build(tokenizer)
+        corpora = read_corpora(self, tokenizer, out, quiet)
+        texts = TokenData(*corpora, rows_of(self, plan.settings.seed, tokenizer, *corpora), model)
+        self._expect_sentinels(model)
+        if "lm" in new:
+            counts = np.bincount(texts.data.ids[:COUNTED], minlength=model.config.vocab_size)
+            expect_frequencies(model, torch.from_numpy(counts))
+        return texts
+
+    def reopen(self, plan: Plan, out: Path, quiet: bool, trusted: bool) -> TokenData:
+        """Intact stores of tokens are enough; what is damaged or gone is made again."""
+        tokenizer = Tokenizer.load(out / START)
+        names = (DATA, EVAL) if self.eval else (DATA,)
+        try:
+            found = [Corpus.open(out / name, verify=not trusted) for name in names]
+            corpora = found[0], found[1] if self.eval else None
+        except DataError as error:
+            log.warning("%s; reading the text again", error.message)
+            corpora = read_corpora(self, tokenizer, out, quiet)
+        return TokenData(*corpora, rows_of(self, plan.settings.seed, tokenizer, *corpora))
+
+    def checksums(self, data: TokenData) -> dict[str, str]:
+        named = {"data": data.data, "eval": data.eval}
+        return {name: _checksum(corpus) for name, corpus in named.items() if corpus is not None}
+
+    def begin(self, plan: Plan, data: TokenData) -> tuple[Plan, Model]:
+        model, data.model = data.model, None
+        assert model is not None
+        return plan, model
+
+    def save(self, model: Model, data: TokenData, folder: Path) -> None:
+        save_model(model, self.task(), folder)
+
+    def load(self, folder: Path, device: torch.device) -> Model:
+        return load(folder).to(device)
+
+    def workload(self, plan: Plan, data: TokenData, model: Model, out: Path, quiet: bool) -> RowWorkload:
+        """The rows, with held-out batches where the model is."""
+        work, device = data.work, next(model.parameters()).device
+        if work.evaluator is None:
+            log.info("nothing is held out: the weights of the last step are kept")
+            return work
+        moved = {name: [batch.to(device) for batch in made] for name, made in work.evaluator.batches.items()}
+        return replace(work, evaluator=replace(work.evaluator, batches=moved))
+
+    def evaluation_size(self, data: TokenData, work: Workload) -> int:
+        batches = {} if data.work.evaluator is None else data.work.evaluator.batches
+        return sum(batch.tokens for made in batches.values() for batch in made)
+
+    def finish(
+        self, plan: Plan, data: TokenData, work: Workload, model: Model, result: Result, out: Path
+    ) -> tuple[Pretraining, dict[str, Any]]:
+        corpus = data.data
+        return self, {
+            "objective": str(self.mixture),
+            "documents": corpus.documents,
+            "tokens": corpus.tokens,
+            "rows": len(data.work.rows),
+            "skipped": data.skipped,
+        }
+
+    def task(self) -> Any | None:
+        """How the model writes: it continues a text, or a prefix that it reads both ways, fills in blanks, or writes
+        what stands before a text. None: it does not write."""
+        learnt = self.mixture.shares
+        if "causal" in learnt:
+            return Continuation.within(self.length, framed=not self.across)
+        if "prefix" in learnt:
+            title = TASKS["title"]
+            target = max(1, min(title.max_target, self.length // 2))
+            return title(max(1, self.length - target - self.frame), target, truncate="tail")
+        if "permutation" in learnt and self.length > FRAME + 1:
+            target = min(Continuation.max_target, (self.length - FRAME) // 2)
+            return Continuation.within(self.length, target, framed=True, blanks=True)
+        if "reverse" in learnt:
+            return Continuation.within(self.length, framed=not self.across, leftwards=True)
+        return None
+
+    def hints(self, result: Mapping[str, Any]) -> list[str]:
+        learnt, final = set(self.mixture.shares), result["final"]
+        filling = [f'fill gaps with it: allmask fill {final} "… [MASK] …"'] if learnt & {"mlm", "nsp", "unilm"} else []
+        writing = [f'write with it: allmask generate {final} --text "…"'] if learnt & {"causal", "prefix"} else []
+        return filling + writing
+
+
+# ---- text ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class TokenData:
+    """The tokens of a run, and its rows. `model` is that of a new run, until it has begun."""
+
+    data: Corpus
+    eval: Corpus | None
+    work: RowWorkload
+    model: Model | None = None
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        return _skipped(self.data, self.eval)
+
+
+def _skipped(data: Corpus, held_out: Corpus | None) -> dict[str, int]:
+    """Records that were left out, by reason."""
+    counts: Counter[str] = Counter(data.meta["skipped"])
+    counts.update(held_out.meta["skipped"] if held_out else {})
+    return dict(counts)
+
+
+def _checksum(corpus: Corpus) -> str:
+    parts = sorted((name, entry["sha256"]) for name, entry in corpus.meta["files"].items())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool) -> tuple[Corpus, Corpus | None]:
+    """The tokens of all files, made, or found in the run's folder."""
+    data = _tokens(job, job.data, tokenizer, out / DATA, quiet)
+    held_out = _tokens(job, job.eval, tokenizer, out / EVAL, quiet) if job.eval else None
+    sizes = (f"{number:,}" for number in (data.documents, data.sentences, data.tokens))
+    log.info("text: %s documents, %s sentences, %s tokens", *sizes)
+    skipped = _skipped(data, held_out)
+    if skipped:
+        log.info("skipped records: %s", ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
+    return data, held_out
+
+
+def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder: Path, quiet: bool) -> Corpus:
+    bar: list[Progress] = []
+
+    def show(done: int, total: int) -> None:
+        if not bar:
+            bar.append(Progress(total >> 20, "reading", quiet=quiet or total < WORTH_A_BAR))
+        bar[0].update(done >> 20, "MB")
+
+    try:
+        return prepare(
+            files, tokenizer, folder, text_field=job.text_field, on_bad_record=job.on_bad_record,
+            verbatim=job.verbatim, progress=show,
+        )  # fmt: skip
+    finally:
+        for shown in bar:
+            shown.close()
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(job: Pretraining, seed: int, tokenizer: Tokenizer, data: Corpus, held_out: Corpus | None) -> RowWorkload:
+    """Rows to learn from, and an evaluator where some are held out. The first batches are made here, to fail early."""
+    objective = job.build(tokenizer)
+    rows, others = split_rows(job, seed, tokenizer, data, held_out)
+    evaluator = None if others is None else Evaluator.of(job.mixture.shares, objective, others, seed)
+    for one in objective.objectives:
+        one.batch(rows, Draw(seed, 0, [0]))
+    log.info("rows: %s to learn from, %s held out", f"{len(rows):,}", "none" if others is None else f"{len(others):,}")
+    return RowWorkload(objective, rows, seed, job.frame, evaluator)
+
+
+def split_rows(
+    job: Pretraining, seed: int, tokenizer: Tokenizer, data: Corpus, held_out: Corpus | None
+) -> tuple[Windows, Windows | None]:
+    """The rows of the data, and those of --eval or of a share of the documents."""
+
+    def windows(corpus: Corpus) -> Windows:
+        return Windows(corpus, job.length - job.frame, across=job.across, separator=end_of(tokenizer))
+
+    rows = windows(data)
+    if held_out is not None:
+        return rows, windows(held_out)
+    fewest = 2 if "nsp" in job.mixture.shares else 1  # documents: half of its second sentences come from another one
+    if not job.held_out or data.documents < 2 * fewest:
+        return rows, None
+    return rows.split(max(job.held_out, fewest / data.documents), seed)
+
+
+@dataclass(frozen=True, eq=False)
+class RowWorkload:
+    """Rows of a corpus as a workload. A batch is a pure function of seed, epoch and the numbers of its rows."""
+
+    objective: Mixed
+    rows: Windows
+    seed: int
+    frame: int  # special tokens around a row
+    evaluator: Evaluator | None = None
+    evaluates_shards: ClassVar[bool] = True
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows.lengths + self.frame
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return self._made(Draw(self.seed, epoch, numbers))
+
+    def part(self, numbers: Sequence[int], whole: Sequence[int], epoch: int) -> Batch:
+        """Some rows of a whole batch, as they are in it."""
+        return self._made(PartDraw(self.seed, epoch, numbers, Draw(self.seed, epoch, whole)))
+
+    def _made(self, draw: Draw) -> Batch:
+        made = self.objective.batch(self.rows, draw)
+        assert isinstance(made, Batch)
+        return made
+
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
+        return None if self.evaluator is None else self.evaluator(model)
+
+
+@dataclass(frozen=True, eq=False)
+class PartDraw(Draw):
+    """Draws for some of the samples of a batch: per sample they depend on that one, per batch on all of `whole`."""
+
+    whole: Draw
+
+    def batch(self, name: str) -> float:
+        return self.whole.batch(name)
+
+
+# ---- evaluation ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """The losses of each objective on the same held-out rows, corrupted in the same way every time."""
+
+    shares: Mapping[str, float]
+    batches: Mapping[str, Sequence[Batch]]  # of each objective
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float], objective: Mixed, rows: Windows, seed: int) -> Evaluator:
+        chosen = np.unique(np.linspace(0, len(rows) - 1, EVALUATED_ROWS).astype(np.int64))
+        plan = [chosen[numbers] for numbers in plan_epoch(rows.lengths[chosen], EVALUATED_TOKENS, seed, 0)]
+        draws = [Draw(seed, 0, numbers) for numbers in plan]
+        return cls(shares, {one.name: _batches(one, rows, draws) for one in objective.objectives})
+
+    def __call__(self, model: Model) -> Score:
+        """`loss` is what training minimises, each objective by its share; it chooses the best checkpoint."""
+        sums: dict[str, float] = {}
+        counts: Counter[str] = Counter()
+        whole = 0.0
+        for name, share in self.shares.items():
+            found, targets = _added(model, self.batches[name])
+            whole += share * sum(found[loss] / max(1, targets[loss]) for loss in found)
+            sums |= {loss: sums.get(loss, 0.0) + value for loss, value in found.items()}
+            counts.update(targets)
+        means = {name: sums[name] / max(1, counts[name]) for name in sums}
+        metrics = {"loss": whole, **{f"loss_{name}": mean for name, mean in means.items()}, **self._more(model, means)}
+        return Score(-whole, metrics, loss=whole, warnings=_warnings(metrics["mean_cosine"]))
+
+    def _more(self, model: Model, means: Mapping[str, float]) -> dict[str, float]:
+        """Mean cosine of hidden states, perplexity of causal language modelling, accuracy of nsp."""
+        found = {"mean_cosine": mean_cosine(model, next(iter(self.batches.values()))[0])}
+        if "causal" in means:
+            found["perplexity_causal"] = math.exp(min(means["causal"], 700.0))
+        if "nsp" in self.batches:
+            asked = self.batches["nsp"]
+            right = sum(_count_right(model, batch) for batch in asked)
+            found["accuracy_nsp"] = right / sum(len(_relations(batch)) for batch in asked)
+        return found
+
+
+def mean_cosine(model: Model, batch: Batch) -> float:
+    """Mean pairwise cosine of the hidden states of tokens; 1.0 means the representation collapsed."""
+    hidden = model.body.forward_at(batch.mask.valid, batch.ids, batch.mask, batch.segments)
+    return float(F.normalize(hidden.float(), dim=-1).mean(0).square().sum())
+
+
+def _warnings(cosine: float) -> list[str]:
+    if cosine < COLLAPSED:
+        return []
+    return [
+        f"warning: the representation has collapsed: the mean cosine of the tokens' hidden states is {cosine:.3f}",
+        "  if it stays so, begin again with a smaller --lr or a longer --warmup",
+    ]
+
+
+def _batches(objective: Objective, rows: Windows, draws: Sequence[Draw]) -> list[Batch]:
+    made = [objective.batch(rows, draw) for draw in draws]
+    return [batch for batch in made if isinstance(batch, Batch)]
+
+
+def _added(model: Model, batches: Sequence[Batch]) -> tuple[dict[str, float], Counter[str]]:
+    """Summed losses by name, and the number of their targets."""
+    sums: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    for batch in batches:
+        for name, (loss, targets) in losses_of(model, batch).items():
+            sums[name] = sums.get(name, 0.0) + loss.item()
+            counts[name] += targets
+    return sums, counts
+
+
+def _relations(batch: Batch) -> torch.Tensor:
+    assert batch.relations is not None
+    return batch.relations
+
+
+def _count_right(model: Model, batch: Batch) -> int:
+    """How many next-sentence predictions of a batch are right."""
+    first = batch.mask.position == 0
+    hidden = model.body.forward_at(first, batch.ids, batch.mask, batch.segments)
+    answers = model.head("nsp_head")(model.head("pooler")(hidden)).argmax(-1)
+    return int((answers == _relations(batch)[batch.mask.group[first]]).sum())

@@ -1,0 +1,139 @@
+"""A model that writes, at work: sources in, n-best texts out, a batch at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+from allmask.data import Maybe, Record, read_records
+from allmask.decoding import Decoding, Writer, generate, stream
+from allmask.errors import UsageError
+from allmask.model import Model
+from allmask.tasks.common.evaluation import Evaluation
+from allmask.tasks.common.writing import Steady, Writes, Written, text_of, tokenizer_of
+from allmask.tasks.task import Predictor
+from allmask.training.progress import Progress
+
+BATCH = 32  # texts written at a time
+SEARCH = frozenset({"beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new"})
+
+
+@dataclass
+class TextGenerator(Predictor):
+    """A model, the task it writes for, and the writer that keeps its weights ready."""
+
+    model: Model
+    task: Writes
+    precision: str | None = "auto"  # fp32, bf16, int8; auto is the fastest here; None: the model itself
+    writer: Writer | None = field(default=None, repr=False)
+    cut: int = field(default=0, init=False)
+
+    does: ClassVar[str] = "writes"
+    done: ClassVar[str] = "written"
+    options: ClassVar[frozenset[str]] = SEARCH
+
+    def __post_init__(self):
+        self.writer = self.writer or self.task.writer(self.model, self.precision)
+        self.max_tokens = self.task.max_source
+
+    @overload
+    def __call__(self, texts: str, **options: Any) -> str: ...
+    @overload
+    def __call__(self, texts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def __call__(self, texts: str | Sequence[str], **options: Any) -> Any:
+        """The best text for each; with n_best=N, a list of N. Options are those of `Decoding`. Blank in, blank out."""
+        single = isinstance(texts, str)
+        several = options.get("n_best", 1) > 1
+        found = [[text for text, _ in best] for best in self.write([texts] if single else list(texts), **options)]
+        result = found if several else [best[0] if best else "" for best in found]
+        return result[0] if single else result
+
+    def write(self, texts: Sequence[str], batch: int = BATCH, **options: Any) -> Iterator[Written]:
+        """The n-best texts of each with their hypotheses, which carry the scores, a batch at a time."""
+        task = self.task.sized(options.get("max_new"))
+        return self.search(texts, self.settings(**options), batch, task)
+
+    def search(
+        self, texts: Sequence[str], settings: Decoding, batch: int = BATCH, task: Writes | None = None
+    ) -> Iterator[Written]:
+        """The same for settings that are complete."""
+        assert self.writer is not None
+        task, tokenizer = task or self.task, tokenizer_of(self.model)
+        for start in range(0, len(texts), batch):
+            some = texts[start : start + batch]
+            there = [number for number, text in enumerate(some) if text.strip()]
+            prompts = task.prompts(tokenizer, [some[number] for number in there])
+            self.cut += prompts.cut
+            result: list[Written] = [[] for _ in some]
+            for number, found in zip(there, generate(self.writer, prompts.ids, settings), strict=True):
+                result[number] = [(text_of(tokenizer, self._in_reading_order(one.tokens)), one) for one in found]
+            yield from result
+
+    def stream(self, text: str, **options: Any) -> Iterator[str]:
+        """One text in pieces, as it is written, greedy or sampled; joined, they are what `write` gives."""
+        return self._pieces(text, self.settings(**options), self.task.sized(options.get("max_new")))
+
+    def _pieces(self, text: str, settings: Decoding, task: Writes) -> Iterator[str]:
+        assert self.writer is not None
+        if not text.strip():
+            return
+        if getattr(self.writer, "leftwards", False):
+            raise UsageError("this model writes from right to left, so the first words come last", "leave out --stream")
+        tokenizer = tokenizer_of(self.model)
+        steady, tokens, prompts = Steady(), [], task.prompts(tokenizer, [text])
+        self.cut += prompts.cut
+        for token in stream(self.writer, prompts.ids[0], settings):
+            tokens.append(token)
+            yield steady.more(text_of(tokenizer, tokens))
+        yield steady.rest(text_of(tokenizer, tokens))
+
+    def _in_reading_order(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[::-1] if getattr(self.writer, "leftwards", False) else tokens
+
+    def settings(self, **options: Any) -> Decoding:
+        unknown = sorted(set(options) - set(Decoding.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(Decoding.__dataclass_fields__)
+            raise UsageError(f"decoding: there is no option {', '.join(unknown)}", f"known: {known}")
+        return self.task.decoding(self.model, **options)
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def check(self, options: dict[str, Any]) -> None:
+        self.settings(**options)
+        self.max_tokens = self.task.sized(options.get("max_new")).max_source
+
+    def read(
+        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        targets: bool = False, limit: int | None = None,
+    ) -> Iterator[Record]:  # fmt: skip
+        fields = self.task.fields(targets)
+        others = {name: Maybe(lambda value: value) for name in ("id", "target", *keep) if name not in fields}
+        return islice(read_records(path, {**fields, **others}, on_bad_record, skipped), limit)
+
+    def expect_lines(self) -> None:
+        raise UsageError("this model writes; from stdin that is allmask generate", "name a file, or use generate")
+
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        """Texts of about one length are written together."""
+        sources = [record.fields["source"] for record in records]
+        order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+        found = dict(zip(order, self.write([sources[number] for number in order], BATCH, **options), strict=True))
+        for number in range(len(sources)):
+            best = [{"prediction": text, "score": one.score} for text, one in found[number]]
+            yield {"predictions": best} if options.get("n_best", 1) > 1 else best[0]
+
+    def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
+        chosen = list(records)
+        bar = Progress(len(chosen), self.done, quiet=quiet)
+        written: list[str] = []
+        for found in self.write([record.fields["source"] for record in chosen], **options):
+            written.append(found[0][0])
+            bar.update(len(written))
+        bar.close()
+        return replace(self.task.evaluation(written, chosen, show), cut=self.cut)

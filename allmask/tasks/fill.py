@@ -1,0 +1,138 @@
+"""Filling: what may stand where a text says [MASK], as masked language models are pretrained to guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from allmask.errors import CheckpointError, UsageError
+from allmask.mask import Mask
+from allmask.model import Model
+from allmask.nn.cache import Cache
+from allmask.tasks.common.evaluation import shortened
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.task import ModelFolder
+from allmask.text import Tokenizer
+
+GAP = "[MASK]"  # how a gap is written, whatever the tokenizer calls it
+
+
+@dataclass(frozen=True)
+class Answer:
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text, the same with the best answer in each gap, and the answers to each gap, best first.
+
+    Gaps are guessed independently: none knows what stands in another.
+    """
+
+    source: str
+    text: str
+    gaps: list[list[Answer]]
+
+
+def open_filler(opened: ModelFolder, precision: str = "auto") -> Filler:
+    """Gaps are filled in fp32, whatever the precision."""
+    return Filler(opened.model)
+
+
+@dataclass
+class Filler:
+    """A model that fills gaps; one that cannot is refused."""
+
+    model: Model
+
+    def __post_init__(self):
+        if self.model.lm_head is None:
+            raise CheckpointError("this model has no language model head, so it cannot fill gaps", _TEACH)
+        if tokenizer_of(self.model).mask_id is None:
+            raise CheckpointError("this model's tokenizer has no [MASK]", "take a BERT-like model")
+        if self.model.config.own_mask == "causal":
+            raise CheckpointError("this model reads from left to right only, so it cannot fill gaps", _TEACH)
+
+    @overload
+    def __call__(self, texts: str, top: int = 5) -> Filled: ...
+    @overload
+    def __call__(self, texts: Sequence[str], top: int = 5) -> list[Filled]: ...
+
+    def __call__(self, texts: str | Sequence[str], top: int = 5) -> Filled | list[Filled]:
+        if isinstance(texts, str):
+            return self._fill([texts], top)[0]
+        return [filled for start in range(0, len(texts), 32) for filled in self._fill(texts[start : start + 32], top)]
+
+    @torch.no_grad()
+    def _fill(self, texts: Sequence[str], top: int) -> list[Filled]:
+        tokenizer = tokenizer_of(self.model)
+        if not 1 <= top <= tokenizer.size - len(tokenizer.special_ids):
+            raise UsageError(f"top is {top}; expected 1 or more, and no more than there are tokens")
+        rows = [self._encode(text, tokenizer) for text in texts]
+        valid = torch.arange(max(map(len, rows))) < torch.tensor([len(row) for row in rows])[:, None]
+        ids = torch.zeros(valid.shape, dtype=torch.long)
+        ids[valid] = torch.tensor([id for row in rows for id in row])
+        asked = (ids == tokenizer.mask_id) & valid
+        hidden = self._guesses(ids, valid, asked)
+        answers = iter(_answers(self.model.logits(hidden), tokenizer, top))
+        found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
+        return [Filled(text, _filled(text, gaps), gaps) for text, gaps in zip(texts, found, strict=True)]
+
+    def _guesses(self, ids: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        """Hidden states (M, W) of the gaps: as tokens among others, or, of an XLNet, of its second stream."""
+        whole = Mask.bidirectional(valid)
+        if self.model.config.family != "xlnet":
+            return self.model(ids, whole).hidden[asked]
+        known = replace(Mask.bidirectional(valid & ~asked), position=whole.position)
+        _, cache = self.model.body.step(ids, known, Cache())
+        return self.model.body.query_stream(ids, replace(whole, order=whole.order + 1), cache)[asked]
+
+    def _encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """As it is framed in pretraining."""
+        if GAP not in text:
+            raise UsageError(
+                f"there is no {GAP} in {shortened(text, 60)!r}", f"write {GAP} where a token is to be guessed"
+            )
+        ids = tokenizer.encode(text.replace(GAP, tokenizer.specials["mask"]), special=False).ids
+        around = tokenizer.begin_id, *ids, tokenizer.end_id, tokenizer.closing_id
+        framed = [id for id in around if id is not None]
+        if len(framed) > self.model.config.max_positions:
+            raise UsageError(
+                f"a text of {len(framed)} tokens; this model reads {self.model.config.max_positions}", "shorten it"
+            )
+        return framed
+
+
+_TEACH = "teach one: allmask pretrain --objective mlm --data corpus/ --tokenizer tok/ --out runs/a"
+
+
+def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:
+    """The likeliest tokens of each row; special ones are no answer, and there may be more rows than tokens."""
+    shares = logits.float().softmax(-1)
+    shares[:, list(tokenizer.special_ids)] = -1.0
+    shares[:, tokenizer.size :] = -1.0
+    best = shares.topk(top)
+    return [
+        [Answer(_spoken(id, tokenizer), share) for id, share in zip(ids, row, strict=True)]
+        for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _spoken(id: int, tokenizer: Tokenizer) -> str:
+    """The piece itself where it is plain, such as ##ing; the text it stands for where it is bytes."""
+    return tokenizer.decode([id]) if tokenizer.kind == "byte-bpe" else tokenizer.id_to_token(id) or ""
+
+
+def _filled(text: str, gaps: Sequence[Sequence[Answer]]) -> str:
+    """The best answer in each gap; what goes on with a word joins it."""
+    first, *parts = text.split(GAP)
+    for part, answers in zip(parts, gaps, strict=True):
+        token = answers[0].token
+        before = first.rstrip() if token.startswith("##") else first
+        first = before + token.removeprefix("##") + part
+    return first

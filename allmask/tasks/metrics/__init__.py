@@ -1,0 +1,1 @@
+"""Metrics: arrays or texts in, plain numbers out."""

@@ -1,0 +1,104 @@
+"""Model FLOPs utilization (MFU): operations that a step needs per second, as a share of the machine's peak."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from allmask.config import Config
+from allmask.data import Batch
+from allmask.mask import Mask
+
+SIDE, ROUNDS = 1024, 8
+TRAINING = 3  # one pass forward, two backward
+
+
+@cache
+def measured_peak(dtype: torch.dtype, device: str = "cpu") -> float:
+    """Operations per second of the fastest of a few large matrix products on this machine."""
+    a, b = (torch.ones(SIDE, SIDE, dtype=dtype, device=device) for _ in range(2))
+    best = min(_seconds(a, b, device) for _ in range(ROUNDS))
+    return 2 * SIDE**3 / best
+
+
+def _seconds(a: Tensor, b: Tensor, device: str) -> float:
+    began = time.perf_counter()
+    torch.mm(a, b)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def operations(config: Config, batch: Batch) -> int:
+    """Count the additions and multiplications of a training step on a batch, in matrix products alone.
+
+    What is recomputed, or computed and not used, does not count: a slower way to the same result has a lower MFU.
+    """
+    if batch.also is not None:
+        return operations(config, replace(batch, also=None)) + operations(config, batch.also)
+    if batch.hidden is not None:  # the body's output was computed before
+        return 0
+    tokens, asked = batch.tokens, batch.targets
+    if batch.query is not None:  # the query stream is a second row, of the positions that predict
+        tokens += asked
+    if config.family in ("lstm", "elmo"):
+        return TRAINING * (_recurrences(config, batch) + asked * 2 * config.width * config.vocab_size)
+    if config.decoder_layers:
+        return TRAINING * (_two_stacks(config, batch) + asked * 2 * config.width * config.vocab_size)
+    attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
+    answered = 0 if batch.asked is None else int(batch.asked.where.sum())
+    fed = ((config.layers - 1) * tokens + asked + answered) * 4 * config.width * config.ffn_width
+    head = 2 * config.width * (config.vocab_size + (config.width if config.family == "bert" else 0))
+    return TRAINING * (attended + fed + asked * head)
+
+
+def _two_stacks(config: Config, batch: Batch) -> int:
+    """Operations of the forward pass through the layers of an encoder and a decoder."""
+    is_source = batch.mask.first_known[0]
+    read, seen = visible_pairs(batch.mask[:, is_source]), visible_pairs(batch.mask)
+    sources, targets = int(is_source.sum()), int((~is_source).sum())
+    projection, scores = 2 * config.width * config.attention_width, 4 * config.attention_width
+    encoder = sources * 4 * projection + scores * read
+    decoder = targets * 6 * projection + sources * 2 * projection + scores * (seen - read)
+    fed = config.layers * sources + (config.decoder_layers - 1) * targets + batch.targets
+    matrices = 3 if config.gated else 2
+    return (
+        config.layers * encoder + config.decoder_layers * decoder + fed * matrices * 2 * config.width * config.ffn_width
+    )
+
+
+def _recurrences(config: Config, batch: Batch) -> int:
+    """Operations of the forward pass through LSTMs, each with four gates that read its input and its state."""
+    width, gates = config.width, 8 * config.width
+    if config.family == "elmo":
+        return batch.tokens * config.layers * gates * 2 * width * (1 if batch.asked is None else 2)
+    is_source = batch.mask.first_known[0]
+    sources, targets = int(is_source.sum()), int((~is_source).sum())
+    encoder = sources * config.layers * gates * (width * 3 // 2 if config.both_ways else 2 * width)
+    begun = len(batch.mask.group.unique()) * config.decoder_layers * 4 * width**2
+    heard = width * (2 if config.source_attention else 1)
+    decoder = targets * gates * (2 * width + (config.decoder_layers - 1) * (heard + width))
+    if not config.source_attention:
+        return encoder + begun + decoder
+    within = visible_pairs(batch.mask[:, is_source]) + visible_pairs(batch.mask[:, ~is_source])
+    seen = visible_pairs(batch.mask) - within
+    scores = 2 * width * config.ffn_width * (sources + targets) + 2 * (config.ffn_width + width) * seen
+    return encoder + begun + decoder + scores + targets * 2 * heard * width
+
+
+def visible_pairs(mask: Mask) -> int:
+    """Count the pairs of tokens (reader, read) that order and group allow; a window or a matrix is not considered."""
+    valid = mask.valid
+    rows = torch.arange(len(valid), device=valid.device)[:, None] * (mask.group.max() + 1)
+    order, group = mask.order[valid], (mask.group + rows)[valid]
+    if not len(order):
+        return 0
+    span = int(order.max() - order.min()) + 1
+    keys = (group * span + order - order.min()).sort().values
+    older = torch.searchsorted(keys, keys, right=True)
+    first = torch.searchsorted(keys, keys // span * span)
+    return int((older - first).sum())

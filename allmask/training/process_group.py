@@ -1,0 +1,259 @@
+"""Several processes that train one model: how they meet, what they exchange, and how the failure of one ends all.
+
+torchrun --nproc-per-node 8 -m allmask pretrain …     # a `ProcessGroup` of eight
+allmask pretrain …                                    # `SingleProcess`: nothing of torch.distributed is touched
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+
+from allmask.errors import AllmaskError, ResourceError, UsageError
+
+T = TypeVar("T")
+STEP = timedelta(minutes=30)  # until a process that does not answer is given up, within a step
+PATIENCE = timedelta(days=7)  # the same while the first one works alone: it may have a large text to read
+MEETING = timedelta(minutes=10)  # until all have met
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class PeerFailed(AllmaskError):
+    """Ends a process because another one failed, which has reported why: nothing more is to be printed."""
+
+    def __init__(self, exit_code: int):
+        super().__init__("another process of this run failed")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class SingleProcess:
+    """The only process of a run, with the methods of a group."""
+
+    rank: int = 0
+    size: int = 1
+    restarts: int = 0
+    sharded: bool = False
+
+    @property
+    def lead(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def first(self, do: Callable[[], T]) -> T | None:
+        """Let the first process do something while the others wait for it; they get None."""
+        return do()
+
+    def shared(self, value: T) -> T:
+        """Broadcast the first process's value to all."""
+        return value
+
+    def gathered(self, value: T) -> list[T]:
+        """Gather the values of all processes in all of them."""
+        return [value]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums over all processes."""
+        return list(values)
+
+    def most(self, value: int) -> int:
+        """The largest of all processes' values."""
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessGroup:
+    """One of the processes that torchrun started. Its methods are collective; `SingleProcess` documents them."""
+
+    rank: int
+    size: int
+    restarts: int  # how often torchrun has restarted them
+    sharded: bool
+    store: Any  # torch's Store, which all can read, under a name of this attempt's own
+    patient: Any  # all processes again, with more time to answer
+
+    @property
+    def lead(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def first(self, do: Callable[[], T]) -> T | None:
+        from torch.distributed import barrier
+
+        done = do() if self.lead else None
+        waiting = barrier(self.patient, async_op=True)
+        assert waiting is not None
+        while not waiting.is_completed():  # not wait() at once: signals are handled in between
+            time.sleep(0.005)
+        waiting.wait()
+        return done
+
+    def shared(self, value: T) -> T:
+        from torch.distributed import broadcast_object_list
+
+        box = [value]
+        broadcast_object_list(box, 0, device=torch.device("cpu"))
+        return box[0]
+
+    def gathered(self, value: T) -> list[T]:
+        from torch.distributed import all_gather_object
+
+        values: list[Any] = [None] * self.size
+        all_gather_object(values, value, self.patient)
+        return values
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return self._reduced(torch.tensor(values, dtype=torch.float64), "SUM").tolist()
+
+    def most(self, value: int) -> int:
+        return int(self._reduced(torch.tensor(value), "MAX"))
+
+    def _reduced(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        from torch.distributed import ReduceOp, all_reduce
+
+        all_reduce(values, getattr(ReduceOp, how))
+        return values
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let the first process that fails report why; the others cannot go on and end quietly with its exit code."""
+        from torch.distributed import destroy_process_group
+
+        try:
+            yield
+        except BaseException as error:
+            known = _in_words(error)
+            code = self._first_code(known)
+            if code is not None:
+                raise PeerFailed(code) from None
+            raise known from (None if known is error else error)
+        destroy_process_group()
+
+    def _first_code(self, error: BaseException) -> int | None:
+        """The exit code of the process that failed first; None if it is this one."""
+        try:
+            if self.store.add("failures", 1) == 1:
+                self.store.set("code", str(exit_code(error)))
+                return None
+            self.store.wait(["code"], timedelta(seconds=5))
+            return int(self.store.get("code"))
+        except Exception:  # the store is gone with the process that kept it
+            return None
+
+
+def exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    code = getattr(error, "exit_code", getattr(error, "code", 1))
+    return code if isinstance(code, int) else 1
+
+
+def _in_words(error: BaseException) -> BaseException:
+    """Explain torch's error for a lost process; any other error stays as it is."""
+    from torch.distributed import DistError
+
+    lost = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    if not lost or isinstance(error, AllmaskError):
+        return error
+    summary = str(error).strip().splitlines()[0].split(". This is typically")[0]
+    return ResourceError(
+        f"the connection to another process of this run was lost: {summary.rpartition('] ')[2] or summary}",
+        "torchrun names the one that ended; go on with the same command and --resume\n"
+        "(torchrun --max-restarts 3 does it by itself)",
+    )
+
+
+# ---- the beginning -------------------------------------------------------------------------------------------
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that sets the same variables, started this process."""
+    return all(name in os.environ for name in _LAUNCHED)
+
+
+def expect_alone() -> None:
+    """Refuse to run under torchrun with several processes."""
+    if launched() and os.environ["WORLD_SIZE"] != "1":
+        raise UsageError("this training runs in one process", "start it without torchrun")
+
+
+@contextmanager
+def join_processes(shard: bool = False) -> Iterator[SingleProcess | ProcessGroup]:
+    """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all."""
+    if not launched():
+        if shard:
+            raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
+        yield SingleProcess()
+        return
+    group = join(shard)
+    with group.ending():
+        yield group
+
+
+def join(shard: bool) -> ProcessGroup:
+    """Meet the other processes: gloo between CPUs, NCCL between GPUs."""
+    from torch import distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    shared, rank, size = next(iter(rendezvous("env://", timeout=MEETING)))
+    store = PrefixStore(attempt(shared, rank, size), shared)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=STEP
+    )
+    patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+    alone = ProcessGroup(rank, size, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), shard, store, patient)
+    # Of several hosts only the one where a process died counts a restart
+    return ProcessGroup(rank, size, alone.most(alone.restarts), shard, store, patient)
+
+
+def attempt(store: Any, rank: int, size: int, patience: timedelta = MEETING) -> str:
+    """Agree on a name that all processes of this attempt share and no earlier attempt used.
+
+    The store outlives the processes, so an attempt that read the entries of the one before would wait for processes
+    that are gone. The number of restarts cannot be the name, as hosts count them differently. Instead each process
+    writes a random word. The first one collects the words of all, perhaps with old ones among them, and publishes them
+    again and again until every process has found its own.
+    """
+    mine, deadline = uuid4().hex, time.monotonic() + patience.total_seconds()
+    store.set(f"word/{rank}", mine)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            _publish_words(store, size)
+        words = json.loads(store.get("words")) if store.check(["words"]) else {}
+        if words.get(str(rank)) == mine and len(words) == size:
+            name = hashlib.sha256(repr(sorted(words.items())).encode()).hexdigest()[:16]
+            store.set(f"{name}/{rank}", "heard")
+            if store.check([f"{name}/{other}" for other in range(size)]):
+                return name
+        time.sleep(0.02 if size <= 16 else 0.2)
+    raise ResourceError(
+        f"process {rank} of {size} waited {patience} for the others",
+        "see whether all hosts reach the first one, and whether all were started",
+    )
+
+
+def _publish_words(store: Any, size: int) -> None:
+    there = [rank for rank in range(size) if store.check([f"word/{rank}"])]
+    store.set("words", json.dumps({str(rank): store.get(f"word/{rank}").decode() for rank in there}))

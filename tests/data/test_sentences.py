@@ -1,0 +1,123 @@
+"""Text files as sentences of documents: what is read, in which order, and how what is wrong is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allmask.data import sentences as module
+from allmask.data.sentences import Reading, find_files, sentences
+from allmask.errors import DataError, UsageError
+
+TEXT = "北京欢迎你。\n你想吃啥\n\n\n白切鸡\n \u3000\nred cat\n"
+LINES = st.sampled_from(["白".encode(), "鸡".encode()[:2], b"x", b"\xff", b"\0", b"\n", b"\r\n", b" ", b"\xef\xbb\xbf"])
+
+
+def read(*paths: Path, **settings) -> list[list[str]]:
+    """The documents as lists of sentences."""
+    found = sentences(find_files(paths), Reading(**settings))
+    return [[text for _, text in group] for _, group in groupby(found, key=lambda sentence: sentence[0])]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def test_by_hand(tmp_path: Path):
+    assert read(write(tmp_path / "a.txt", TEXT)) == [["北京欢迎你。", "你想吃啥"], ["白切鸡"], ["red cat"]]
+    assert read(write(tmp_path / "b.txt", "\r\n 白\r\n\r\n鸡 ")) == [["白"], ["鸡"]]
+    assert read(write(tmp_path / "c.jsonl", '{"text": " 白\\n\\n鸡\\u2028x"}\n\n{"text": "y"}')) == [
+        ["白", "鸡\u2028x"],
+        ["y"],
+    ]
+
+
+def test_two_files_are_two_documents(tmp_path: Path):
+    files = [write(tmp_path / name, text) for name, text in (("a.txt", "白"), ("b.txt", "鸡"))]
+    assert read(*files) == [["白"], ["鸡"]]
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path):
+    texts = {
+        "b.txt": "白",
+        "a.txt": "鸡",
+        "c/a.jsonl": '{"body": "吃"}',
+        "README.md": "?",
+        ".d.txt": "?",
+        ".e/f.txt": "?",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, text)
+    assert read(tmp_path, text_field="body") == [["鸡"], ["白"], ["吃"]]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_verbatim_keeps_every_character(tmp_path: Path, name: str):
+    text = TEXT + "\r\n\n red \u2028 cat"
+    file = write(tmp_path / name, json.dumps({"text": text}) if name == "a.jsonl" else text)
+    [document] = read(file, verbatim=True)
+    assert "".join(document) == text
+    assert document[-3:] == ["\r\n", "\n", " red \u2028 cat"]
+
+
+@given(st.lists(LINES, min_size=1, max_size=30), st.integers(1, 20))
+def test_blocks_are_read_as_single_lines_are(tmp_path_factory, pieces: list[bytes], block: int):
+    file = tmp_path_factory.mktemp("any") / "a.txt"
+    file.write_bytes(b"".join(pieces))
+    slow, fast = (Reading(on_bad_record="skip") for _ in range(2))
+    expected = [line for line in module._one_by_one(file, 0, slow) if line]  # a mark of the encoding alone is no line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", block)
+        assert list(module._text(file, fast)) == expected
+    assert fast.skipped == slow.skipped
+
+
+def test_a_line_without_end_is_never_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_LINE", 50)
+    monkeypatch.setattr(module, "_BLOCK", 20)
+    file = write(tmp_path / "a.txt", "\n".join(["白鸡"] * 20 + ["x" * 50, "x" * 1000, "吃"]))
+    with pytest.raises(DataError, match=r"a\.txt:22: the line is longer than 50 bytes"):
+        read(file)
+    assert read(file, on_bad_record="skip") == [["白鸡"] * 20 + ["x" * 50, "吃"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "白\n\n".encode() + "鸡".encode("gb18030"), r"a\.txt:3: not UTF-8: 0x\w\w at byte 1 .*GB18030"),
+        ("a.txt", b"a\0b", r"a\.txt:1: NUL byte"),
+        ("a.txt", b"", r"a\.txt: the file is empty"),
+        ("a.txt", " \n\u3000\n".encode(), r"a\.txt: there is no text in it"),
+        ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], r"a\.txt\.gz: cannot be decompressed"),
+        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', r'a\.jsonl:2: no "text"; found "txt"'),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n', r'a\.jsonl:2: "text" is 3 \(a number\)'),
+        ("a.jsonl", b"\n\n", r"a\.jsonl: there are no records"),
+        ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file"),
+        ("a.pdf", b"x", r"a\.pdf: unknown kind of file"),
+    ],
+)
+def test_bad_text_is_named(tmp_path: Path, name: str, content: bytes, message: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        read(tmp_path / name)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    for paths, message in (
+        ([tmp_path / "no.txt"], "no such file"),
+        ([tmp_path / "empty"], "no text in"),
+        ([], "no text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(*paths)
+    with pytest.raises(UsageError, match="on_bad_record is 'ignore'"):
+        Reading(on_bad_record="ignore")

@@ -1,0 +1,121 @@
+"""int8 products: bit for bit by integer arithmetic in numpy, the GELU by torch's, smoothing by what it must save."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from allmask.inference.int8_layers import TorchInt8Linear
+from allmask.kernels import int8
+from allmask.kernels.int8 import PackedLinear
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def need() -> None:
+    if int8.library() is None:
+        pytest.skip("no compiler, or a processor without AVX2")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(linear: nn.Linear, smoothing: Tensor | None = None) -> PackedLinear:
+    return PackedLinear.of(linear.weight, linear.bias, smoothing=smoothing)
+
+
+def by_whole_numbers(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The definition in numpy's fp32, operation by operation; sums of bytes in whole numbers."""
+    tops = np.abs(x).max(-1, keepdims=True)
+    factors = np.divide(np.float32(127), tops, out=np.zeros_like(tops), where=tops > 0)
+    scales = np.abs(weight).max(-1) / np.float32(127)
+    whole_weight = np.rint(weight / np.maximum(scales, np.float32(1e-30))[:, None]).astype(np.int64)
+    whole = np.rint(x * factors).astype(np.int64) @ whole_weight.T
+    return whole.astype(np.float32) * (scales * (tops / np.float32(127)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 110), st.sampled_from([16, 48, 208]), st.integers(1, 150), st.integers(0, 2**31))
+def test_a_linear_layer_by_whole_numbers_bit_for_bit(rows, inputs, outputs, seed):
+    need()
+    x, linear = drawn(rows, inputs, seed=seed) * 3, nn.Linear(inputs, outputs, bias=False)
+    linear.weight = nn.Parameter(drawn(outputs, inputs, seed=seed + 1))
+    x[rows // 2] = 0.0  # a row without a largest number
+    expected = by_whole_numbers(x.numpy(), linear.weight.detach().numpy())
+    assert np.array_equal(int8.linear(packed(linear), x).numpy(), expected)
+    assert np.array_equal(
+        int8.linear(packed(linear), x, torch.bfloat16).float(), torch.from_numpy(expected).bfloat16().float()
+    )
+    half = x.bfloat16()
+    assert torch.equal(int8.linear(packed(linear), half), int8.linear(packed(linear), half.float()))
+
+
+def test_smoothing_scales_inputs_and_weights():
+    need()
+    x, linear, smoothing = drawn(20, 48), nn.Linear(48, 70, bias=False), drawn(48, seed=1).abs() + 0.1
+    weight = linear.weight.detach()
+    expected = by_whole_numbers((x * (1.0 / smoothing)).numpy(), (weight * smoothing).numpy())
+    assert np.array_equal(int8.linear(packed(linear, smoothing), x).numpy(), expected)
+    torch.testing.assert_close(
+        TorchInt8Linear(weight, None, smoothing=smoothing)(x).numpy(), expected, atol=2e-2, rtol=0
+    )  # a tie may be rounded to the other byte
+
+
+def test_a_norm_with_one_large_feature_costs_no_other_feature_its_bytes():
+    norm, linear = nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        norm.weight[7] = 100.0
+    x = norm(drawn(50, 64)).detach()
+    exact = linear(x)
+    smoothing = int8.smoothing_scale(norm, linear.weight)
+    plain, balanced = (TorchInt8Linear(linear.weight, None, smoothing=one)(x) for one in (None, smoothing))
+    assert (balanced - exact).abs().mean() < 0.5 * (plain - exact).abs().mean()
+    assert int8.smoothing_scale(nn.Identity(), linear.weight) is None
+    with torch.no_grad():
+        norm.weight.zero_(), linear.weight.zero_()
+    assert int8.smoothing_scale(norm, linear.weight).isfinite().all()
+
+
+def test_a_bias_is_added_and_shapes_are_kept():
+    need()
+    linear, x = nn.Linear(32, 70), drawn(2, 3, 5, 32)
+    found, bare = int8.linear(packed(linear), x), nn.Linear(32, 70, bias=False)
+    bare.weight = linear.weight
+    torch.testing.assert_close(found, int8.linear(packed(bare), x) + linear.bias, atol=1e-6, rtol=0)
+    assert found.shape == (2, 3, 5, 70) and int8.linear(packed(linear), x[:, :0]).shape == (2, 0, 5, 70)
+    turned = x.transpose(0, 1)
+    assert torch.equal(int8.linear(packed(linear), turned), found.transpose(0, 1))
+
+
+def test_torch_says_the_same():
+    need()
+    linear, x = nn.Linear(64, 70), drawn(2, 40, 64)
+    torch.testing.assert_close(
+        int8.linear(packed(linear), x), TorchInt8Linear(linear.weight, linear.bias)(x), atol=2e-2, rtol=0
+    )  # a tie may be rounded to the other byte
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh"])
+def test_a_feed_forward_layer_is_two_linear_ones(activation):
+    """Only its GELU differs from the exact one, by less than bytes can tell: a few of them round the other way."""
+    need()
+    expand, contract = nn.Linear(32, 80), nn.Linear(80, 32)
+    x = drawn(100, 32) * 4
+    found = int8.feed_forward(packed(expand), packed(contract), activation, x)
+    inner = int8.linear(packed(expand), x)
+    exact = {"none": inner, "relu": inner.relu(), "gelu": nn.functional.gelu(inner)}
+    exact["gelu_tanh"] = nn.functional.gelu(inner, approximate="tanh")
+    expected = int8.linear(packed(contract), exact[activation])
+    torch.testing.assert_close(found, expected, atol=5e-3 * expected.abs().max().item(), rtol=0)
+    assert activation.startswith("gelu") or torch.equal(found, expected)

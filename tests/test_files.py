@@ -1,0 +1,326 @@
+"""Files that are whole or not there, whatever fails while they are written; checksums; misspelt names."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from allmask import files
+from allmask.errors import ResourceError
+from allmask.files import (
+    atomic_file,
+    closest,
+    did_you_mean,
+    is_leftover,
+    new_folder,
+    put_in_place,
+    replace_folder,
+    same_content,
+    sha256,
+    write_atomically,
+)
+
+DEAD = 2**22 + 1  # beyond the largest number of a process
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """All files below a folder, hidden ones too, with what is in them; folders end in a slash."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+    return {
+        name if path.is_file() else f"{name}/": path.read_text() if path.is_file() else ""
+        for name, path in found.items()
+    }
+
+
+def a_folder(folder: Path, word: str) -> Path:
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.txt").write_text(word)
+    (folder / "inner" / "b.txt").write_text(word)
+    return folder
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and renamed, in its order."""
+    seen: list[str] = []
+    real = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
+
+    def fsync(handle: int) -> None:
+        seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+        real["fsync"](handle)
+
+    def named(name: str):
+        def move(source, target):
+            seen.append(f"rename {Path(source).name} {Path(target).name}")
+            real[name](source, target)
+
+        return move
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, named(name))
+    return seen
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, code: int = errno.ENOSPC) -> None:
+    """Have the call of `os.name` with this number fail, once."""
+    real, count = getattr(os, name), iter(range(1000))
+
+    def call(*args):
+        if next(count) == number:
+            raise OSError(code, os.strerror(code))
+        return real(*args)
+
+    monkeypatch.setattr(os, name, call)
+
+
+# ---- one file --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["北京\nno \\r\\n", b"\x00\xff"])
+def test_a_file_is_written_and_written_again(tmp_path: Path, content):
+    for there in ("", "before"):
+        if there:
+            (tmp_path / "f").write_text(there)
+        write_atomically(tmp_path / "f", content)
+        assert (tmp_path / "f").read_bytes() == (content if isinstance(content, bytes) else content.encode())
+        assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(tmp_path: Path, calls: list[str]):
+    write_atomically(tmp_path / "f", "text")
+    beside = f".f.{os.getpid()}.partial"
+    assert calls == [f"sync {beside}", f"rename {beside} f", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize(("step", "number"), [("fsync", 0), ("replace", 0)])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch, step: str, number: int, code: int):
+    (tmp_path / "f").write_text("before")
+    failing(monkeypatch, step, number, code)
+    with pytest.raises(ResourceError, match=f"f: cannot be written: {os.strerror(code)}"):
+        write_atomically(tmp_path / "f", "after")
+    assert tree(tmp_path) == {"f": "before"}
+
+
+def test_a_full_disk_while_writing(tmp_path: Path):
+    (tmp_path / "f").write_text("before")
+    with pytest.raises(ResourceError, match="No space left"), atomic_file(tmp_path / "f") as stream:
+        stream.write("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert tree(tmp_path) == {"f": "before"}
+    with pytest.raises(ZeroDivisionError), atomic_file(tmp_path / "new") as stream:
+        stream.write("half")
+        raise ZeroDivisionError
+    assert tree(tmp_path) == {"f": "before"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_device_is_written_to_and_says_that_it_is_full():
+    with (
+        pytest.raises(ResourceError, match="/dev/full: cannot be written: No space left"),
+        atomic_file("/dev/full") as stream,
+    ):
+        stream.write("text")
+    write_atomically("/dev/null", "text")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_atomically(tmp_path / "pipe", "text")
+    reader.join()
+    assert got == ["text"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_reader_that_goes_away_is_no_full_disk(tmp_path: Path):
+    with pytest.raises(BrokenPipeError), atomic_file(tmp_path / "f"):
+        raise BrokenPipeError
+
+
+def test_a_link_stays_a_link_and_permissions_stay(tmp_path: Path):
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "real").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", "after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "after"
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
+
+
+def test_where_nothing_can_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "absent" / "f", tmp_path / "file" / "f"):
+        with pytest.raises(ResourceError, match="cannot be written"):
+            write_atomically(path, "text")
+    assert tree(tmp_path) == {"file": ""}
+
+
+# ---- a folder --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["nothing", "empty", "full"])
+@pytest.mark.parametrize("make", [new_folder, replace_folder])
+def test_a_folder_appears_whole(tmp_path: Path, make, there: str):
+    path = tmp_path / "up" / "f"
+    if there == "empty":
+        path.mkdir(parents=True)
+    if there == "full":
+        a_folder(path, "before")
+        if make is new_folder:
+            with pytest.raises(ResourceError, match="already there"), make(path):
+                raise AssertionError("no work is done")
+            return
+    with make(path) as beside:
+        (beside / "a.txt").write_text("after")
+        assert there == "full" or not (path / "a.txt").exists()
+    assert tree(tmp_path) == {"up/": "", "up/f/": "", "up/f/a.txt": "after"}
+
+
+def test_a_folder_is_synced_before_it_is_renamed(tmp_path: Path, calls: list[str]):
+    path, beside, old = a_folder(tmp_path / "f", "before"), f".f.{os.getpid()}.partial", f".f.{os.getpid()}.old"
+    with replace_folder(path) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "b.txt").write_text("after")
+    moved = calls.index(f"rename f {old}")
+    assert sorted(calls[:moved]) == sorted([f"sync {beside}", "sync inner", "sync b.txt"])
+    assert calls[moved + 1 :] == [f"rename {beside} f", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize(("step", "number"), [*(("fsync", n) for n in range(4)), ("rename", 0), ("rename", 1)])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_failure_leaves_the_folder_that_was_there(
+    tmp_path: Path, monkeypatch, step: str, number: int, code: int, there: bool
+):
+    if there:
+        a_folder(tmp_path / "f", "before")
+    before = tree(tmp_path)
+    failing(monkeypatch, step, number if there or step == "fsync" else 0, code)
+    with (
+        pytest.raises(ResourceError, match=f"f: cannot be written: {os.strerror(code)}"),
+        replace_folder(tmp_path / "f") as folder,
+    ):
+        (folder / "inner").mkdir()
+        (folder / "inner" / "b.txt").write_text("after")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
+def test_an_error_while_it_is_filled(tmp_path: Path, error: BaseException):
+    a_folder(tmp_path / "f", "before")
+    before = tree(tmp_path)
+    with pytest.raises((ResourceError, KeyboardInterrupt)), replace_folder(tmp_path / "f") as folder:
+        (folder / "a.txt").write_text("half")
+        raise error
+    assert tree(tmp_path) == before
+
+
+def test_a_file_system_that_cannot_sync_a_folder(tmp_path: Path, monkeypatch):
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "a.txt").write_text("after")
+    write_atomically(tmp_path / "g", "after")
+    assert tree(tmp_path) == {"f/": "", "f/a.txt": "after", "g": "after"}
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path):
+    a_folder(tmp_path / "real", "before")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with replace_folder(tmp_path / "link") as folder:
+        (folder / "link to nowhere").symlink_to(tmp_path / "absent")
+    assert (tmp_path / "link").is_symlink() and [p.name for p in (tmp_path / "real").iterdir()] == ["link to nowhere"]
+
+
+# ---- what killed processes leave ----------------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path):
+    a_folder(tmp_path / f".f.{DEAD}.partial", "half")
+    (tmp_path / f".g.{DEAD}.partial").write_text("half")
+    a_folder(tmp_path / f".other.{DEAD}.partial", "not ours")
+    with new_folder(tmp_path / "f"):
+        pass
+    write_atomically(tmp_path / "g", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f".other.{DEAD}.partial", "f", "g"])
+
+
+def test_what_another_process_is_writing_stays(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        a_folder(tmp_path / f".f.{other.pid}.partial", "half")
+        with new_folder(tmp_path / "f"):
+            pass
+        assert (tmp_path / f".f.{other.pid}.partial" / "a.txt").read_text() == "half"
+
+
+def test_a_folder_that_was_moved_aside_when_its_process_was_killed_comes_back(tmp_path: Path):
+    a_folder(tmp_path / f".f.{DEAD}.old", "before")
+    with pytest.raises(ZeroDivisionError), replace_folder(tmp_path / "f"):
+        raise ZeroDivisionError
+    assert sorted(tree(tmp_path)) == ["f/", "f/a.txt", "f/inner/", "f/inner/b.txt"]
+    a_folder(tmp_path / f".f.{DEAD}.old", "older")  # killed before it could remove it
+    with replace_folder(tmp_path / "f") as folder:
+        (folder / "a.txt").write_text("after")
+    assert tree(tmp_path) == {"f/": "", "f/a.txt": "after"}
+
+
+def test_names_of_leftovers():
+    assert is_leftover(".start.123.partial") and is_leftover(".corpus.1.old")
+    assert not any(map(is_leftover, ("start", ".start.partial", ".corpus.lock", "x.1.partial", ".a.b.old")))
+
+
+def test_a_folder_that_several_wrote_is_put_in_place(tmp_path: Path):
+    a_folder(tmp_path / "f", "before")
+    put_in_place(a_folder(tmp_path / "elsewhere", "after"), tmp_path / "f")
+    assert tree(tmp_path) == {"f/": "", "f/a.txt": "after", "f/inner/": "", "f/inner/b.txt": "after"}
+
+
+# ---- what is in them -------------------------------------------------------------------------------------------------
+
+
+def test_checksums(tmp_path: Path):
+    content = bytes(range(256)) * 10_000
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "c").write_bytes(content[:-1] + b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+    assert same_content(tmp_path / "a", tmp_path / "b") and same_content(tmp_path / "link", tmp_path / "a")
+    assert not same_content(tmp_path / "a", tmp_path / "c")
+
+
+def test_files_of_other_sizes_are_not_read(tmp_path: Path, monkeypatch):
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("22")
+    monkeypatch.setattr(files, "sha256", lambda path: pytest.fail("read"))
+    assert not same_content(tmp_path / "a", tmp_path / "b") and same_content(tmp_path / "a", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("bert-bse", "bert-base"), ("GPT2", "gpt2"), ("llama", None), ("", None), ("Ünicode", "ünicode")],
+)
+def test_the_closest_name(name: str, found: str | None):
+    assert closest(name, ["bert-base", "gpt2", "ünicode"]) == found
+
+
+def test_the_hint_for_a_name():
+    assert did_you_mean("gtp2", ["bert", "gpt2"]) == "did you mean gpt2? there are: bert, gpt2"
+    assert did_you_mean("zzz", ["bert", "gpt2"]) == "there are: bert, gpt2"

@@ -1,0 +1,62 @@
+"""The share of the machine's peak: operations are counted as torch counts them, pairs as the mask shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from allmask import presets
+from allmask.data import Asked, pack
+from allmask.mask import Mask
+from allmask.model import Model
+from allmask.training import Settings, loss_of, train
+from allmask.training.flops import measured_peak, operations, visible_pairs
+from allmask.training.log import read_metrics
+from tests.training.test_loop import SMALL, Copying, model
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_pairs_are_those_that_the_mask_shows(texts):
+    order = torch.tensor([[known for text in texts for known in text]])
+    group = torch.tensor([[number for number, text in enumerate(texts) for _ in text]])
+    mask = Mask(order, group, torch.zeros_like(order))
+    assert visible_pairs(mask) == int(mask.visible().sum())
+
+
+def test_padding_is_not_counted():
+    mask = Mask.causal(torch.tensor([[True, True, False], [True, True, True]]))
+    assert visible_pairs(mask) == 3 + 6
+
+
+def test_products_are_those_that_torch_counts():
+    """Attention and the output layer aside: both run in kernels that torch does not count."""
+    for family in (presets.bert_base(), presets.gpt2()):
+        made = Model.fresh(replace(family, **SMALL, dropout=0.0, attention_dropout=0.0), ("lm",))
+        batch = pack(Copying().examples[:6])
+        with FlopCounterMode(display=False) as counter:
+            loss_of(made, batch).backward()
+        counted = counter.get_flop_counts()["Global"]
+        products = sum(count for name, count in counted.items() if "mm" in str(name) and "bmm" not in str(name))
+        attention = 3 * made.config.layers * 4 * made.config.width * visible_pairs(batch.mask)
+        output = 3 * batch.targets * 2 * made.config.width * made.config.vocab_size
+        assert operations(made.config, batch) - attention - output == products
+
+
+def test_a_second_row_and_what_is_asked_are_counted():
+    config, batch = model().config, pack(Copying().examples[:6])
+    alone = operations(config, batch)
+    assert operations(config, replace(batch, also=batch)) == 2 * alone
+    where = torch.zeros_like(batch.ids, dtype=torch.bool)
+    where[0, :3] = True
+    asked = Asked(where, torch.zeros(3, dtype=torch.long))
+    assert operations(config, replace(batch, asked=asked)) == alone + 3 * 3 * 4 * config.width * config.ffn_width
+
+
+def test_a_run_tells_its_share(tmp_path):
+    train(model(), Copying(), Settings(steps=3, batch_tokens=60, precision="fp32"), tmp_path / "run", quiet=True)
+    assert all(0.0 < line["mfu"] < 1.0 for line in read_metrics(tmp_path / "run") if "mfu" in line)
+    assert measured_peak(torch.float32) > 1e9
