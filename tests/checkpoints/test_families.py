@@ -17,8 +17,8 @@ from allmask.checkpoints import read, write
 from allmask.checkpoints.families.bert import BERT
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.families.gpt2 import GPT2
-from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.errors import CheckpointError
+from allmask.nn.build import heads_in, parameter_shapes
 from allmask.presets import bert_tiny, gpt2
 from allmask.registry import FAMILIES
 
@@ -159,7 +159,7 @@ def test_there_and_back_is_the_same(family, layers, heads, ffn_width, tied, part
     sizes = dict(vocab_size=11, width=6 * heads, heads=heads, ffn_width=ffn_width, layers=layers, max_positions=5)
     config = replace(base, **sizes, tied=tied or family is GOOGLE_BERT)
     rng = torch.Generator().manual_seed(seed)
-    shapes = expected_shapes(config, parts & set(family.may_lack))
+    shapes = parameter_shapes(config, parts & set(family.may_lack))
     tensors = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
     there = family.to_theirs(tensors, layers)
     back = family.to_ours(there, layers)

@@ -205,7 +205,7 @@ def tensor_entry(*sizes: int, size: int, **other: int) -> bytes:
         (table(HEADER, (b"w", b"\x08" + b"\xff" * 11)), "number without an end"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), (b"a", b"")), "out of order"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), repeats=200), "out of order"),
-        (table((b"w", tensor_entry(2, size=8)), shared=5), "repeats more than there is"),
+        (table((b"w", tensor_entry(2, size=8)), shared=5), "shares more bytes than"),
         (table(HEADER, (b"\xff", tensor_entry(2, size=8))), "cannot be read"),
     ],
 )

@@ -236,7 +236,7 @@ def test_an_index_never_leads_out_of_its_folder(bert_folder, name):
 
 def test_an_index_and_its_files_must_agree(bert_folder):
     index_naming(bert_folder, "model-00002-of-00002.safetensors")
-    refused(bert_folder, "model-00002-of-00002.safetensors is not there")
+    refused(bert_folder, "model-00002-of-00002.safetensors does not exist")
     save_file({"other": torch.zeros(1)}, bert_folder / "model-00002-of-00002.safetensors")
     refused(bert_folder, "bert.pooler.dense.bias (in model-00002-of-00002.safetensors)")
 
@@ -344,7 +344,7 @@ def test_a_zip_that_announces_more_than_it_has(bert_folder, storage, shape):
 
 
 def test_folders_without_a_model(tmp_path, bert_folder):
-    refused(tmp_path / "nowhere", "nowhere: not there")
+    refused(tmp_path / "nowhere", "nowhere: no such folder or file")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "looked for model.safetensors, ", "the folder is empty")
     (tmp_path / "empty" / "tf_model.h5").write_bytes(b"")

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from allmask.checkpoints import classifies, read, write
+from allmask.checkpoints import read, write
 from allmask.errors import CheckpointError
 from allmask.mask import Mask
 from allmask.model import Model, load
@@ -59,7 +59,6 @@ def test_there_and_back(tools, tmp_path: Path, family: str, kind: str):
     assert again.config.label2id == theirs.config.label2id and again.config.num_labels == theirs.config.num_labels
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in theirs.state_dict().items())
     torch.testing.assert_close(ours_of(model), theirs_of(again.eval()), atol=1e-5, rtol=1e-5)
-    assert classifies(tmp_path / "ours") and classifies(tmp_path / "theirs")
 
 
 def test_an_output_layer_beside_it_is_kept(tools, tmp_path: Path):
@@ -88,7 +87,7 @@ def test_names_left_out_are_counted(tools, tmp_path: Path):
         ({"id2label": {"0": "a", "1": "b"}}, "id2label names 2 labels; the head has 3"),
         ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "id2label names 3 labels; the head has 3, numbered from 0"),
         ({"id2label": {"0": "a", "1": "b", "2": "b"}}, "'b' is the name of more than one"),
-        ({"id2label": ["a", "b", "c"]}, "expected numbers with names"),
+        ({"id2label": ["a", "b", "c"]}, "expected an object"),
         ({"id2label": {"0": "a", "1": "b", "2": 7}}, "numbered from 0"),
         ({"problem_type": "guess"}, "problem_type is 'guess'"),
         ({"problem_type": ["regression"]}, "problem_type is"),
@@ -124,7 +123,6 @@ def test_what_transformers_cannot_ask_is_in_our_own_layout(tmp_path: Path, chang
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "allmask"
     again = load(tmp_path / "own")
     assert again.labels == labels and torch.equal(ours_of(again), ours_of(model))
-    assert classifies(tmp_path / "own") and not classifies(tmp_path)
     file = tmp_path / "own" / "config.json"
     good = json.loads(file.read_text())
     for bad in ({"labels": 3}, {"labels": {"kind": "single", "names": []}}, {"labels": {"names": ["a"]}}):
@@ -132,7 +130,7 @@ def test_what_transformers_cannot_ask_is_in_our_own_layout(tmp_path: Path, chang
         with pytest.raises(CheckpointError, match=r"config\.json"):
             load(tmp_path / "own")
     file.write_text(json.dumps({name: value for name, value in good.items() if name != "labels"}))
-    with pytest.raises(CheckpointError, match="a task head and its labels"):
+    with pytest.raises(CheckpointError, match="a task head needs labels"):
         load(tmp_path / "own")
 
 
