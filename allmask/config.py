@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from allmask.errors import CheckpointError
 
@@ -30,10 +30,6 @@ _CHOICES = {
     "activation": ("gelu", "gelu_tanh", "relu"),
     "own_mask": ("bidirectional", "causal"),
 }
-_FLAGS = (
-    "embedding_norm", "embedding_scaled", "tied", "bias", "scores_scaled", "gated", "output_scaled",
-    "source_attention", "both_ways",
-)  # fmt: skip
 
 
 def _is_whole(value: object) -> bool:
@@ -96,7 +92,7 @@ class Config:
         for name, limit in (("norm_eps", 1.0), ("init_std", 1e3)):
             value = getattr(self, name)
             self._expect(name, _is_number(value) and 0.0 < value < limit, "a small positive number")
-        for name in _FLAGS:
+        for name in (field.name for field in fields(self) if field.type == "bool"):
             self._expect(name, isinstance(getattr(self, name), bool), "true or false")
         for name in ("pad_token", "start_token", "end_token"):
             value = getattr(self, name)

@@ -35,14 +35,13 @@ def resolve(source: str | Path) -> Path:
         return _bundled(name)
     if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not path.parent.exists():
         return _from_hub(name)
-    raise CheckpointError(f"{name}: no such folder or file", _suggestion(path))
-
-
-def _suggestion(path: Path) -> str:
     siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = closest(path.name, [*BUNDLED, *siblings])
-    near = "" if close is None else f'did you mean "{close}"? '
-    return f"{near}give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub"
+    raise CheckpointError(
+        f"{name}: no such folder or file",
+        ("" if close is None else f'did you mean "{close}"? ')
+        + f"give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub",
+    )
 
 
 def _bundled(name: str) -> Path:

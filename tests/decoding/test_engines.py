@@ -42,7 +42,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastW
         return FastWriter(slow, TorchEngine(model, precision))
     if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
-    return FastWriter(slow, engines._compiled(model, precision))
+    return FastWriter(slow, engines.CompiledEngine(model, precision))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allmask import presets
 from allmask.decoding import Decoding, PairWriter, generate, stream
-from allmask.decoding.fast import engines, parts
+from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastPairWriter, TorchEngine, pair_writer_for
 from allmask.errors import UsageError
 from allmask.inference import freeze
@@ -50,7 +50,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> Fast
         return FastPairWriter(slow, TorchEngine(model, precision))
     if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
-    return FastPairWriter(slow, engines._compiled(model, precision))
+    return FastPairWriter(slow, engines.CompiledEngine(model, precision))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------
@@ -133,8 +133,7 @@ def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, n
                 module.weight[7] = 20.0
     exact = fast(model, "torch").begin(PROMPTS)[0]
     even = fast(model, engine, "int8").begin(PROMPTS)[0]
-    for module in (engines, parts):
-        monkeypatch.setattr(module, "smoothing_scale", lambda norm, weight: None)
+    monkeypatch.setattr(engines, "smoothing_scale", lambda norm, weight: None)
     uneven = fast(model, engine, "int8").begin(PROMPTS)[0]
     assert (even - exact).abs().mean() < 0.7 * (uneven - exact).abs().mean()
 

@@ -149,7 +149,7 @@ def test_blanks_are_numbered_in_the_order_they_are_filled():
         (lambda model: blanks([1, None, None], [1, 1]), "the blanks are at"),
         (lambda model: blanks([1, 2]), "the blanks are at"),
         (lambda model: generate(FillWriter(model, QUERY), [[1, -2]], Decoding()), "numbered -1, -2"),
-        (lambda model: generate(FillWriter(model, QUERY), [[1, 2]], Decoding()), "no room to go on"),
+        (lambda model: generate(FillWriter(model, QUERY), [[1, 2]], Decoding()), "no room for more"),
         (lambda model: generate(FillWriter(model, QUERY), [[99, -1]], Decoding()), "token 99 is not in the vocabulary"),
         (lambda model: fill(model, [1] * 24 + [None], query=QUERY), "25 tokens, the model 24 positions"),
         (lambda model: fill(model, [1, None]), "no \\[MASK\\]"),

@@ -150,5 +150,5 @@ def test_clear_refusals():
         generate(PairWriter(tiny("T5")), [[1], []], Decoding())
     model = tiny("2017")
     model.config = replace(model.config, start_token=None)
-    with pytest.raises(UsageError, match="what its decoder begins with"):
+    with pytest.raises(UsageError, match="no start_token"):
         PairWriter(model)

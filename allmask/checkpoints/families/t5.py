@@ -74,7 +74,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     )  # fmt: skip
     tied = flag(settings, "tie_word_embeddings", True)
     end = settings.get("eos_token_id", 1)
-    ends = end if isinstance(end, list) and end else [end]
+    ends: list[Any] = end if isinstance(end, list) and end else [end]
     return Config(
         **{name: getattr(t5_small(), name) for name in variant},
         **required(settings, SIZES),

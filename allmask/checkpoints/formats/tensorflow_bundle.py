@@ -125,7 +125,10 @@ def _entry(index: Path, shards: int, name: str, entry: Message) -> Stored:
     if 7 in entry:
         raise CheckpointError(f"{index}: {name} is stored in slices", "save it from TensorFlow without a partitioner")
     number, shard, offset, size = (entry.whole(field) for field in (1, 3, 4, 5))
-    shape = _shape(index, name, entry.raw(2))
+    # A TensorShapeProto: field 2 is a dimension, whose field 1 is its size (absent: 0)
+    shape = tuple(Message.of(value).whole(1) for field, value in fields(entry.raw(2)) if field == 2)
+    if not all(length < 2**40 for length in shape):
+        raise _damaged(index, f"{name} has the shape {list(shape)}")
     if shard >= shards:
         raise _damaged(index, f"{name} lies in data file {shard} of {shards}")
     file = index.with_name(f"{index.stem}.data-{shard:05d}-of-{shards:05d}")
@@ -144,14 +147,6 @@ def _entry(index: Path, shards: int, name: str, entry: Message) -> Stored:
         return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
     return Stored(shape, str(dtype).removeprefix("torch."), load)
-
-
-def _shape(index: Path, name: str, content: bytes) -> tuple[int, ...]:
-    """Read a TensorShapeProto: field 2 is a dimension, whose field 1 is its size (absent: 0)."""
-    sizes = tuple(Message.of(value).whole(1) for number, value in fields(content) if number == 2)
-    if not all(size < 2**40 for size in sizes):
-        raise _damaged(index, f"{name} has the shape {list(sizes)}")
-    return sizes
 
 
 def _read_bytes(file: Path, name: str, offset: int, size: int, checksum: int) -> bytearray:
