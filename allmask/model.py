@@ -22,7 +22,7 @@ from allmask.nn.build import (
     build_heads,
     build_lm_head,
     build_task_head,
-    parameter_shapes,
+    empty_parameters,
     reads_pooler,
 )
 from allmask.nn.cache import Cache, PairCache
@@ -247,7 +247,7 @@ class Model(nn.Module):
             drawn = initialize(module, config.init_std, rng).state_dict()
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}.")}
             tensors |= {f"{part}.{name}": value for name, value in drawn.items()}
-        names = parameter_shapes(config, frozenset(heads), labels)
+        names = empty_parameters(config, frozenset(heads), labels)
         kept = {name: tensor.clone() for name, tensor in tensors.items() if name in names}
         return _assemble(config, heads, self.tokenizer, kept, labels=labels)
 
@@ -283,7 +283,7 @@ def _assemble(
     """Build a model on the meta device and assign it these tensors; `where` is their origin, for errors."""
     with torch.device("meta"):
         model = Model(config, heads, tokenizer, labels)
-    checkpoints.check(where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, tensors)
+    checkpoints.check(where, model.state_dict(), tensors)
     model.load_state_dict(tensors, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

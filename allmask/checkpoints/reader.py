@@ -14,13 +14,13 @@ from torch import Tensor
 from allmask.checkpoints.config_json import placed, read_json
 from allmask.checkpoints.families import own
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
-from allmask.checkpoints.formats import Store
+from allmask.checkpoints.formats import Store, Stored
 from allmask.checkpoints.formats.weights import FLOATS, open_weights, stored_tensor
 from allmask.checkpoints.labels import labels_from, layouts_named
-from allmask.checkpoints.renaming import Family, matches, without_data
+from allmask.checkpoints.renaming import Family, matches
 from allmask.config import Config
 from allmask.errors import CheckpointError
-from allmask.nn.build import heads_in, parameter_shapes
+from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
 from allmask.registry import FAMILIES
 
@@ -172,41 +172,41 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
             )
         elif not matches(tidy, family.ignored):
             tidied[tidy] = stored
-    config, store = _settle_output(family, config, _without_copies(weights, family, tidied))
+    config = _remove_copies(weights, family, config, tidied)
     depths = config.layers, config.decoder_layers
     names = family.pairs(*depths)
-    heads = heads_in({names[name] for name in store if name in names}, config) & frozenset(family.may_lack)
-    expected = family.to_theirs(without_data(parameter_shapes(config, heads, labels)), *depths)
-    compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, store)
-    tensors = family.to_ours({name: stored.load() for name, stored in store.items()}, *depths)
+    heads = heads_in({names[name] for name in tidied if name in names}, config) & frozenset(family.may_lack)
+    expected = family.to_theirs(empty_parameters(config, heads, labels), *depths)
+    compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, tidied)
+    tensors = family.to_ours({name: stored.load() for name, stored in tidied.items()}, *depths)
     return Checkpoint(config, tensors, heads, weights.parent, sorted(left_out), labels)
 
 
-def _without_copies(weights: Path, family: Family, store: Store) -> Store:
-    """Remove copies of the token embedding under other names. Copies that differ are an error."""
-    store = dict(store)
-    for name in family.copies:
-        if name in store:
-            copy = store.pop(name)
-            tokens = store.setdefault(family.tokens, copy)
-            if tokens is not copy and (tokens.shape != copy.shape or not torch.equal(tokens.load(), copy.load())):
-                raise CheckpointError(
-                    f"{weights}: {name} differs from {family.tokens}", "source and target must share their embedding"
-                )
-    return store
+def _remove_copies(weights: Path, family: Family, config: Config, store: Store) -> Config:
+    """Remove copies of the token embedding and of the output bias from `store`.
 
-
-def _settle_output(family: Family, config: Config, store: Store) -> tuple[Config, Store]:
-    """Remove an output matrix that equals the embedding it is tied to. If it differs, the model is not tied."""
-    store = dict(store)
+    An output matrix that differs from the embedding it should be tied to is kept, and the Config returned is not tied.
+    """
+    for name in (name for name in family.copies if name in store):
+        copy = store.pop(name)
+        tokens = store.setdefault(family.tokens, copy)
+        if not _are_equal(tokens, copy):
+            raise CheckpointError(
+                f"{weights}: {name} differs from {family.tokens}", "source and target must share their embedding"
+            )
     if family.second_bias and family.second_bias[0] in store:
         store[family.second_bias[1]] = store.pop(family.second_bias[0])
     if config.tied and family.output in store:
         output = store.pop(family.output)
         tokens = store.setdefault(family.tokens, output)  # only one of the two names may have been saved
-        if tokens.shape != output.shape or not torch.equal(tokens.load(), output.load()):
-            return replace(config, tied=False), store | {family.output: output}
-    return config, store
+        if not _are_equal(tokens, output):
+            store[family.output] = output
+            return replace(config, tied=False)
+    return config
+
+
+def _are_equal(first: Stored, second: Stored) -> bool:
+    return first is second or (first.shape == second.shape and torch.equal(first.load(), second.load()))
 
 
 def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -> None:
@@ -226,9 +226,10 @@ def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -
         )
 
 
-def check(where: str | Path, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
-    """The same as `compare`, for tensors in memory."""
-    compare(Path(where), expected, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
+def check(where: str | Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """The same as `compare`, for tensors in memory; `expected` may be on the meta device."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    compare(Path(where), shapes, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def _grouped(lines: list[tuple[str, str, str]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 A family is data. Its table pairs names one to one, so it works in both directions. Whatever is more than a new name
 (a transposed matrix, three matrices in one) is a step with its inverse. The shapes expected in a file come from
-applying the inverse to tensors without data, so a file is checked by its header before anything is loaded.
+applying the inverse to tensors on the meta device, so a file is checked by its header before anything is loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,18 @@ from torch import Tensor
 from allmask.config import Config
 
 Tensors = dict[str, Tensor]
-CRF_TABLE = (  # (theirs, ours) for the CRF of a task head that tags words; the names in files are our own
-    ("crf.follows_bias", "task_head.chain.follows_bias"),
-    ("crf.first_bias",   "task_head.chain.first_bias"),
-    ("crf.last_bias",    "task_head.chain.last_bias"),
+CLASSIFIER_TABLE = (  # tables of task heads that several families share: (theirs, ours)
+    ("classifier.weight", "task_head.output.weight"),
+    ("classifier.bias",   "task_head.output.bias"),
+)  # fmt: skip
+SPAN_TABLE = (
+    ("qa_outputs.weight", "task_head.output.weight"),
+    ("qa_outputs.bias",   "task_head.output.bias"),
+)  # fmt: skip
+CRF_TABLE = (  # not in transformers; these names are our own
+    ("crf.follows_bias",  "task_head.chain.follows_bias"),
+    ("crf.first_bias",    "task_head.chain.first_bias"),
+    ("crf.last_bias",     "task_head.chain.last_bias"),
 )  # fmt: skip
 
 
@@ -100,11 +108,6 @@ class Family:
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def without_data(shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
-    """Tensors with a shape but no data, which take no memory however large."""
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def transpose(*patterns: str) -> Step:

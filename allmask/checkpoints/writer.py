@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -21,9 +21,10 @@ from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.files import replace_folder
-from allmask.nn.build import heads_in, parameter_shapes
+from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
 from allmask.registry import FAMILIES
+from allmask.text import Tokenizer
 
 _TOKENIZER_FILES = frozenset(
     ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -31,12 +32,8 @@ _TOKENIZER_FILES = frozenset(
 )  # fmt: skip
 
 
-class SavesItself(Protocol):
-    def save(self, folder: Path, /) -> None: ...
-
-
 def write(
-    folder: str | Path, config: Config, tensors: Mapping[str, Tensor], tokenizer: SavesItself | None = None,
+    folder: str | Path, config: Config, tensors: Mapping[str, Tensor], tokenizer: Tokenizer | None = None,
     labels: Labels | None = None,
 ) -> None:  # fmt: skip
     """Write a model folder. An existing one is replaced only after the new one is complete."""
@@ -67,7 +64,7 @@ def _in_layout(
     if family is None or not _describes(family, config) or (layout is None) != (labels is None):
         settings, stored = own.config_to(config, heads, labels), dict(tensors)
     else:
-        check(folder, parameter_shapes(config, heads, labels), tensors)
+        check(folder, empty_parameters(config, heads, labels), tensors)
         settings = family.config_to(config, heads)
         if layout is not None and labels is not None:
             family, settings = family.with_task(layout), settings | labels_to(layout, labels)

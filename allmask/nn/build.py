@@ -1,4 +1,4 @@
-"""From a `Config` to modules: the body of a model, its heads, and the shapes of all parameters."""
+"""From a `Config` to modules: the body of a model, its heads, and all parameters without data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from allmask.config import Config
 from allmask.nn.elmo import Elmo, ScalarMix
@@ -73,18 +73,12 @@ def reads_pooler(config: Config, labels: Labels) -> bool:
     return config.family == "bert" and not labels.of_tokens
 
 
-def parameter_shapes(
-    config: Config, heads: Collection[str], labels: Labels | None = None
-) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter of a model, by name; nothing is allocated."""
+def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
+    """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
     with torch.device("meta"):
         parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
-    return {
-        f"{part}.{name}": tuple(tensor.shape)
-        for part, module in parts.items()
-        if module is not None
-        for name, tensor in module.state_dict().items()
-    }
+    built = {part: module.state_dict() for part, module in parts.items() if module is not None}
+    return {f"{part}.{name}": tensor for part, tensors in built.items() for name, tensor in tensors.items()}
 
 
 def heads_in(names: Collection[str], config: Config) -> frozenset[str]:

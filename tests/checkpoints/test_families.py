@@ -18,7 +18,7 @@ from allmask.checkpoints.families.bert import BERT
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.families.gpt2 import GPT2
 from allmask.errors import CheckpointError
-from allmask.nn.build import heads_in, parameter_shapes
+from allmask.nn.build import empty_parameters, heads_in
 from allmask.presets import bert_tiny, gpt2
 from allmask.registry import FAMILIES
 
@@ -159,8 +159,8 @@ def test_there_and_back_is_the_same(family, layers, heads, ffn_width, tied, part
     sizes = dict(vocab_size=11, width=6 * heads, heads=heads, ffn_width=ffn_width, layers=layers, max_positions=5)
     config = replace(base, **sizes, tied=tied or family is GOOGLE_BERT)
     rng = torch.Generator().manual_seed(seed)
-    shapes = parameter_shapes(config, parts & set(family.may_lack))
-    tensors = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    empty = empty_parameters(config, parts & set(family.may_lack))
+    tensors = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in empty.items()}
     there = family.to_theirs(tensors, layers)
     back = family.to_ours(there, layers)
     assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in tensors)

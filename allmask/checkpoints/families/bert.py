@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
-from allmask.checkpoints.renaming import CRF_TABLE, Family, TaskLayout
+from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
 
@@ -44,21 +44,13 @@ TABLE = (
     ("cls.seq_relationship.bias",                     "nsp_head.bias"),
 )  # fmt: skip
 
-_CLASSIFIER = (
-    ("classifier.weight",                             "task_head.output.weight"),
-    ("classifier.bias",                               "task_head.output.bias"),
-)  # fmt: skip
-_SPANS = (
-    ("qa_outputs.weight",                             "task_head.output.weight"),
-    ("qa_outputs.bias",                               "task_head.output.bias"),
-)  # fmt: skip
 TASKS = (
-    TaskLayout("BertForSequenceClassification", ("single", "multi", "number"), _CLASSIFIER),
+    TaskLayout("BertForSequenceClassification", ("single", "multi", "number"), CLASSIFIER_TABLE),
     # transformers ignores the CRF and loads the scores of the tokens
-    TaskLayout("BertForTokenClassification", ("chain",), _CLASSIFIER + CRF_TABLE, marked_by="crf.follows_bias"),
-    TaskLayout("BertForTokenClassification", ("tag",), _CLASSIFIER),
-    TaskLayout("BertForQuestionAnswering", ("span",), _SPANS),
-    TaskLayout("BertForMultipleChoice", ("choice",), _CLASSIFIER),
+    TaskLayout("BertForTokenClassification", ("chain",), CLASSIFIER_TABLE + CRF_TABLE, marked_by="crf.follows_bias"),
+    TaskLayout("BertForTokenClassification", ("tag",), CLASSIFIER_TABLE),
+    TaskLayout("BertForQuestionAnswering", ("span",), SPAN_TABLE),
+    TaskLayout("BertForMultipleChoice", ("choice",), CLASSIFIER_TABLE),
 )
 
 SIZES = {

@@ -39,13 +39,8 @@ STEPS = (
     split_qkv(),
 )  # fmt: skip
 
-TASKS = (
-    TaskLayout(
-        "GPT2ForSequenceClassification",
-        ("single", "multi", "number"),
-        (("score.weight", "task_head.output.weight"),),
-    ),
-)
+_SCORES = (("score.weight", "task_head.output.weight"),)
+TASKS = (TaskLayout("GPT2ForSequenceClassification", ("single", "multi", "number"), _SCORES),)
 
 SIZES = {
     "vocab_size": "vocab_size",

@@ -8,7 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
-from allmask.checkpoints.renaming import CRF_TABLE, Family, Step, TaskLayout, Tensors, matches
+from allmask.checkpoints.renaming import (
+    CLASSIFIER_TABLE,
+    CRF_TABLE,
+    SPAN_TABLE,
+    Family,
+    Step,
+    TaskLayout,
+    Tensors,
+    matches,
+)
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.presets import xlnet_base
@@ -43,20 +52,12 @@ _OF_TEXTS = (
     ("sequence_summary.summary.weight", "task_head.before.weight"),
     ("sequence_summary.summary.bias", "task_head.before.bias"),
 )
-_OF_TOKENS = (
-    ("classifier.weight", "task_head.output.weight"),
-    ("classifier.bias", "task_head.output.bias"),
-)
-_SPANS = (
-    ("qa_outputs.weight", "task_head.output.weight"),
-    ("qa_outputs.bias", "task_head.output.bias"),
-)
 TASKS = (
     TaskLayout("XLNetForSequenceClassification", ("single", "multi", "number"), _OF_TEXTS),
     # transformers ignores the CRF and loads the scores of the tokens
-    TaskLayout("XLNetForTokenClassification", ("chain",), _OF_TOKENS + CRF_TABLE, marked_by="crf.follows_bias"),
-    TaskLayout("XLNetForTokenClassification", ("tag",), _OF_TOKENS),
-    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), _SPANS),
+    TaskLayout("XLNetForTokenClassification", ("chain",), CLASSIFIER_TABLE + CRF_TABLE, marked_by="crf.follows_bias"),
+    TaskLayout("XLNetForTokenClassification", ("tag",), CLASSIFIER_TABLE),
+    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), SPAN_TABLE),
     TaskLayout("XLNetForMultipleChoice", ("choice",), _OF_TEXTS),
 )
 

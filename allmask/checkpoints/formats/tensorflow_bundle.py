@@ -34,7 +34,12 @@ def open_bundle(index: Path) -> Store:
     """All tensors of a checkpoint by name, given the path of its index."""
     with _parsing(index, "cannot be read"):
         table = {key.decode("utf-8"): value for key, value in _read_table(index)}
-        shards = _read_header(index, table.pop("", b""))
+        header = Message.of(table.pop("", b""))
+        shards = header.whole(1)  # the number of data files
+        if not 0 < shards < 100_000:
+            raise _damaged(index, "no header with the number of data files")
+        if header.whole(2):
+            raise CheckpointError(f"{index}: written on a big-endian machine, which is not supported")
     store: Store = {}
     for name, value in table.items():
         with _parsing(index, f"the entry of {name} is malformed"):
@@ -107,18 +112,7 @@ def _masked(checksum: int) -> int:
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-# ---- the two messages ----------------------------------------------------------------------------------------------
-
-
-def _read_header(path: Path, content: bytes) -> int:
-    """Return the number of data files."""
-    header = Message.of(content)
-    shards = header.whole(1)
-    if not 0 < shards < 100_000:
-        raise _damaged(path, "no header with the number of data files")
-    if header.whole(2):
-        raise CheckpointError(f"{path}: written on a big-endian machine, which is not supported")
-    return shards
+# ---- tensors -----------------------------------------------------------------------------------------------------
 
 
 def _entry(index: Path, shards: int, name: str, entry: Message) -> Stored:

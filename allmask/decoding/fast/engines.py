@@ -122,28 +122,22 @@ def _has_compiled(model: Model) -> bool:
 
 @cache
 def _compiled_is_right() -> bool:
-    """Self-check: whether the compiled step gives the logits of torch for small models on this machine."""
-    for writer in _small_writers():
-        for precision in CHOICES[1:]:
-            found, expected = (_some_logits(writer(make, precision)) for make in (CompiledEngine, TorchEngine))
-            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
-                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
-                return False
-    return True
-
-
-def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], Writer]]:
-    """For a small model of one stack and an encoder–decoder: functions of an engine and a precision to a writer."""
+    """Self-check: whether the compiled step gives the logits of torch for two small models on this machine."""
     sizes: Any = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 2}
     sizes |= {"max_positions": 8, "init_std": 0.2}
     rng = torch.Generator().manual_seed(0)
     one = Model.fresh(replace(bert_tiny(), **sizes), ["lm"], rng)
     two = Model.fresh(replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16), ["lm"], rng)
-    slow, slow_pair = MaskWriter(freeze(one, "fp32")), PairWriter(freeze(two, "fp32"))
-    return [
-        lambda make, precision: FastWriter(slow, make(one, precision)),
-        lambda make, precision: FastPairWriter(slow_pair, make(two, precision)),
-    ]
+    cases: Any = ((one, MaskWriter, FastWriter), (two, PairWriter, FastPairWriter))
+    for model, make_slow, make_fast in cases:
+        slow = make_slow(freeze(model, "fp32"))
+        for precision in CHOICES[1:]:
+            engines = CompiledEngine(model, precision), TorchEngine(model, precision)
+            found, expected = (_some_logits(make_fast(slow, engine)) for engine in engines)
+            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
+                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+                return False
+    return True
 
 
 def _some_logits(writer: Writer) -> Tensor:
@@ -158,9 +152,8 @@ class FastWriter:
     """Reads prompts with a frozen model, computing only the last token of the last layer; steps with an engine."""
 
     def __init__(self, slow: MaskWriter, engine: Engine):
-        self.slow = slow
+        self.slow, self.engine = slow, engine
         self.body = slow.model.body
-        self.engine = engine
 
     def room(self, prompt: Sequence[int]) -> int:
         return self.slow.room(prompt)
@@ -205,9 +198,8 @@ class FastPairWriter:
     """Reads sources with a frozen encoder; steps with an engine, given the cross-attention's keys and values."""
 
     def __init__(self, slow: PairWriter, engine: Engine):
-        self.slow = slow
+        self.slow, self.engine = slow, engine
         self.body: EncoderDecoder = slow.model.body
-        self.engine = engine
 
     def room(self, prompt: Sequence[int]) -> int:
         return self.slow.room(prompt)
