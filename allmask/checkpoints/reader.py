@@ -167,9 +167,7 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
         if tidy not in known and matches(tidy, family.task_heads):
             left_out.append(name)
         elif tidy in tidied:
-            raise CheckpointError(
-                f"{weights}: {tidy} is there twice, under an old and a new name", "remove one of them"
-            )
+            raise CheckpointError(f"{weights}: {tidy} exists twice, under an old and a new name", "remove one of them")
         elif not matches(tidy, family.ignored):
             tidied[tidy] = stored
     config = _remove_copies(weights, family, config, tidied)

@@ -117,7 +117,7 @@ def quantize_layers(body: nn.Module, activation: str, norm_place: str, dtype: to
 
 
 def _is_supported(layer: Layer) -> bool:
-    """Whether `Int8Layer` can take the place of this layer."""
+    """Whether `Int8Layer` can replace this layer."""
     norm, feed = layer.attention_norm, layer.feed_forward
     known = isinstance(norm, nn.RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
     if int8.library() is None or type(feed) is not FeedForward or not known:

@@ -82,6 +82,6 @@ def empty_parameters(config: Config, heads: Collection[str], labels: Labels | No
 
 
 def heads_in(names: Collection[str], config: Config) -> frozenset[str]:
-    """The heads that have a parameter among these names. A tied output layer without a bias has none, but is there."""
+    """The heads with a parameter among these names. A tied output layer without a bias has none, but counts."""
     found = {head for head, module in HEADS.items() if any(name.startswith(f"{module}.") for name in names)}
     return frozenset(found | ({"lm"} if config.tied and config.family not in ("bert", "xlnet") else set()))

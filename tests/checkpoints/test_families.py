@@ -182,7 +182,7 @@ def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path)
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "allmask"
 
 
-def test_our_own_layout_judges_its_settings(tmp_path):
+def test_our_own_layout_checks_its_settings(tmp_path):
     config = replace(bert_tiny(), vocab_size=11, width=8, heads=2, ffn_width=4, max_positions=5, norm="rms")
     write(tmp_path / "own", config, {"body.embedding.tokens.weight": torch.zeros(11, 8)})
     file = tmp_path / "own" / "config.json"

@@ -258,7 +258,7 @@ def test_sizes_that_do_not_fill_registers(width, heads):
     assert isinstance(writer_for(model.eval(), "int8").engine, TorchEngine)
 
 
-def test_mistakes_are_said():
+def test_wrong_arguments_raise_an_error():
     model = tiny()
     with pytest.raises(UsageError, match="precision is 'int4'; expected one of auto, fp32, bf16, int8"):
         writer_for(model, "int4")
