@@ -17,6 +17,7 @@ import typer
 from allmask.cli import emit, listen, note, ready_lines, tell_cut, tell_skipped
 from allmask.cli.generate import Folder, Precision
 from allmask.errors import ResourceError, UsageError
+from allmask.files import atomic_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,20 +193,10 @@ def _output(out: str, width: int) -> Iterator[Put]:
     if out == "-":
         yield lambda records, vectors: print("\n".join(_json_lines(records, vectors)), flush=True)
         return
-    path = Path(out).resolve()  # through a link, to what it names
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("wb") as stream:
-            kind = _npy(stream, width) if path.suffix == ".npy" else _jsonl(stream)
-            with kind as put:
-                yield put
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise ResourceError(f"{out}: could not be written: {error.strerror or error}", "free some space") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic_file(out, "wb") as stream:
+        kind = _npy(stream, width) if Path(out).resolve().suffix == ".npy" else _jsonl(stream)
+        with kind as put:
+            yield put
 
 
 @contextmanager
