@@ -1,13 +1,13 @@
-"""The files of a token store, written so that at any moment they are whole, or can be gone on with, or are not there.
+"""The files of a token store. At any moment the store is complete, or absent and its preparation can be resumed.
 
 corpus/
   tokens.bin      all tokens one after another, uint16 or uint32
-  sentences.bin   int64: where each sentence begins among the tokens, and the end of the last
-  documents.bin   int64: where each document begins among the sentences, and the end of the last
-  meta.json       what it was made of, counts, and the SHA-256 of each file above
+  sentences.bin   int64: index of the first token of each sentence, and the number of tokens
+  documents.bin   int64: index of the first sentence of each document, and the number of sentences
+  meta.json       its sources and options, counts, and the SHA-256 of each file above
 
-While it is made it is called .corpus.partial and has a journal.jsonl: a line for each finished part, with the sizes and
-checksums of the files at its end. Little-endian, as every machine torch runs on.
+Until it is complete the folder is called .corpus.partial and has a journal.jsonl: a line for each finished part, with
+the sizes and checksums of the files at that point. Little-endian, like every machine that torch runs on.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from allmask.files import put_in_place, remove_leftovers, sync
 
 TOKENS, SENTENCES, DOCUMENTS = FILES = ("tokens.bin", "sentences.bin", "documents.bin")
 META, JOURNAL, ASKED = "meta.json", "journal.jsonl", "asked.json"
-PART_TOKENS = 1 << 22  # between two lines of the journal; what a kill can cost
-_READ = 1 << 20
+PART_TOKENS = 1 << 22  # between two lines of the journal: the most that is lost when the process is killed
+_READ = 1 << 20  # bytes
 
 
 class Piece(NamedTuple):
-    """Sentences that follow each other, encoded."""
+    """Consecutive sentences, encoded."""
 
-    ids: np.ndarray  # of all of them
-    sizes: np.ndarray  # tokens of each; one without any is left out
-    documents: np.ndarray  # the number of the document of each, which only grows
+    ids: np.ndarray  # of all sentences
+    sizes: np.ndarray  # tokens of each sentence; empty sentences are not stored
+    documents: np.ndarray  # document number of each sentence, never decreasing
     text_bytes: int
 
 
@@ -47,28 +47,24 @@ class Counts:
     tokens: int = 0
     sentences: int = 0
     documents: int = 0
-    read: int = 0  # sentences taken from the source, those without a token too
-    last: int = -1  # the number of the document that was written last
+    read: int = 0  # sentences taken from the source, including empty ones
+    last: int = -1  # number of the document written last
     text_bytes: int = 0
-
-
-def partial(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A full or read-only disk, in words."""
+    """Explain a full or read-only disk."""
     try:
         yield
     except OSError as error:
-        hint = "free some space and run again: what is finished is kept; or name another folder"
+        hint = "free some space and run again, finished parts are kept; or name another folder"
         raise ResourceError(f"{folder}: could not be written: {error.strerror or error}", hint) from error
 
 
 @contextmanager
 def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time makes a store, the others wait; the system frees the lock of a process that was killed."""
+    """Let one process at a time prepare a store; others wait. The system frees the lock of a killed process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -77,7 +73,7 @@ def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         handle = folder.with_name(f".{folder.name}.lock").open("a")
-    except OSError:  # a store that is finished may lie where nothing can be written
+    except OSError:  # a finished store may be in a read-only folder
         yield
         return
     with handle:
@@ -87,15 +83,15 @@ def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             say(f"{folder}: another process is preparing it; waiting")
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:  # a file system without locks
-            say(f"{folder}: cannot be locked ({error.strerror}): let only one process prepare it")
+            say(f"{folder}: cannot be locked ({error.strerror}): make sure that only one process prepares it")
         yield
 
 
 class Writer:
-    """Appends pieces to the store beside `folder`; `counts` is how far it is, also after an interruption."""
+    """Appends pieces to the partial store next to `folder`; `counts` is its progress, also after an interruption."""
 
     def __init__(self, folder: Path, asked: dict[str, Any], dtype: np.dtype):
-        self.folder, self.beside, self.dtype = folder, partial(folder), dtype
+        self.folder, self.beside, self.dtype = folder, folder.with_name(f".{folder.name}.partial"), dtype
         self.counts = self.written = Counts()
         self.hashes = {name: hashlib.sha256() for name in FILES}
         with writing(folder):
@@ -104,7 +100,7 @@ class Writer:
             self.files = {name: (self.beside / name).open("ab") for name in FILES}
 
     def _begin(self, asked: dict[str, Any]) -> None:
-        """Go on with what is there if it was asked for in the same words; otherwise start anew."""
+        """Resume a partial store if it was made for the same sources and options; otherwise start a new one."""
         if unsealed(read(self.beside / ASKED)) == asked:
             self._recover()
             return
@@ -114,7 +110,7 @@ class Writer:
         self._truncate({})
 
     def _recover(self) -> None:
-        """Hash the files from one line of the journal to the next, as far as they are what it says."""
+        """Compute the checksums from one line of the journal to the next, as long as they match it."""
         sizes: dict[str, int] = {}
         kept = []
         for line in list(_read_journal(self.beside / JOURNAL)):
@@ -126,7 +122,7 @@ class Writer:
         self._truncate(sizes)
 
     def _follows(self, sizes: dict[str, int], line: dict[str, Any]) -> bool:
-        """Take the bytes up to this line of the journal into the checksums, if they are right."""
+        """Add the bytes up to this line of the journal to the checksums; return whether they match."""
         hashes = {name: self.hashes[name].copy() for name in FILES}
         for name in FILES:
             start, end = sizes.get(name, 0), line["sizes"][name]
@@ -140,16 +136,16 @@ class Writer:
         return True
 
     def _truncate(self, sizes: dict[str, int]) -> None:
-        """Cut off what came after the last finished part."""
+        """Remove everything after the last finished part."""
         for name in FILES:
             with (self.beside / name).open("ab") as file:
                 file.truncate(sizes.get(name, 0))
         self.written = self.counts
 
     def add(self, piece: Piece) -> None:
-        """Append; now and then make sure that it is on the disk, and note it in the journal."""
-        there = piece.sizes > 0
-        sizes, numbers = piece.sizes[there], piece.documents[there]
+        """Append a piece; every PART_TOKENS tokens, sync the files and add a line to the journal."""
+        filled = piece.sizes > 0
+        sizes, numbers = piece.sizes[filled], piece.documents[filled]
         begins = self.counts.tokens + np.cumsum(sizes) - sizes
         fresh = np.flatnonzero(np.diff(numbers, prepend=self.counts.last))  # sentences that begin a document
         self._append(TOKENS, piece.ids, self.dtype)
@@ -159,7 +155,7 @@ class Writer:
             self.counts.tokens + len(piece.ids),
             self.counts.sentences + len(sizes),
             self.counts.documents + len(fresh),
-            self.counts.read + len(there),
+            self.counts.read + len(filled),
             int(numbers[-1]) if len(numbers) else self.counts.last,
             self.counts.text_bytes + piece.text_bytes,
         )
@@ -193,7 +189,7 @@ class Writer:
         return {name: digest.hexdigest() for name, digest in self.hashes.items()}
 
     def finish(self, meta: dict[str, Any]) -> None:
-        """Close the lists of beginnings with an end, sign the files, and give the folder its name."""
+        """Append the final offsets, write meta.json with the checksums, and rename the folder."""
         if self.counts != self.written:
             self._note()
         self._append(SENTENCES, np.array([self.counts.tokens]), np.int64)
@@ -204,13 +200,10 @@ class Writer:
             for name, digest in self._checksums().items():
                 meta["files"][name]["sha256"] = digest
             (self.beside / META).write_text(sealed(meta, indent=1) + "\n", encoding="utf-8")
-            self._rename()
-
-    def _rename(self) -> None:
-        put_in_place(self.beside, self.folder)
-        for name in (JOURNAL, ASKED):
-            (self.folder / name).unlink(missing_ok=True)
-        sync(self.folder)
+            put_in_place(self.beside, self.folder)
+            for name in (JOURNAL, ASKED):
+                (self.folder / name).unlink(missing_ok=True)
+            sync(self.folder)
 
     def close(self) -> None:
         for file in self.files.values():
@@ -218,7 +211,7 @@ class Writer:
 
 
 def _feed(digest: Any, file: Path, start: int, end: int) -> int:
-    """Hash a stretch of a file; how many bytes of it are not there."""
+    """Add bytes `start` to `end` of a file to a digest; return how many of them are missing."""
     with file.open("rb") as stream:
         stream.seek(start)
         while start < end and (block := stream.read(min(_READ, end - start))):
@@ -228,7 +221,7 @@ def _feed(digest: Any, file: Path, start: int, end: int) -> int:
 
 
 def sealed(values: dict[str, Any], indent: int | None = None) -> str:
-    """As JSON with a checksum of its own: a flipped bit in a number would otherwise be another number."""
+    """Return values as JSON with a checksum, so that a flipped bit in a number does not go unnoticed."""
     return json.dumps({**values, "seal": _seal(values)}, indent=indent)
 
 
@@ -237,7 +230,7 @@ def _seal(values: dict[str, Any]) -> str:
 
 
 def unsealed(text: str) -> dict[str, Any] | None:
-    """What was sealed, None if it is not that any more."""
+    """Return the values of `sealed`; None if the text is damaged."""
     try:
         values = json.loads(text)
         seal = values.pop("seal")
@@ -247,7 +240,7 @@ def unsealed(text: str) -> dict[str, Any] | None:
 
 
 def read(file: Path) -> str:
-    """The text of a small file, nothing if there is none."""
+    """Return the text of a small file, or "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -255,7 +248,7 @@ def read(file: Path) -> str:
 
 
 def _read_journal(file: Path) -> Iterator[dict[str, Any]]:
-    """Its lines, up to one that a crash cut off."""
+    """Yield the lines of a journal up to the first that is damaged, as a crash may have cut it off."""
     for line in map(unsealed, read(file).splitlines()):
         if line is None:
             return

@@ -133,7 +133,7 @@ def test_sentences_without_a_token_are_left_out(tmp_path: Path):
     tokenizer = characters()
     corpus = prepare([write(tmp_path / "a.txt", "x\n白\n\nxx\n\nx\n\nx\n鸡\nx\n吃\n")], tokenizer, tmp_path / "corpus")
     assert text_of(corpus, tokenizer) == [["白"], ["鸡", "吃"]]
-    with pytest.raises(DataError, match=r"b.txt: the tokenizer makes no token"):
+    with pytest.raises(DataError, match=r"b.txt: the tokenizer produces no tokens"):
         prepare([write(tmp_path / "b.txt", "xx\n")], tokenizer, tmp_path / "none")
 
 
@@ -172,7 +172,7 @@ def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path):
     assert corpus.meta["skipped"] == {"not UTF-8": 1, 'blank "text"': 1, "malformed JSON": 1}
     with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8"):  # a store with less than asked for is not taken
         prepare(files, characters(), tmp_path / "corpus", say=said.append)
-    assert said == [f"records were skipped that now are not to be; preparing {tmp_path / 'corpus'} again"]
+    assert said == [f"bad records were skipped, which is no longer allowed; preparing {tmp_path / 'corpus'} again"]
 
 
 def test_a_file_that_grows_meanwhile_is_refused(tmp_path: Path, source: Path):
@@ -216,9 +216,9 @@ def test_what_is_there_is_taken(tmp_path: Path, source: Path, encoded: list[int]
     ("change", "reason"),
     [
         ("text", "a.txt has changed"),
-        ("more files", "there are 2 files now and were 1"),
-        ("tokenizer", "the tokenizer is another one"),
-        ("verbatim", "the text is to be read in another way"),
+        ("more files", "there are 2 files instead of 1"),
+        ("tokenizer", "the tokenizer has changed"),
+        ("verbatim", "the options of reading have changed"),
         ("damage", "tokens.bin: damaged: its SHA-256 is not the one in meta.json"),
         ("meta", "meta.json: damaged: its checksum is wrong"),
     ],
@@ -245,9 +245,9 @@ def test_what_changed_is_said_and_made_again(tmp_path: Path, source: Path, chang
 
 
 def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path, source: Path):
-    with pytest.raises(UsageError, match=r"there is something else: a\.txt"):
+    with pytest.raises(UsageError, match=r"not a token store: it contains a\.txt"):
         prepare([source], characters(), tmp_path)
-    with pytest.raises(UsageError, match="there is something else"):
+    with pytest.raises(UsageError, match="not a token store: it contains"):
         prepare([source], characters(), source)
     assert source.read_text() == TEXT
 
@@ -351,7 +351,7 @@ def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, s
     prepare([long_source], tokenizer, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         prepare([long_source], tokenizer, folder, progress=stop_after(9, KeyboardInterrupt()))
-    file = store.partial(folder) / name
+    file = folder.with_name(".corpus.partial") / name
     if harm == "cut":
         os.truncate(file, file.stat().st_size // 2)
     elif harm == "remove":
@@ -369,7 +369,7 @@ def test_after_a_bad_line_the_finished_parts_are_gone_on_with(tmp_path: Path, lo
         prepare([long_source], characters(), tmp_path / "corpus")
     said: list[str] = []
     corpus = prepare([long_source], characters(), tmp_path / "corpus", on_bad_record="skip", say=said.append)
-    assert "going on after" in said[0] and corpus.sentences == 200 and corpus.meta["skipped"] == {"not UTF-8": 1}
+    assert "resuming after" in said[0] and corpus.sentences == 200 and corpus.meta["skipped"] == {"not UTF-8": 1}
 
 
 def test_half_of_another_corpus_is_dropped(tmp_path: Path, long_source: Path, source: Path, small_parts):
@@ -393,7 +393,7 @@ def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_sou
     monkeypatch.setattr(store.os, "fsync", real)
     said: list[str] = []
     prepare([long_source], characters(), folder, say=said.append)
-    assert "going on after" in said[0]
+    assert "resuming after" in said[0]
     prepare([long_source], characters(), tmp_path / "whole")
     assert files_of(folder) == files_of(tmp_path / "whole")
 
@@ -456,7 +456,7 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
         waiting = [process for process, line in first.items() if "another process is preparing it; waiting" in line]
         assert len(waiting) == 2 and not folder.exists()
         [worker] = [process for process in processes if process not in waiting]
-        journal = store.partial(folder) / store.JOURNAL
+        journal = folder.with_name(".corpus.partial") / store.JOURNAL
         while not (journal.is_file() and journal.read_text().count("\n") >= 2):
             assert worker.poll() is None
             time.sleep(0.01)
@@ -469,7 +469,7 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
             process.communicate()
     assert [process.returncode for process in waiting] == [0, 0]
     assert all(f"Corpus({folder}, {whole.documents} documents" in text for text in said)
-    assert sorted("encoded" in text and "going on after" in text for text in said) == [False, True]
+    assert sorted("encoded" in text and "resuming after" in text for text in said) == [False, True]
     assert sorted("encoded" in text for text in said) == [False, True]  # the third found it done
     assert files_of(folder) == files_of(tmp_path / "whole")
 
