@@ -50,7 +50,7 @@ def atomic_file(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
     A symbolic link is followed. A pipe or a device is written to, never replaced.
     """
     path, encoding = Path(path).resolve(), None if mode == "wb" else "utf-8"
-    with _explain_os_errors(path):
+    with explain_os_errors(path):
         if path.exists() and not path.is_file():
             with path.open(mode, encoding=encoding) as stream:
                 yield stream
@@ -83,7 +83,7 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     """Like `new_folder`, but replace an existing folder at the end. On an error it stays exactly as it was."""
     path = Path(path).resolve()
     partial = _partial(path)
-    with _explain_os_errors(path):
+    with explain_os_errors(path):
         remove_leftovers(path)
         try:
             partial.mkdir(parents=True)
@@ -139,13 +139,15 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def _explain_os_errors(path: Path) -> Iterator[None]:
+def explain_os_errors(
+    path: Path, hint: str = "free some space, or write elsewhere; what was there before is untouched"
+) -> Iterator[None]:
+    """Turn the OSErrors of writing, such as a full or read-only disk, into ResourceErrors that name `path`."""
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe closed it: not a fault
         raise
     except OSError as error:
-        hint = "free some space, or write elsewhere; what was there before is untouched"
         raise ResourceError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
 
 

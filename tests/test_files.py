@@ -342,7 +342,7 @@ def uses(*names: str) -> set[str]:
     ("names", "modules"),
     [
         (("os.rename", "os.replace", "os.link", "rename", "shutil.move"), {"files.py"}),
-        (("fsync",), {"files.py", "data/store.py"}),  # the token store syncs the files it appends to
+        (("fsync",), {"files.py", "data/corpus.py"}),  # the token store syncs the files it appends to
         (("get_close_matches", "SequenceMatcher"), {"files.py"}),
     ],
 )

@@ -60,9 +60,3 @@ class Ragged:
         rank = np.empty(len(keys), dtype=np.int64)
         rank[np.lexsort((keys, self.row))] = self.position
         return rank
-
-    def padded(self, fill: int = 0) -> np.ndarray:
-        """(B, longest)"""
-        table = np.full((len(self.lengths), int(self.lengths.max(initial=0))), fill, dtype=np.int64)
-        table[self.row, self.position] = self.values
-        return table

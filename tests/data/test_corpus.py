@@ -21,7 +21,7 @@ from pyarrow import parquet
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from allmask.data import Texts, store
+from allmask.data import Texts
 from allmask.data import corpus as module
 from allmask.data.corpus import Corpus, fingerprint, prepare
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
@@ -57,7 +57,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in store.FILES}
+    return {name: (folder / name).read_bytes() for name in module.FILES}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def long_source(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(store, "PART_TOKENS", 200)
+    monkeypatch.setattr(module, "PART_TOKENS", 200)
 
 
 # ---- what is in it -----------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", store.FILES)
+@pytest.mark.parametrize("name", module.FILES)
 def test_damage_is_found_and_named(tmp_path: Path, source: Path, name: str):
     folder = tmp_path / "corpus"
     prepare([source], characters(), folder)
@@ -301,7 +301,7 @@ def test_a_store_that_is_none(tmp_path: Path, source: Path):
     flip(meta, len(whole) // 2)
     with pytest.raises(DataError, match=r"meta\.json: damaged"):
         Corpus.open(tmp_path / "corpus", verify=False)
-    meta.write_text(store.sealed({**store.unsealed(whole), "format": 99}))
+    meta.write_text(module.sealed({**module.unsealed(whole), "format": 99}))
     with pytest.raises(DataError, match="format 99; this version reads 1"):
         Corpus.open(tmp_path / "corpus")
 
@@ -309,10 +309,10 @@ def test_a_store_that_is_none(tmp_path: Path, source: Path):
 @given(st.data())
 def test_a_seal_breaks_with_any_bit(data: st.DataObject):
     values = {"tokens": 120, "path": "/白/鸡.txt", "sizes": {"a": 1}}
-    text = bytearray(store.sealed(values).encode())
-    assert store.unsealed(text.decode()) == values
+    text = bytearray(module.sealed(values).encode())
+    assert module.unsealed(text.decode()) == values
     text[data.draw(st.integers(0, len(text) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert store.unsealed(text.decode("utf-8", "replace")) in (None, values)  # hex digits have two cases
+    assert module.unsealed(text.decode("utf-8", "replace")) in (None, values)  # hex digits have two cases
 
 
 # ---- interruptions -----------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_an_interrupted_one_is_gone_on_with(tmp_path: Path, long_source: Path, s
     assert not list(tmp_path.glob(".*partial"))
 
 
-@pytest.mark.parametrize("name", [*store.FILES, store.JOURNAL])
+@pytest.mark.parametrize("name", [*module.FILES, module.JOURNAL])
 @pytest.mark.parametrize("harm", ["flip the first byte", "flip the middle", "cut", "remove"])
 def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, small_parts, name: str, harm: str):
     tokenizer, folder = characters(), tmp_path / "corpus"
@@ -387,10 +387,10 @@ def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_sou
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    monkeypatch.setattr(store.os, "fsync", fsync)
-    with pytest.raises(ResourceError, match="corpus: could not be written: No space left on device"):
+    monkeypatch.setattr(module.os, "fsync", fsync)
+    with pytest.raises(ResourceError, match="corpus: cannot be written: No space left on device"):
         prepare([long_source], characters(), folder)
-    monkeypatch.setattr(store.os, "fsync", real)
+    monkeypatch.setattr(module.os, "fsync", real)
     said: list[str] = []
     prepare([long_source], characters(), folder, say=said.append)
     assert "resuming after" in said[0]
@@ -399,7 +399,7 @@ def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_sou
 
 
 def test_other_things_that_fail_are_named(tmp_path: Path, source: Path):
-    with pytest.raises(ResourceError, match="could not be written"):
+    with pytest.raises(ResourceError, match="cannot be written"):
         prepare([source], characters(), source / "corpus")
     backend = Backend(models.WordLevel({"a": 0}, unk_token="[UNK]"))  # its unknown token is not in it
     with pytest.raises(CheckpointError, match="tokenizer: not a usable tokenizer"):
@@ -424,10 +424,10 @@ def test_progress_ends_at_the_whole(tmp_path: Path, source: Path):
 HELD = """
 import sys, time
 from pathlib import Path
-from allmask.data import corpus as module, store
+from allmask.data import corpus as module
 from allmask.text import Tokenizer
 source, tokenizer, folder, hold = sys.argv[1:]
-module.CHUNK, store.PART_TOKENS, real, calls = 100, 200, module._encode, iter(range(10))
+module.CHUNK, module.PART_TOKENS, real, calls = 100, 200, module._encode, iter(range(10))
 def encode(tokenizer, chunk):
     while next(calls, None) is None and Path(hold).exists():
         time.sleep(0.01)
@@ -456,7 +456,7 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
         waiting = [process for process, line in first.items() if "another process is preparing it; waiting" in line]
         assert len(waiting) == 2 and not folder.exists()
         [worker] = [process for process in processes if process not in waiting]
-        journal = folder.with_name(".corpus.partial") / store.JOURNAL
+        journal = folder.with_name(".corpus.partial") / module.JOURNAL
         while not (journal.is_file() and journal.read_text().count("\n") >= 2):
             assert worker.poll() is None
             time.sleep(0.01)
