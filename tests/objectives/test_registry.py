@@ -57,7 +57,7 @@ def test_it_stands_among_the_others(tail, vocabulary: Vocabulary):
     order, labels = batch.mask.order[0].tolist(), batch.labels[0].tolist()
     assert order == [0] * (len(order) // 2 + 1) + list(range(1, len(order) - len(order) // 2))
     assert [label >= 0 for label in labels] == [later > 0 for later in (*order[1:], 0)]
-    with pytest.raises(UsageError, match="cannot be learnt by one model"):
+    with pytest.raises(UsageError, match="cannot be trained in one model"):
         Mixture.parse("tail,span")
     with pytest.raises(UsageError, match="did you mean tail"):
         Mixture.parse("tial")
