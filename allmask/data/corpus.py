@@ -346,8 +346,8 @@ class _Writer:
         """Compute the checksums from one line of the journal to the next, as long as they match it."""
         sizes: dict[str, int] = {}
         kept = []
-        for line in list(_read_journal(self.beside / JOURNAL)):
-            if not self._follows(sizes, line):
+        for line in map(unsealed, _read(self.beside / JOURNAL).splitlines()):
+            if line is None or not self._follows(sizes, line):  # None: a crash may have cut it off
                 break
             sizes, self.counts = line["sizes"], _Counts(**line["counts"])
             kept.append(sealed(line) + "\n")
@@ -404,7 +404,9 @@ class _Writer:
     def _note(self) -> None:
         with explain_os_errors(self.folder, _KEPT):
             self._sync()
-            line = {"counts": asdict(self.counts), "sizes": self._sizes(), "sha256": self._checksums()}
+            sizes = {name: file.tell() for name, file in self.files.items()}
+            checksums = {name: digest.hexdigest() for name, digest in self.hashes.items()}
+            line = {"counts": asdict(self.counts), "sizes": sizes, "sha256": checksums}
             with (self.beside / JOURNAL).open("a", encoding="utf-8") as journal:
                 journal.write(sealed(line) + "\n")
             sync(self.beside / JOURNAL)
@@ -415,12 +417,6 @@ class _Writer:
             file.flush()
             os.fsync(file.fileno())
 
-    def _sizes(self) -> dict[str, int]:
-        return {name: file.tell() for name, file in self.files.items()}
-
-    def _checksums(self) -> dict[str, str]:
-        return {name: digest.hexdigest() for name, digest in self.hashes.items()}
-
     def finish(self, meta: dict[str, Any]) -> None:
         """Append the final offsets, write meta.json with the checksums, and rename the folder."""
         if self.counts != self.written:
@@ -429,10 +425,11 @@ class _Writer:
         self._append(DOCUMENTS, np.array([self.counts.sentences]), np.int64)
         with explain_os_errors(self.folder, _KEPT):
             self._sync()
-            meta = meta | {"files": {name: {"bytes": size} for name, size in self._sizes().items()}}
-            for name, digest in self._checksums().items():
-                meta["files"][name]["sha256"] = digest
-            (self.beside / META).write_text(sealed(meta, indent=1) + "\n", encoding="utf-8")
+            signed = {
+                name: {"bytes": file.tell(), "sha256": self.hashes[name].hexdigest()}
+                for name, file in self.files.items()
+            }
+            (self.beside / META).write_text(sealed({**meta, "files": signed}, indent=1) + "\n", encoding="utf-8")
             put_in_place(self.beside, self.folder)
             for name in (JOURNAL, ASKED):
                 (self.folder / name).unlink(missing_ok=True)
@@ -478,11 +475,3 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
-
-
-def _read_journal(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a journal up to the first that is damaged, as a crash may have cut it off."""
-    for line in map(unsealed, _read(file).splitlines()):
-        if line is None:
-            return
-        yield line
