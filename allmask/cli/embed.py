@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -200,7 +200,7 @@ def _output(out: str, width: int) -> Iterator[Put]:
 
 
 @contextmanager
-def _npy(stream: BinaryIO, width: int) -> Iterator[Put]:
+def _npy(stream: IO[bytes], width: int) -> Iterator[Put]:
     """Write rows one after another; the header, which comes first, leaves room for their number, known last."""
     from numpy.lib import format
 
@@ -223,7 +223,7 @@ def _npy(stream: BinaryIO, width: int) -> Iterator[Put]:
 
 
 @contextmanager
-def _jsonl(stream: BinaryIO) -> Iterator[Put]:
+def _jsonl(stream: IO[bytes]) -> Iterator[Put]:
     def put(records: list[Record], vectors: np.ndarray) -> None:
         stream.writelines(f"{line}\n".encode() for line in _json_lines(records, vectors))
 

@@ -142,8 +142,11 @@ def pack(examples: Sequence[Example]) -> Batch:
     if not examples:
         raise UsageError("pack: there are no examples to make a batch of")
     lengths = np.array([len(example) for example in examples])
-    flat = {f.name: np.concatenate([getattr(example, f.name) for example in examples]) for f in fields(Example)}
-    return pack_flat(lengths, **flat)
+    names = ("ids", "order", "segments", "labels", "position")
+    ids, order, segments, labels, position = (
+        np.concatenate([getattr(example, name) for example in examples]) for name in names
+    )
+    return pack_flat(lengths, ids, order, segments, labels, position=position)
 
 
 def packs(examples: Sequence[Example], tokens: int = 4096) -> list[Batch]:
