@@ -201,7 +201,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_what_is_there_is_taken(tmp_path: Path, source: Path, encoded: list[int]):
+def test_an_unchanged_store_is_reused(tmp_path: Path, source: Path, encoded: list[int]):
     said: list[str] = []
     for _ in range(2):
         prepare([source], characters(), tmp_path / "corpus", say=said.append)
@@ -223,7 +223,7 @@ def test_what_is_there_is_taken(tmp_path: Path, source: Path, encoded: list[int]
         ("meta", "meta.json: damaged: its checksum is wrong"),
     ],
 )
-def test_what_changed_is_said_and_made_again(tmp_path: Path, source: Path, change: str, reason: str):
+def test_a_store_is_made_again_with_the_reason_of_the_change(tmp_path: Path, source: Path, change: str, reason: str):
     folder, said, files, tokenizer = tmp_path / "corpus", [], [source], characters()
     prepare(files, tokenizer, folder)
     if change == "text":
@@ -252,7 +252,7 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path, source: Pa
     assert source.read_text() == TEXT
 
 
-def test_the_place_may_be_a_link(tmp_path: Path, source: Path):
+def test_the_folder_may_be_a_symbolic_link(tmp_path: Path, source: Path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "corpus").symlink_to(tmp_path / "disk")
     prepare([source], characters(), tmp_path / "corpus")
@@ -292,7 +292,7 @@ def test_damage_is_found_and_named(tmp_path: Path, source: Path, name: str):
         Corpus.open(folder, verify=False)
 
 
-def test_a_store_that_is_none(tmp_path: Path, source: Path):
+def test_folders_that_are_not_stores_are_refused(tmp_path: Path, source: Path):
     with pytest.raises(DataError, match="not a token store"):
         Corpus.open(tmp_path)
     prepare([source], characters(), tmp_path / "corpus")
@@ -307,7 +307,7 @@ def test_a_store_that_is_none(tmp_path: Path, source: Path):
 
 
 @given(st.data())
-def test_a_seal_breaks_with_any_bit(data: st.DataObject):
+def test_a_checksum_detects_any_flipped_bit(data: st.DataObject):
     values = {"tokens": 120, "path": "/白/鸡.txt", "sizes": {"a": 1}}
     text = bytearray(module.sealed(values).encode())
     assert module.unsealed(text.decode()) == values
@@ -330,7 +330,7 @@ def stop_after(calls: int, error: BaseException) -> Callable[[int, int], None]:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 7, 12])
-def test_an_interrupted_one_is_gone_on_with(tmp_path: Path, long_source: Path, small_parts, encoded, calls: int):
+def test_an_interrupted_preparation_is_resumed(tmp_path: Path, long_source: Path, small_parts, encoded, calls: int):
     tokenizer, folder, said = characters(), tmp_path / "corpus", []
     prepare([long_source], tokenizer, tmp_path / "whole")
     total = sum(encoded)
@@ -346,7 +346,9 @@ def test_an_interrupted_one_is_gone_on_with(tmp_path: Path, long_source: Path, s
 
 @pytest.mark.parametrize("name", [*module.FILES, module.JOURNAL])
 @pytest.mark.parametrize("harm", ["flip the first byte", "flip the middle", "cut", "remove"])
-def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, small_parts, name: str, harm: str):
+def test_a_damaged_partial_store_is_not_resumed_from_its_damage(
+    tmp_path: Path, long_source: Path, small_parts, name: str, harm: str
+):
     tokenizer, folder = characters(), tmp_path / "corpus"
     prepare([long_source], tokenizer, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -363,7 +365,7 @@ def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, s
     assert Corpus.open(folder).meta["files"] == Corpus.open(tmp_path / "whole").meta["files"]
 
 
-def test_after_a_bad_line_the_finished_parts_are_gone_on_with(tmp_path: Path, long_source: Path, small_parts):
+def test_after_a_bad_line_the_finished_parts_are_reused(tmp_path: Path, long_source: Path, small_parts):
     long_source.write_bytes(long_source.read_bytes() + b"\xff\n")
     with pytest.raises(DataError, match=r"long\.txt:\d+: not UTF-8"):
         prepare([long_source], characters(), tmp_path / "corpus")
@@ -372,14 +374,16 @@ def test_after_a_bad_line_the_finished_parts_are_gone_on_with(tmp_path: Path, lo
     assert "resuming after" in said[0] and corpus.sentences == 200 and corpus.meta["skipped"] == {"not UTF-8": 1}
 
 
-def test_half_of_another_corpus_is_dropped(tmp_path: Path, long_source: Path, source: Path, small_parts):
+def test_a_partial_store_of_another_corpus_is_dropped(tmp_path: Path, long_source: Path, source: Path, small_parts):
     folder = tmp_path / "corpus"
     with pytest.raises(KeyboardInterrupt):
         prepare([long_source], characters(), folder, progress=stop_after(9, KeyboardInterrupt()))
     assert text_of(prepare([source], characters(), folder), characters()) == DOCUMENTS
 
 
-def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_source, small_parts, monkeypatch, encoded):
+def test_a_full_disk_is_reported_and_finished_parts_are_kept(
+    tmp_path: Path, long_source, small_parts, monkeypatch, encoded
+):
     folder, real, flushes = tmp_path / "corpus", os.fsync, iter(range(8))
 
     def fsync(handle: int) -> None:
@@ -398,7 +402,7 @@ def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_sou
     assert files_of(folder) == files_of(tmp_path / "whole")
 
 
-def test_other_things_that_fail_are_named(tmp_path: Path, source: Path):
+def test_other_failures_are_reported(tmp_path: Path, source: Path):
     with pytest.raises(ResourceError, match="cannot be written"):
         prepare([source], characters(), source / "corpus")
     backend = Backend(models.WordLevel({"a": 0}, unk_token="[UNK]"))  # its unknown token is not in it
@@ -406,7 +410,7 @@ def test_other_things_that_fail_are_named(tmp_path: Path, source: Path):
         prepare([source], Tokenizer(backend, {}), tmp_path / "corpus")
 
 
-def test_progress_ends_at_the_whole(tmp_path: Path, source: Path):
+def test_progress_ends_at_the_total(tmp_path: Path, source: Path):
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 50))
     parquet.write_table(arrow.table({"text": [TEXT + str(number) for number in range(50)]}), tmp_path / "c.parquet")
     seen: list[tuple[int, int]] = []
@@ -446,7 +450,7 @@ def start(script: str, *arguments: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_path: Path, long_source: Path):
+def test_of_three_processes_one_works_and_another_resumes_when_it_is_killed(tmp_path: Path, long_source: Path):
     tokenizer, folder, hold = characters(), tmp_path / "corpus", write(tmp_path / "hold", "")
     tokenizer.save(tmp_path / "tokenizer")
     whole = prepare([long_source], tokenizer, tmp_path / "whole")

@@ -66,7 +66,7 @@ def test_an_error_is_raised_at_its_batch(workers: int):
     assert list(loader) == []  # nothing follows an error
 
 
-def test_what_is_no_exception_is_raised_too():
+def test_a_base_exception_is_raised_too():
     """A panic in the Rust tokenizers is a BaseException."""
 
     class Panic(BaseException):
@@ -89,7 +89,7 @@ def test_leaving_early_ends_the_threads(workers: int):
     loader.close()  # twice does no harm
 
 
-def test_a_loader_that_is_forgotten_ends_too():
+def test_a_loader_that_is_garbage_collected_ends_its_threads():
     loader = Loader(list, PLAN)
     next(loader)
     del loader

@@ -110,7 +110,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(kind: str, give):
     assert read(give(f"data.{kind}", "\ufeff" + rows)) == [{"source": "a", "target": "b"}]
 
 
-def test_only_the_asked_fields_and_where_they_stand(give):
+def test_only_the_requested_fields_with_their_locations(give):
     path = give("data.csv", 'id,source,target\n1,"two\nlines",b\n\n2,c,d\n')
     assert [(r.where, r.fields) for r in read_records(path, PAIR)] == [
         ("data.csv:2", {"source": "two\nlines", "target": "b"}),
@@ -517,7 +517,7 @@ def test_an_endless_line_is_refused_without_reading_it_into_memory(kind: str, tm
 # ---- what is held out ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_trained_on_is_not_held_out(give):
+def test_training_files_are_refused_for_evaluation(give):
     for name, content in (("a.jsonl", "1\n"), ("copy.jsonl", "1\n"), ("other.jsonl", "2\n"), ("longer.jsonl", "33\n")):
         give(name, content)
     Path("link.jsonl").symlink_to("a.jsonl")

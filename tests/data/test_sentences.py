@@ -142,7 +142,7 @@ def test_a_tokenizer_is_trained_on_the_text_that_a_model_is(tmp_path: Path):
     assert [line for text in Texts([tmp_path]) for line in text.split("\n")] == lines
 
 
-def test_what_is_not_there_is_named(tmp_path: Path):
+def test_missing_files_are_reported(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for paths, message in (
         ([tmp_path / "no.txt"], "no such file"),

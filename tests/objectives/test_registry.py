@@ -50,7 +50,7 @@ def tail():
     del OBJECTIVES.registered["tail"]
 
 
-def test_it_stands_among_the_others(tail, vocabulary: Vocabulary):
+def test_a_registered_objective_is_part_of_a_mixture(tail, vocabulary: Vocabulary):
     mixture = Mixture.parse("tail:3,nsp:1")
     assert mixture.shares == {"tail": 0.75, "nsp": 0.25} and mixture.heads == {"lm", "nsp"} and mixture.frame == 3
     batch = Mixture.parse("tail").build(vocabulary).batch(small_texts(), draw([2]))
@@ -63,7 +63,7 @@ def test_it_stands_among_the_others(tail, vocabulary: Vocabulary):
         Mixture.parse("tial")
 
 
-def test_it_is_pretrained(tail, tmp_path: Path, capsys):
+def test_a_registered_objective_is_pretrained(tail, tmp_path: Path, capsys):
     rng = random.Random(0)
     lines = [" ".join(rng.choices(tiny.WORDS, k=8)) for _ in range(60)]
     (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
