@@ -1,7 +1,7 @@
 """Pretraining: plain text becomes tokens on disk, rows, and batches by an objective.
 
 runs/a/
-  corpus/            the tokens of the data, and corpus-eval/ those of --eval; see allmask/data/store.py
+  corpus/            the tokens of the data, and corpus-eval/ those of --eval; see allmask/data/corpus.py
   …                  and what every run has
 """
 

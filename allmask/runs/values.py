@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from allmask.errors import UsageError
+from allmask.files import closest
 
 Types = Mapping[str, Any]  # the type of each name
 
@@ -63,8 +63,8 @@ def differences(
 def typed(name: Any, value: Any, types: Types, where: Path | str) -> Any:
     """Convert a value to the type of its option. YAML reads 3e-4 as text; an int may stand for a float."""
     if name not in types:
-        close = get_close_matches(str(name), types, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(types)}"
+        close = closest(str(name), types)
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(types)}"
         raise UsageError(f"{where}: unknown setting {name}", hint)
     if get_origin(types[name]) is tuple:
         return _several(name, value, get_args(types[name]), where)

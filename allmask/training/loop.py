@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allmask.data import Batch, Loader, batches, plan_epoch
+from allmask.data import Batch, Loader, plan_epoch
 from allmask.errors import CheckpointError, DivergedError, Interrupted
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import resolve_precision
@@ -306,7 +306,7 @@ class Trainer:
             epoch, batch = epoch + 1, max(0, batch - len(plan))
 
     def batches_from(self, batch: int) -> Loader[Share]:
-        return batches(lambda entry: self.dealt.share(entry[1], entry[0]), self._plan_from(batch))
+        return Loader(lambda entry: self.dealt.share(entry[1], entry[0]), self._plan_from(batch))
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
