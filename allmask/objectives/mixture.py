@@ -85,9 +85,14 @@ class Mixed:
 
 def _expect_objective(name: str) -> None:
     """Refuse a class of another package that does not say what a model needs to learn it."""
-    lacking = [one for one in ("frame", "heads", "pairs", "batch") if not hasattr(OBJECTIVES[name], one)]
+    kind = OBJECTIVES[name]
+    lacking = [one for one in ("frame", "heads", "pairs", "batch", "name") if not hasattr(kind, one)]
     if lacking:
         raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
+    if kind.name != name:
+        raise UsageError(
+            f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in the class'
+        )
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:

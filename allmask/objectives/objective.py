@@ -33,12 +33,15 @@ class Passages(Samples, Protocol):
 
 
 class Objective(Protocol):
-    """Is built with a `Vocabulary`, `Mlm(vocabulary)`; options, if there are any, have defaults."""
+    """Is built with a `Vocabulary`, `Mlm(vocabulary)`; options, if there are any, have defaults.
+
+    The defaults below are those of a language model head and a row such as [CLS] text [SEP].
+    """
 
     name: ClassVar[str]  # of its loss in metrics.jsonl
-    frame: ClassVar[int]  # the most special tokens it puts around a sample; they need positions, too
-    heads: ClassVar[tuple[str, ...]]  # that a model needs besides its body: "lm", "nsp"
-    pairs: ClassVar[bool]  # a source and a target, for an encoder–decoder
+    frame: ClassVar[int] = 2  # the most special tokens it puts around a sample; they need positions, too
+    heads: ClassVar[tuple[str, ...]] = ("lm",)  # that a model needs besides its body: "lm", "nsp"
+    pairs: ClassVar[bool] = False  # a source and a target, for an encoder–decoder
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         """The samples `draw.numbers`, corrupted, with their order and their labels; all chance comes from `draw`."""
