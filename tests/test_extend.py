@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,12 +50,16 @@ def write_page(folder: Path) -> None:
     (folder / "reviewer" / "__init__.py").touch()
 
 
-def install(folder: Path, site: Path) -> None:
-    """Make the package in a folder and install it beside the environment, which stays as it is."""
-    write_page(folder)
+def install(folder: Path) -> Path:
+    """Install the package into a folder beside the environment, which stays as it is; its source is removed."""
+    source, site = folder / "reviews", folder / "site"
+    write_page(source)
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
-    words = [sys.executable, "-m", "pip", "install", *offline, "--target", str(site), str(folder)]
+    words = [sys.executable, "-m", "pip", "install", *offline, "--target", str(site), str(source)]
     subprocess.run(words, check=True, capture_output=True, text=True)
+    (source / "make_reviews.py").rename(folder / "make_reviews.py")
+    shutil.rmtree(source)
+    return site
 
 
 def python(cwd: Path, paths: list[Path], *words: str, given: Any = None) -> str:
@@ -99,8 +104,7 @@ def other_names(bert: Path, folder: Path) -> None:
 
 
 def test_the_package_of_the_page_is_used_like_what_is_built_in(tmp_path: Path):
-    site = tmp_path / "site"
-    install(tmp_path, site)
+    site = install(tmp_path)
     python(tmp_path, [], "make_reviews.py")
     train, dev = (tiny.read_jsonl(tmp_path / f"{name}.jsonl") for name in ("train", "dev"))
     assert len(train) == 400 and len(dev) == 50 and {row["stars"] for row in dev} == {1, 2, 3, 4, 5}
@@ -256,8 +260,7 @@ class Misnamed(TextTask):
 
 
 def test_names_are_listed_and_what_is_wrong_with_a_package_is_said(tmp_path: Path):
-    site = tmp_path / "site"
-    install(tmp_path, site)
+    site = install(tmp_path)
     add_package(site, "broken", {"tasks": "gone = broken:Task", "objectives": "lost = broken:Lost"}, "import no_such")
     add_package(site, "copycat", {"masks": "blocks = copycat:blocks"}, "blocks = print")
     points = "plain = wrong:Plain\nseeded = wrong:Seeded\nmisnamed = wrong:Misnamed"
@@ -309,7 +312,7 @@ for name in ("causal", "mine", "mine"):
         " write @dataclass(frozen=True) above the class",
         "seeded": "error[usage]: task seeded: seed is an option of every run rename the field",
         "misnamed": "error[usage]: task misnamed: the name of <class 'wrong.Misnamed'> is 'another'"
-        ' write name = "misnamed" in the class',
+        ' write name = "misnamed" in it',
     }
     taken = "mask 'causal': allmask has one of this name", ["mine"], "mask 'mine': there is already one of this name"
     assert tuple(found) == taken

@@ -90,9 +90,7 @@ def _expect_objective(name: str) -> None:
     if lacking:
         raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
     if kind.name != name:
-        raise UsageError(
-            f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in the class'
-        )
+        raise UsageError(f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in it')
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:

@@ -185,7 +185,7 @@ def _task_of_a_package(task: str) -> type[Any]:
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise UsageError(f"task {task}: {kind!r} is not a dataclass", "write @dataclass(frozen=True) above the class")
     if getattr(kind, "name", task) != task:
-        raise UsageError(f"task {task}: the name of {kind!r} is {kind.name!r}", f'write name = "{task}" in the class')
+        raise UsageError(f"task {task}: the name of {kind!r} is {kind.name!r}", f'write name = "{task}" in it')
     if getattr(kind, "workload", Task.workload) is Task.workload:
         raise UsageError(f"task {task} cannot be trained", "choose another --task")
     taken = {entry.name for part in (FinetuneOptions, FreshOptions, CommandOptions, Settings) for entry in fields(part)}
