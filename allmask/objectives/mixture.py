@@ -85,10 +85,12 @@ class Mixed:
 
 def _expect_objective(name: str) -> None:
     """Refuse a class of another package that lacks a part of the protocol."""
-    parts = ("frame", "heads", "pairs", "batch")
-    lacking = [part for part in parts if not hasattr(OBJECTIVES[name], part)]
+    kind = OBJECTIVES[name]
+    lacking = [part for part in ("frame", "heads", "pairs", "batch", "name") if not hasattr(kind, part)]
     if lacking:
         raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
+    if kind.name != name:
+        raise UsageError(f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in it')
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:

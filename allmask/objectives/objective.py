@@ -33,12 +33,15 @@ class Passages(Samples, Protocol):
 
 
 class Objective(Protocol):
-    """Created with a `Vocabulary`: `Mlm(vocabulary)`; further options have defaults."""
+    """Created with a `Vocabulary`: `Mlm(vocabulary)`; further options have defaults.
+
+    The defaults below are those of a language model head and a row such as [CLS] text [SEP].
+    """
 
     name: ClassVar[str]  # of its loss in metrics.jsonl
-    frame: ClassVar[int]  # the most special tokens it adds to a sample; they need positions too
-    heads: ClassVar[tuple[str, ...]]  # that the model needs: "lm", "nsp"
-    pairs: ClassVar[bool]  # whether it makes a source and a target for an encoder–decoder
+    frame: ClassVar[int] = 2  # the most special tokens it adds to a sample; they need positions too
+    heads: ClassVar[tuple[str, ...]] = ("lm",)  # that the model needs: "lm", "nsp"
+    pairs: ClassVar[bool] = False  # whether it makes a source and a target for an encoder–decoder
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         """Return the samples `draw.numbers`, corrupted, with order and labels; all randomness comes from `draw`."""

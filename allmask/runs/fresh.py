@@ -49,7 +49,8 @@ class Fresh(FreshOptions):
         """One vocabulary for sources and targets."""
         if self.tokenizer is not None:
             return Tokenizer.load(Path(self.tokenizer).expanduser())
-        return train_tokenizer([text for record in records for text in record.fields.values()], "bpe", self.vocab_size)
+        texts = [text for record in records for text in record.fields.values() if isinstance(text, str)]
+        return train_tokenizer(texts, "bpe", self.vocab_size)
 
     def suggested_settings(self, model: Model, records: Sequence[Record], settings: Settings) -> dict[str, Any]:
         """The paper's warm-up and peak rate; in a run that is too short for it, a tenth of the steps warm up."""
@@ -64,7 +65,8 @@ class Fresh(FreshOptions):
 def _tokens(model: Model, records: Sequence[Record]) -> float:
     """Estimate how many tokens all records have."""
     assert model.tokenizer is not None
-    texts = [text for record in records[:: max(1, len(records) // SAMPLE)] for text in record.fields.values()]
+    some = records[:: max(1, len(records) // SAMPLE)]
+    texts = [text for record in some for text in record.fields.values() if isinstance(text, str)]
     lengths = [len(encoded) for encoded in model.tokenizer.encode_batch(texts)]
     return 2 * len(records) * sum(lengths) / max(1, len(lengths))
 
