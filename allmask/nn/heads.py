@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.errors import CheckpointError
-from allmask.kernels.cross_entropy import token_loss
+from allmask.kernels.cross_entropy import linear_cross_entropy
 from allmask.mask import Mask
 from allmask.nn.attention import Scaled
 from allmask.nn.crf import CRF
@@ -156,7 +156,7 @@ class LanguageModelHead(nn.Module):
         whole = len(labels) * len(self._matrix(embedding)) <= FEW and hidden.dtype == torch.float32
         if whole and not torch.is_autocast_enabled(hidden.device.type):
             return F.cross_entropy(self(hidden, embedding), labels, reduction="sum", label_smoothing=smoothing)
-        return token_loss(self._ready(hidden), self._matrix(embedding), self.bias, labels, smoothing)
+        return linear_cross_entropy(self._ready(hidden), self._matrix(embedding), self.bias, labels, smoothing)
 
     def _ready(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(hidden)))
