@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from allmask.kernels import packed_attention as documents
 from allmask.kernels.packed_attention import (
-    LONGEST,
+    MAX_LENGTH,
     Block,
     attend_documents,
     attend_partners,
@@ -371,10 +371,10 @@ def test_dropout_over_a_partner_equals_autograd_through_the_explicit_mask():
 
 def test_long_partners_are_left_to_others():
     need(torch.float32)
-    sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [LONGEST + 1]}
+    sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [MAX_LENGTH + 1]}
     far = partners(**{name: np.array(numbers) for name, numbers in sizes.items()})
-    near = partners(**{name: np.array(numbers) for name, numbers in {**sizes, "key_lengths": [LONGEST]}.items()})
-    q, k = torch.zeros(1, 3, 1, 16), torch.zeros(1, LONGEST + 1, 1, 16)
+    near = partners(**{name: np.array(numbers) for name, numbers in {**sizes, "key_lengths": [MAX_LENGTH]}.items()})
+    q, k = torch.zeros(1, 3, 1, 16), torch.zeros(1, MAX_LENGTH + 1, 1, 16)
     assert not suits_partners(q, k, k, far) and suits_partners(q, k, k, near)
 
 
@@ -436,9 +436,9 @@ def test_what_is_left_to_torch():
     assert not suits(*(x.double() for x in (q, k, v)), full) and not suits(q, k, v.bfloat16(), full)
     assert not suits(*(x[..., :8] for x in (q, k, v)), full)
     assert not suits(*(x.to("meta") for x in (q, k, v)), full)
-    assert documents.layout((Block(0, LONGEST, "full"),), 1, LONGEST) is not None
-    assert documents.layout((Block(0, LONGEST + 1, "full"),), 1, LONGEST + 1) is None
-    assert len(documents.layout((Block(0, LONGEST + 1, "empty"),), 1, LONGEST + 1)) == 0
+    assert documents.layout((Block(0, MAX_LENGTH, "full"),), 1, MAX_LENGTH) is not None
+    assert documents.layout((Block(0, MAX_LENGTH + 1, "full"),), 1, MAX_LENGTH + 1) is None
+    assert len(documents.layout((Block(0, MAX_LENGTH + 1, "empty"),), 1, MAX_LENGTH + 1)) == 0
 
 
 def test_transforms_of_torch_see_through():

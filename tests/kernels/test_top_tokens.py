@@ -55,7 +55,7 @@ def test_the_best_by_sorting(tokens, count, seed, coarse):
     scores = drawn(4, tokens, seed)
     scores = scores.round() if coarse else scores
     scores[2, ::2] = -torch.inf
-    if shortlist.library() is None or min(count, tokens) > shortlist.FEW:
+    if shortlist.library() is None or min(count, tokens) > shortlist.MAX_COUNT:
         return
     values, found = shortlist.best(scores, count)
     for row in range(4):
