@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer over a vocabulary, chunk by chunk, so that the logits of all tokens never exist at once.
+"""Cross-entropy of a linear layer over a vocabulary, chunk by chunk: the logits of all tokens never exist at once.
 
 The output matrix is by far the largest of a small model. In chunks of a thousand tokens of the vocabulary, each product
 and its softmax stay in the processor's cache. Only the softmax of each chunk is saved for the backward pass, in bf16 if
@@ -113,7 +113,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _softmax(logits: Tensor, log_sums: Tensor) -> Tensor:
-    """Return the softmax of logits (M, n) in their dtype, perhaps in their memory; write log-sum-exp to `log_sums` (M,)."""
+    """Return the softmax of logits (M, n), which may be overwritten; write their log-sum-exp to `log_sums` (M,)."""
     kernel = _kernel(logits)
     if kernel is not None:
         failed = kernel.softmax(pointer(logits), *map(ctypes.c_int64, logits.shape), pointer(log_sums))

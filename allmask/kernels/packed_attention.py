@@ -112,7 +112,7 @@ class _Options(NamedTuple):
 
 
 class _Documents(torch.autograd.Function):
-    """From q (N, H, D), k and v (K, H, D) to (N, H, D). Outputs and gradients of tokens without a document are zeros."""
+    """q (N, H, D), k and v (K, H, D) to (N, H, D). Outputs and gradients of tokens outside documents are zeros."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: _Options) -> Tensor:

@@ -158,7 +158,9 @@ def test_the_kernel_rounds_what_torch_computes(rows, columns, size, seed):
     torch.testing.assert_close(probabilities.double(), exact.softmax(-1), rtol=2**-8, atol=1e-37)
     factor = torch.rand(rows, generator=rng)
     found = cross_entropy._scale_and_shift(probabilities, factor, torch.tensor(0.25))
-    torch.testing.assert_close(found, (probabilities.float() * factor[:, None] - 0.25).bfloat16(), rtol=2**-7, atol=1e-9)
+    torch.testing.assert_close(
+        found, (probabilities.float() * factor[:, None] - 0.25).bfloat16(), rtol=2**-7, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -169,7 +171,9 @@ def test_a_head_takes_either_way_to_the_same_loss(few, low, monkeypatch):
     head, (hidden, matrix), labels = bert_head(16, 90, torch.nn.GELU(), 1e-12, tied=True), *drawn(30, 90, False)
     leaves = [x.float().requires_grad_() for x in (hidden, matrix)]
     taken = []
-    monkeypatch.setattr(heads, "linear_cross_entropy", lambda *given: taken.append(linear_cross_entropy(*given)) or taken[0])
+    monkeypatch.setattr(
+        heads, "linear_cross_entropy", lambda *given: taken.append(linear_cross_entropy(*given)) or taken[0]
+    )
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         loss = head.loss(*leaves, labels, 0.1)
     assert bool(taken) == (low or few == 0)

@@ -17,7 +17,7 @@ from allmask.decoding import Decoding, PairWriter, generate
 from allmask.errors import CheckpointError
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.nn.layers import RelativePositionBias
+from allmask.nn.relative_attention import RelativePositionBias
 from allmask.presets import PRESETS
 from allmask.tasks.seq2seq import Title
 from allmask.text import train_tokenizer

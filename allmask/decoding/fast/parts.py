@@ -18,7 +18,8 @@ from allmask.inference.int8_layers import TorchInt8Linear, input_norms
 from allmask.kernels.int8 import smoothing_scale
 from allmask.model import Model
 from allmask.nn.attention import Attention, Scaled
-from allmask.nn.layers import ACTIVATIONS, CrossLayer, GatedFeedForward, Layer, RelativePositionBias
+from allmask.nn.layers import ACTIVATIONS, CrossLayer, GatedFeedForward, Layer
+from allmask.nn.relative_attention import RelativePositionBias
 
 Map = Callable[[Tensor], Tensor]
 # (weight (out, in), bias, activation after it, norm before it) -> the layer
@@ -121,8 +122,8 @@ def _queries(attention: Attention) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of the query projection, times the scale of the scores."""
     linear = attention.query
     scale = (linear.weight.shape[0] // attention.heads) ** -0.5
-    if isinstance(attention.stretch, Scaled):
-        scale *= attention.stretch.factor
+    if isinstance(attention.query_scale, Scaled):
+        scale *= attention.query_scale.factor
     return linear.weight.detach().float() * scale, None if linear.bias is None else linear.bias.detach().float() * scale
 
 
