@@ -17,7 +17,6 @@ from allmask.config import Config
 from allmask.errors import CheckpointError, UsageError
 from allmask.mask import Mask, expect_mask
 from allmask.nn.cache import Cache, PairCache
-from allmask.nn.elmo import Elmo, ScalarMix
 from allmask.nn.encoder_decoder import EncoderDecoder
 from allmask.nn.heads import (
     Labels,
@@ -32,7 +31,7 @@ from allmask.nn.heads import (
 )
 from allmask.nn.init import initialize, initialize_recurrent, initialize_t5, initialize_xavier
 from allmask.nn.layers import ACTIVATIONS
-from allmask.nn.recurrent import RecurrentCache, Seq2Seq, texts_in
+from allmask.nn.recurrent import Elmo, RecurrentCache, ScalarMix, Seq2Seq, texts_in
 from allmask.nn.transformer import Transformer
 from allmask.text import Tokenizer
 

@@ -254,7 +254,7 @@ def initialize_t5(module: M, factor: float = 1.0, rng: Generator | None = None) 
 
 
 def initialize_recurrent(module: M, rng: Generator | None = None) -> M:
-    """Initialize as the 2017 Transformer, each gate of an LSTM as a matrix of its own; recurrent weights are orthogonal.
+    """Initialize as the 2017 Transformer, each gate of an LSTM as one matrix; recurrent weights are orthogonal.
 
     Forget gates have bias 1, so that early tokens are not forgotten before training has shown which ones matter.
     """

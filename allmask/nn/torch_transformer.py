@@ -2,8 +2,8 @@
 
 Arguments, layouts, masks and results are the same; checkpoints can be exchanged. A row whose keys are all blocked gets
 zeros from attention and finite gradients. One difference is intended: padding of the source is computed in inference as
-in training. torch's fast path sets it to zero, so that its decoder, unless it also gets `memory_key_padding_mask`, reads
-one memory in training and another in inference.
+in training. torch's fast path sets it to zero, so that its decoder reads one memory in training and another in
+inference, unless it also gets `memory_key_padding_mask`.
 
 Masks in torch's polarity (True = blocked, or an additive bias) are converted once, by `_route_and_bias`.
 """

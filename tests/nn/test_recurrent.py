@@ -275,7 +275,7 @@ def test_what_no_recurrence_can_keep_is_refused():
     ):
         with pytest.raises(UsageError, match="no window and no matrix"):
             model(ids, mask)
-    with pytest.raises(UsageError, match="one text a row"):
+    with pytest.raises(UsageError, match="one text per row"):
         model(ids, Mask(torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 0, 1, 1]])), cache=Cache())
     cache = model(ids, pairs([3], [1]), cache=Cache()).cache
     for order, group in ((1, 0), (0, 0), (2, 1)):
