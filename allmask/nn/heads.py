@@ -113,17 +113,17 @@ def pooled_tokens(mask: Mask, which: str = "first") -> Tensor:
     """
     if which == "all":
         return mask.valid
-    latest = mask.valid & (mask.order == mask.among(mask.order, "amax"))
+    latest = mask.valid & (mask.order == mask.per_document(mask.order, "amax"))
     position = -mask.position if which == "last" else mask.position
     position = position.masked_fill(~latest, torch.iinfo(torch.long).max)
-    return latest & (position == mask.among(position, "amin"))
+    return latest & (position == mask.per_document(position, "amin"))
 
 
 def first_tokens(mask: Mask) -> Tensor:
     """(B, T), True at the first token of each document by position: BERT's [CLS], which its pooler reads."""
-    first = mask.valid & (mask.position == mask.among(mask.position, "amin"))
+    first = mask.valid & (mask.position == mask.per_document(mask.position, "amin"))
     order = mask.order.masked_fill(~first, torch.iinfo(torch.long).max)  # a decoder counts its positions from 0 again
-    return first & (order == mask.among(order, "amin"))
+    return first & (order == mask.per_document(order, "amin"))
 
 
 # ---- language models -----------------------------------------------------------------------------------------

@@ -419,7 +419,7 @@ def test_a_mistake_is_said_at_once(call, message):
 
 @given(masks())
 def test_what_is_said_of_documents_is_what_their_tokens_say(mask: Mask):
-    least, most, first = mask.among(mask.order, "amin"), mask.among(mask.order, "amax"), mask.first_known
+    least, most, first = mask.per_document(mask.order, "amin"), mask.per_document(mask.order, "amax"), mask.first_known
     for row in range(len(mask)):
         for token, group in enumerate(mask.group[row].tolist()):
             mine = mask.order[row][mask.group[row] == group]
