@@ -103,7 +103,7 @@ def test_weights_in_bf16_have_gradients_in_bf16(either):
         assert (a.double() - b).norm() <= 0.02 * b.norm()
 
 
-def test_what_does_not_learn_gets_no_gradient():
+def test_tensors_without_requires_grad_get_no_gradient():
     (hidden, matrix, bias), labels = drawn(5, CHUNK + 5, True)
     hidden.requires_grad_()
     linear_cross_entropy(hidden, matrix, bias, labels).backward()
@@ -114,7 +114,7 @@ def test_what_does_not_learn_gets_no_gradient():
     torch.testing.assert_close(matrix.grad, expected)
 
 
-def test_nothing_is_remembered_where_nothing_learns():
+def test_nothing_is_saved_without_gradients():
     (hidden, matrix), labels = drawn(5, CHUNK + 5, False)
     matrix.requires_grad_()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_label_outside_the_vocabulary_is_an_error(bad):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_so(number, either):
+def test_nan_and_infinity_are_not_hidden(number, either):
     (hidden, matrix), labels = drawn(4, CHUNK + 30, False)
     hidden[1, 3] = number
     assert not linear_cross_entropy(hidden, matrix, None, labels, 0.1).isfinite()

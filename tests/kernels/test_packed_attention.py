@@ -134,7 +134,7 @@ def test_large_scores_do_not_overflow_and_a_scale_can_be_given():
     assert all(x.isfinite().all() for x in torch.autograd.grad(scaled.sum(), (q, k, v)))
 
 
-def test_what_is_no_number_is_not_hidden_and_stays_in_its_document():
+def test_nan_is_not_hidden_and_stays_in_its_document():
     need(torch.float32)
     torch.manual_seed(0)
     blocks = (Block(0, 20, "prefix", 10), Block(20, 37, "full"))
@@ -369,7 +369,7 @@ def test_dropout_over_a_partner_equals_autograd_through_the_explicit_mask():
     WrittenOut(q, k, v, queries.visible(keys)[0], cotangent, keep.double() / 0.6).check(found, grads)
 
 
-def test_long_partners_are_left_to_others():
+def test_long_partners_are_left_to_torch():
     need(torch.float32)
     sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [MAX_LENGTH + 1]}
     far = partners(**{name: np.array(numbers) for name, numbers in sizes.items()})
@@ -425,7 +425,7 @@ def test_rows_of_one_pattern_are_documents_too():
         WrittenOut(*alone, mask.visible()[row], part).check(whole[row : row + 1], mine)
 
 
-def test_what_is_left_to_torch():
+def test_unsupported_arguments_are_left_to_torch():
     need(torch.float32)
     q, k, v = draw_qkv(12, 2, 16, torch.float32)
     full = (Block(0, 12, "full"),)

@@ -84,7 +84,7 @@ def test_a_long_mask_is_cut_and_says_so():
         (lambda: save(causal(2), "a.png", ["a", "b"], weights=torch.ones(1, 1)), "weights are"),
     ],
 )
-def test_calls_that_make_no_sense(call, message):
+def test_invalid_calls_are_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call()
 

@@ -359,7 +359,7 @@ def test_a_tied_matrix_is_drawn_once_and_the_result_repeats():
         (lambda: init.standardized(torch.ones_like), "cannot be standardized"),
     ],
 )
-def test_what_cannot_be_is_said(call, words):
+def test_invalid_arguments_are_refused(call, words):
     with pytest.raises(UsageError, match=words):
         call()
 
