@@ -76,7 +76,7 @@ class Config:
     output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
     buckets: int = 32  # of relative positions, see layers.py
     bucket_distance: int = 128  # all that are further away share a bucket
-    clamp: int = 0  # of shifted positions: further away is as far as this; 0: no limit, see distances.py
+    clamp: int = 0  # of shifted positions: further away is as far as this; 0: no limit, see relative_attention.py
     source_attention: bool = True  # a recurrent decoder looks at all states of its source, not at the last ones alone
     both_ways: bool = True  # a recurrent encoder reads a source from both ends
 

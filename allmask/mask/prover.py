@@ -131,7 +131,7 @@ def prove(
     blocks = cache_blocks(visible)
     is_order, order, group, positions = _arrangement(mask, visible, blocks)
     through = influence(visible, layers)
-    asked = _flags(scored, visible, "scored", default=True) & (group >= 0)
+    scored_positions = _flags(scored, visible, "scored", default=True) & (group >= 0)
     shown = ~_flags(hidden, visible, "hidden", default=False)
     return Proof(
         visible=visible,
@@ -146,11 +146,11 @@ def prove(
         shifted_leaks=tuple(
             (position, label)
             for position, label in next_tokens(order, group, positions)
-            if asked[position] and through[position, label]
+            if scored_positions[position] and through[position, label]
         ),
-        masked_leaks=tuple((i, i) for i in _indices(asked & shown)),
-        two_stream_leaks=tuple((i, i) for i in _indices(asked & query_stream(visible, layers).diagonal())),
-        scored=asked,
+        masked_leaks=tuple((i, i) for i in _indices(scored_positions & shown)),
+        two_stream_leaks=tuple((i, i) for i in _indices(scored_positions & query_stream(visible, layers).diagonal())),
+        scored=scored_positions,
         cache_blocks=blocks,
     )
 
@@ -361,11 +361,11 @@ def _empty_text(proof: Proof, name: Name) -> str:
 
 
 def _leak_text(proof: Proof, leaks: Pairs, label: str, name: Name) -> str:
-    asked = _count(int(proof.scored.sum()), "position")
+    checked = _count(int(proof.scored.sum()), "position")
     if not leaks:
-        return f"no leak: none of {asked} sees {label}, which it predicts"
+        return f"no leak: none of {checked} sees {label}, which it predicts"
     pairs = [name(q) if q == k else f"{name(q)} sees {name(k)}" for q, k in leaks]
-    return f"LEAK at {len(leaks)} of {asked}, which should predict {label}: {_some(pairs)}"
+    return f"LEAK at {len(leaks)} of {checked}, which should predict {label}: {_some(pairs)}"
 
 
 def _masked_text(proof: Proof, name: Name) -> str:

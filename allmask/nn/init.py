@@ -30,7 +30,7 @@ Activation = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
-# ---- distributions: mean 0 and the standard deviation asked for ------------------------------------------------
+# ---- distributions: mean 0 and the given standard deviation ---------------------------------------------------
 
 
 @torch.no_grad()
