@@ -74,7 +74,7 @@ class Config:
     gated: bool = False  # gated feed-forward (GLU): act(gate(x)) * up(x)
     ffn_dropout: float = 0.0  # after the activation of the feed-forward layer
     output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
-    buckets: int = 32  # of relative positions (T5), see nn/layers.py
+    buckets: int = 32  # of relative positions (T5), see nn/relative_attention.py
     bucket_distance: int = 128  # larger distances share the last bucket
     clamp: int = 0  # largest distance of shifted positions, see nn/relative_attention.py; 0: no limit
     source_attention: bool = True  # a recurrent decoder attends to all states of its source, not only the last

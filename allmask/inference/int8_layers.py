@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from allmask.kernels import int8
 from allmask.kernels.int8 import PackedLinear, quantize, smooth, smoothing_scale
 from allmask.nn.attention import Attention
-from allmask.nn.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer, RelativePositionBias
+from allmask.nn.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer
+from allmask.nn.relative_attention import RelativePositionBias
 
 log = logging.getLogger("allmask")
 

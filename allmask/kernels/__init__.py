@@ -1,1 +1,1 @@
-"""What is written in C, each file with its thin Python binding. All of it is optional: torch is the fallback."""
+"""Kernels in C, each with its thin Python binding. All are optional: torch is the fallback."""

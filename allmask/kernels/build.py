@@ -1,8 +1,7 @@
 """Compile the C files of this package on first use, load them, and pass tensors to them.
 
 Every kernel is optional: where there is no C compiler, or the processor lacks an instruction set, `library` returns
-None and torch computes instead. Files that include lanes.h run with AVX-512 or AVX2, whichever the processor has.
-Libraries are kept in the user's cache folder.
+None and torch computes instead. Compiled libraries are kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
 
 
 def has(instructions: Sequence[str]) -> bool:
-    """Whether the processor has all of these: code with other instructions would kill the process."""
+    """Whether the processor has all of these instruction sets: unknown instructions would kill the process."""
     return set(instructions) <= _cpu_flags()
 
 
 @cache
 def _cpu_flags() -> set[str]:
-    """The instruction sets of this processor; empty where they are unknown."""
+    """The instruction sets of this processor; empty if unknown."""
     try:
         return set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     except OSError:
@@ -65,7 +64,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _compiled(source: Path, flags: Sequence[str]) -> Path:
-    """The shared library. A hash of sources and flags is part of its name, so that a stale one is never loaded."""
+    """Return the path of the shared library, compiling it if needed. Its name has a hash of sources and flags."""
     folder = _cache_folder()
     name = hashlib.sha256(_with_headers(source) + repr(flags).encode()).hexdigest()[:16]
     path = folder / f"{source.stem}-{name}.so"
@@ -83,14 +82,14 @@ def _compiled(source: Path, flags: Sequence[str]) -> Path:
 
 
 def _with_headers(source: Path) -> bytes:
-    """The text of a file and, recursively, of the headers it includes from its own folder."""
+    """Return the text of a file and, recursively, of the headers it includes from its own folder."""
     text = source.read_bytes()
     headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
     return b"".join([text, *(_with_headers(source.parent / header.decode()) for header in headers)])
 
 
 def _cache_folder() -> Path:
-    """The user's own cache folder. Code is loaded from it, so nobody else may be able to write there."""
+    """Return the user's cache folder; refuse one that others can write to, because code is loaded from it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
@@ -99,7 +98,7 @@ def _cache_folder() -> Path:
 
 
 def is_traced() -> bool:
-    """Whether torch records the program instead of running it: a call of C would not be part of the recording."""
+    """Whether torch traces the program instead of running it: a trace would not contain the call of a C function."""
     recording = torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
     return recording or torch.compiler.is_compiling()
 

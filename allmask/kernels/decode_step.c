@@ -1,36 +1,35 @@
-/* One decoding step, with AVX-512 VNNI or AVX2. engines.py says in torch what this must compute.
+/* One decoding step, with AVX-512 VNNI or AVX2. `TorchEngine` computes the same in torch.
 
-   Weights are bytes with one scale an output, bf16 or fp32. For bytes the activations of each token are bytes, too, with
-   a scale of their own. No row's rounding depends on the other rows. Keys and values of the text are bf16 or fp32,
-   everything else is fp32. A text is read in place by all rows that continue it; what rows wrote themselves is found by
-   `path` and never moved. With one stack a row reads its text and what it wrote at once; a decoder reads what it wrote,
-   then the source. */
+   Weights and precision are those of products.h; keys and values of the text are bf16 or fp32, everything else is fp32.
+   All rows that continue a text read its keys and values in place; the tokens that a row generated are found by `path`
+   and never moved. A model with one stack reads text and generated tokens together; the decoder of an encoder–decoder
+   reads the generated tokens, then the source. */
 
 #include "products.h"
 
-#define KEYS 64    /* of a text are scored at a time; its length is padded to a multiple */
+#define KEYS 64 /* of a text scored at a time; its length is padded to a multiple */
 
 typedef struct {
-    Linear qkv, output, cross_query, cross_output; /* cross-attention: in the decoder of two stacks, else NULL */
-    Linear expand, up, contract;                   /* up: of a gated feed-forward, else NULL */
+    Linear qkv, output, cross_query, cross_output; /* weights of cross-attention are NULL if there is only one stack */
+    Linear expand, up, contract;                   /* the weight of `up` is NULL unless the feed-forward is gated */
     Norm attention_norm, cross_norm, feed_forward_norm;
 } Layer;
 typedef struct {
     int64_t depth, width, heads, head_width, ffn_width, pre, activation;
-    int64_t distances; /* with a bias of their own; all beyond share the last one */
+    int64_t distances; /* with a bias of their own; larger distances share the last one */
     double epsilon, head_epsilon;
-    const float *distance_bias; /* (heads, distances), added to the score of a token that a row wrote; or NULL */
+    const float *distance_bias; /* (heads, distances), added to the scores of generated tokens; or NULL */
     const Layer *layers;
     Norm last_norm;
-    Linear transform; /* without a weight there is none */
+    Linear transform; /* absent if its weight is NULL */
     Norm head_norm;
     Linear head;
 } Network;
 typedef struct {
     const void *keys, *values; /* (depth, texts, heads, D, keys) and (depth, texts, heads, keys, D) */
     const int32_t *lengths, *owner; /* (texts,), (rows,) */
-    const int32_t *path;           /* (rows, time + 1): in which slot a row finds what it wrote at each time */
-    float *own;                    /* (depth, 2, room, slots, width) */
+    const int32_t *path;            /* (rows, time + 1): the slot of the token that a row generated at each time */
+    float *own;                     /* (depth, 2, room, slots, width): keys and values of generated tokens */
     int64_t kind, texts, padded, rows, slots, room, time;
 } Memory;
 
@@ -55,7 +54,7 @@ static float dot(const float *a, const float *b, int64_t n) {
     return sum_of(sum);
 }
 
-static float exponentiate(float *score, int64_t n) { /* in place; returns the sum */
+static float exponentiate(float *score, int64_t n) { /* e^(score - max), in place; returns the sum */
     vec most = all(-INFINITY), sum = zeros();
     for (int64_t i = 0; i < n; i += 16) most = larger_of(most, load(score + i));
     most = all(largest_of(most));
@@ -69,7 +68,7 @@ static float exponentiate(float *score, int64_t n) { /* in place; returns the su
 
 typedef enum { TEXT = 1, OWN = 2 } Reads;
 
-/* What one row reads with the queries q (heads, d) */
+/* Attention of one row with the queries q (heads, d) */
 INLINE void attend(const Kind kind, const int reads, const Network *n, const Memory *m, int64_t layer, int64_t row,
                    const float *q, float *y, float *score) {
     int64_t text = m->owner[row], length = reads & TEXT ? m->lengths[text] : 0, seen = (length + KEYS - 1) / KEYS * KEYS;
@@ -103,7 +102,7 @@ INLINE void attend(const Kind kind, const int reads, const Network *n, const Mem
     }
 }
 
-/* What all rows read; their queries stand `stride` apart */
+/* Attention of all rows; their queries are `stride` apart */
 static void attend_all(const int reads, const Network *n, const Memory *m, int64_t layer, const float *q, int64_t stride,
                        float *y, float *score) {
     for (int64_t r = 0; r < m->rows; r++, q += stride, y += n->heads * n->head_width) {
@@ -117,32 +116,28 @@ static void attend_all(const int reads, const Network *n, const Memory *m, int64
 
 /* ---- the network ------------------------------------------------------------------------------------------- */
 
-static void each(const float *x, float *y, Norm norm, int64_t rows, int64_t n, double epsilon) {
-    for (int64_t r = 0; r < rows; r++) normalise(x + r * n, y + r * n, norm, n, epsilon);
+static void normalize_rows(const float *x, float *y, Norm norm, int64_t rows, int64_t n, double epsilon) {
+    for (int64_t r = 0; r < rows; r++) normalize(x + r * n, y + r * n, norm, n, epsilon);
 }
 
-static void add_to(float *x, const float *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] += y[i];
-}
-
-/* Logits (rows, head.out) of hidden states (rows, width), which are overwritten. 0 if there was no memory. */
+/* Compute logits (rows, head.out) of hidden states (rows, width), which are overwritten. Returns 0 if there is no
+   memory. */
 int output_logits(const Network *n, int64_t rows, float *x, float *logits) {
-    Byte *q = malloc(room_for(rows, n->width));
-    float *y = malloc(rows * n->width * sizeof(float));
-    if (q && y) {
-        if (n->transform.weight) {
-            linear(&n->transform, x, rows, y, q);
-            activate(y, rows * n->width, n->activation);
-            each(y, x, n->head_norm, rows, n->width, n->head_epsilon);
-        }
-        linear(&n->head, x, rows, logits, q);
+    float *y = malloc(rows * n->width * sizeof(float) + int8_size(rows, n->width));
+    if (!y) return 0;
+    Int8 *buffer = (Int8 *)(y + rows * n->width);
+    if (n->transform.weight) {
+        linear(&n->transform, x, rows, y, buffer);
+        activate(y, rows * n->width, n->activation);
+        normalize_rows(y, x, n->head_norm, rows, n->width, n->head_epsilon);
     }
-    free(q);
+    linear(&n->head, x, rows, logits, buffer);
     free(y);
-    return q && y;
+    return 1;
 }
 
-static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t width) {
+/* Append the keys and values of the new tokens to `own` */
+static void append_keys_values(const Memory *m, int64_t layer, const float *qkv, int64_t width) {
     for (int64_t part = 0; part < 2; part++)
         for (int64_t r = 0; r < m->rows; r++) {
             int64_t at = (((2 * layer + part) * m->room + m->time) * m->slots + r) * width;
@@ -150,25 +145,25 @@ static void remember(const Memory *m, int64_t layer, const float *qkv, int64_t w
         }
 }
 
-typedef struct { float *x, *h, *y, *z, *score; Byte *q; } Space; /* x is the hidden states, all others are between */
+typedef struct { float *x, *h, *y, *z, *score; Int8 *q; } Space; /* x: the hidden states; all others are scratch */
 
-/* What a step of a layer reads: hidden states, normalised if that comes first */
+/* The input of a residual step: the hidden states, normalized if the norm comes before */
 static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
-    if (n->pre) each(s.x, s.h, norm, rows, n->width, n->epsilon);
+    if (n->pre) normalize_rows(s.x, s.h, norm, rows, n->width, n->epsilon);
     return n->pre ? s.h : s.x;
 }
 
-/* What it says, in s.h, joins them */
+/* Add the output of a residual step, in s.h, to the hidden states */
 static void leave(const Network *n, Norm norm, int64_t rows, Space s) {
-    add_to(s.x, s.h, rows * n->width);
-    if (!n->pre) each(s.x, s.x, norm, rows, n->width, n->epsilon);
+    for (int64_t i = 0; i < rows * n->width; i++) s.x[i] += s.h[i];
+    if (!n->pre) normalize_rows(s.x, s.x, norm, rows, n->width, n->epsilon);
 }
 
 static void run_layer(const Network *n, const Memory *m, int64_t number, Space s) {
     const Layer *layer = n->layers + number;
     int64_t rows = m->rows, width = n->heads * n->head_width;
     linear(&layer->qkv, enter(n, layer->attention_norm, rows, s), rows, s.y, s.q);
-    remember(m, number, s.y, width);
+    append_keys_values(m, number, s.y, width);
     attend_all(layer->cross_query.weight ? OWN : TEXT | OWN, n, m, number, s.y, 3 * width, s.z, s.score);
     linear(&layer->output, s.z, rows, s.h, s.q);
     leave(n, layer->attention_norm, rows, s);
@@ -191,20 +186,17 @@ static void run_layer(const Network *n, const Memory *m, int64_t number, Space s
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The embedded tokens x (rows, width), one more for each row, become hidden states; their logits are written. */
+/* Turn the embedded tokens x (rows, width), one more per row, into hidden states, and compute their logits. Returns 0 if
+   there is no memory. */
 int step(const Network *n, const Memory *m, float *x, float *logits) {
     int64_t rows = m->rows, width = n->width, wide = larger(larger(n->ffn_width, 3 * n->heads * n->head_width), width);
-    float *between = malloc(rows * (width + 2 * wide) * sizeof(float));
-    float *score = malloc((m->padded + KEYS + m->time + 32) * sizeof(float));
-    Byte *q = malloc(room_for(rows, wide));
-    int good = between && score && q;
-    if (good) {
-        Space s = {x, between, between + rows * width, between + rows * (width + wide), score, q};
-        for (int64_t i = 0; i < n->depth; i++) run_layer(n, m, i, s);
-        if (n->last_norm.weight) each(x, x, n->last_norm, rows, width, n->epsilon);
-    }
-    free(between);
-    free(score);
-    free(q);
-    return good && output_logits(n, rows, x, logits);
+    int64_t scores = m->padded + KEYS + m->time + 32;
+    float *h = malloc((rows * (width + 2 * wide) + scores) * sizeof(float) + int8_size(rows, wide));
+    if (!h) return 0;
+    float *y = h + rows * width, *z = y + rows * wide, *score = z + rows * wide;
+    Space s = {x, h, y, z, score, (Int8 *)(score + scores)};
+    for (int64_t i = 0; i < n->depth; i++) run_layer(n, m, i, s);
+    if (n->last_norm.weight) normalize_rows(x, x, n->last_norm, rows, width, n->epsilon);
+    free(h);
+    return output_logits(n, rows, x, logits);
 }

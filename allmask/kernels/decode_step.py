@@ -27,7 +27,7 @@ Memory = structure(**pointers("keys values lengths owner path own"), **int64s("k
 
 
 def library() -> Any:
-    """The compiled decode_step.c; None where there is none."""
+    """The compiled decode_step.c; None if it cannot be compiled."""
     return build.library(SOURCE, build.AVX512_VNNI, build.AVX2)
 
 
@@ -35,10 +35,11 @@ def step(
     network: ctypes.Structure, x: Tensor, vocab_size: int, *, keys: Tensor, values: Tensor, lengths: Tensor,
     owner: Tensor, path: Tensor, own: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Logits (R, V) after one more embedded token (R, W) per row; its keys and values are written into `own`.
+    """Return logits (R, V) after one more embedded token x (R, W) per row; x is overwritten.
 
-    Text `keys` are (L, S, H, D, K) and `values` (L, S, H, K, D), of which `lengths` (S,) tokens count; row r continues
-    text owner[r] and finds its own token t in slot path[r, t] of `own` (L, 2, room, slots, H·D). x is overwritten.
+    `keys` (L, S, H, D, K) and `values` (L, S, H, K, D) are those of S texts of `lengths` (S,). Row r continues text
+    owner[r]; its generated token t is in slot path[r, t] of `own` (L, 2, room, slots, H·D), which receives the new keys
+    and values.
     """
     owner, path = owner.int(), path.contiguous()
     sizes = (keys.shape[1], keys.shape[-1], len(path), own.shape[3], own.shape[2], path.shape[1] - 1)
@@ -50,7 +51,7 @@ def step(
 
 
 def output_logits(network: ctypes.Structure, hidden: Tensor, vocab_size: int) -> Tensor:
-    """Logits (R, V) of hidden states (R, W)."""
+    """Return the logits (R, V) of hidden states (R, W)."""
     x, logits = hidden.clone(memory_format=torch.contiguous_format), torch.empty(len(hidden), vocab_size)
     if not library().output_logits(ctypes.byref(network), ctypes.c_int64(len(x)), pointer(x), pointer(logits)):
         raise MemoryError("no memory for the logits")

@@ -1,14 +1,13 @@
-/* The linear layers of a text's many rows, in bytes, with AVX-512 VNNI or AVX2. bytes.py says in torch what this
-   must compute.
+/* Int8 linear layers of many rows, with AVX-512 VNNI or AVX2. int8_layers.py computes the same in torch.
 
-   Rows go through in chunks, so that what is between two products stays in the cache. The hidden states are fp32; what
-   goes into attention and comes out of it is fp32 or bf16. */
+   Rows are processed in chunks, so that intermediate results stay in the cache. Hidden states are fp32; the inputs and
+   outputs of attention are fp32 or bf16. */
 
 #include "products.h"
 
 #define CHUNK 48 /* rows at a time, a multiple of ROWS */
 
-typedef struct { Norm norm; double epsilon; int64_t pre; } Residual; /* a residual step is normalised before or after */
+typedef struct { Norm norm; double epsilon; int64_t pre; } Residual; /* the norm comes before (pre) or after the step */
 typedef struct { Linear expand, contract; int64_t activation; } FeedForward; /* 0 none, 1 relu, 2 gelu, 3 gelu by tanh */
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -16,21 +15,21 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- fp32 and bf16 ------------------------------------------------------------------------------------------- */
 
-/* n numbers from `at` on as fp32: where they are, or widened into `to` */
-static const float *widened(const void *from, Kind kind, int64_t at, int64_t n, float *to) {
+/* n numbers from `at` on as fp32: in place, or converted into `to` */
+static const float *as_fp32(const void *from, Kind kind, int64_t at, int64_t n, float *to) {
     if (kind == FP32) return (const float *)from + at;
     for (int64_t i = 0; i < n; i += 16) save(to + i, load_as(BF16, from, at + i));
     return to;
 }
 
-static void narrow(const float *from, int64_t n, uint16_t *to) { /* to the nearest bf16, ties to even */
+static void to_bf16(const float *from, int64_t n, uint16_t *to) { /* round to nearest, ties to even */
     for (int64_t i = 0; i < n; i += 16) save_bf16(to + i, n - i, load_some(first(n - i), from + i));
 }
 
-/* ---- activations that bytes cannot tell from the exact ones ----------------------------------------------------- */
+/* ---- approximate activations, exact enough for int8 ------------------------------------------------------------- */
 
-/* x · (1 + t(x)) / 2, where t is erf(x / √2) or GELU's tanh: odd, and 1 to 2e-5 beyond 4.25. Up to there a polynomial
-   keeps GELU to 3e-5; the step from one byte to the next is 0.8 % of a row's largest. */
+/* x · (1 + t(x)) / 2, where t is erf(x / √2) or the tanh of GELU: an odd function, within 2e-5 of 1 beyond 4.25. Below
+   that a polynomial approximates GELU to 3e-5; one int8 step is 0.8 % of a row's largest value. */
 INLINE vec quick_gelu(vec x, const float odd[9]) {
     const vec end = all(4.25f), half = mul(x, all(0.5f));
     vec z = larger_of(smaller_of(x, end), sub(zeros(), end));
@@ -39,8 +38,8 @@ INLINE vec quick_gelu(vec x, const float odd[9]) {
     return mul_add(mul(p, z), half, half);
 }
 
-/* A row in place; returns its largest size. */
-INLINE float bend(const int64_t kind, float *x, int64_t n) {
+/* Activate a row in place; returns its largest absolute value. */
+INLINE float activate_as(const int64_t kind, float *x, int64_t n) {
     const float by_erf[] = {0.797638476f,     -0.13238059f,     0.0194375683f,    -0.00215815892f, 0.000176978749f,
                             -1.02950689e-05f, 3.97233919e-07f, -9.03066777e-09f, 9.09421635e-11f};
     const float by_tanh[] = {0.797575712f,     -0.132906377f,   0.0198099241f,    -0.00225738576f, 0.000190960243f,
@@ -57,87 +56,85 @@ INLINE float bend(const int64_t kind, float *x, int64_t n) {
     return largest_of(most);
 }
 
-static float activated(int64_t kind, float *x, int64_t n) {
+static float activate_row(int64_t kind, float *x, int64_t n) { /* compiled once for each kind */
     switch (kind) {
-    case 1: return bend(1, x, n);
-    case 2: return bend(2, x, n);
-    case 3: return bend(3, x, n);
-    default: return bend(0, x, n);
+    case 1: return activate_as(1, x, n);
+    case 2: return activate_as(2, x, n);
+    case 3: return activate_as(3, x, n);
+    default: return activate_as(0, x, n);
     }
 }
 
-/* ---- what a layer is made of; each returns 0 if there was no memory ----------------------------------------------- */
+/* ---- the parts of a layer; each returns 0 if there is no memory ---------------------------------------------------- */
 
-/* y (rows, out) = f of x (rows, in), each fp32 or bf16 */
+/* y (rows, out) = f(x), x (rows, in); both fp32 or bf16 */
 int apply_linear(const Linear *f, int64_t rows, const void *x, int64_t x_kind, void *y, int64_t y_kind) {
-    float *wide = aligned_alloc(64, CHUNK * f->in * sizeof(float)), *out = malloc(CHUNK * f->out * sizeof(float));
-    Byte *bytes = malloc(room_for(CHUNK, f->in));
-    int good = wide && out && bytes;
-    for (int64_t r = 0; good && r < rows; r += CHUNK) {
-        int64_t some = smaller(CHUNK, rows - r), n = some * f->out;
+    float *in = aligned_alloc(64, CHUNK * (f->in + f->out) * sizeof(float) + int8_size(CHUNK, f->in));
+    if (!in) return 0;
+    float *out = in + CHUNK * f->in;
+    Int8 *buffer = (Int8 *)(out + CHUNK * f->out);
+    for (int64_t r = 0; r < rows; r += CHUNK) {
+        int64_t count = smaller(CHUNK, rows - r);
         float *to = y_kind == FP32 ? (float *)y + r * f->out : out;
-        linear(f, widened(x, x_kind, r * f->in, some * f->in, wide), some, to, bytes);
-        if (y_kind == BF16) narrow(to, n, (uint16_t *)y + r * f->out);
+        linear(f, as_fp32(x, x_kind, r * f->in, count * f->in, in), count, to, buffer);
+        if (y_kind == BF16) to_bf16(to, count * f->out, (uint16_t *)y + r * f->out);
     }
-    free(wide);
-    free(out);
-    free(bytes);
-    return good;
+    free(in);
+    return 1;
 }
 
-/* One row: y = x + step, normalised if that comes after */
-static void leave(const Residual *residual, const float *x, const float *step, int64_t n, float *y) {
+/* One row: y = x + step, then the norm if it comes after */
+static void add_residual(const Residual *residual, const float *x, const float *step, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++) y[i] = x[i] + step[i];
-    if (residual->norm.weight && !residual->pre) normalise(y, y, residual->norm, n, residual->epsilon);
+    if (residual->norm.weight && !residual->pre) normalize(y, y, residual->norm, n, residual->epsilon);
 }
 
-/* y = x + f of `mixed`, what attention read: the end of a layer's first step */
-int residual_linear(const Linear *f, const Residual *residual, int64_t rows, const void *mixed, int64_t kind, const float *x, float *y) {
-    float *wide = aligned_alloc(64, CHUNK * f->in * sizeof(float)), *step = malloc(CHUNK * f->out * sizeof(float));
-    Byte *bytes = malloc(room_for(CHUNK, f->in));
-    int good = wide && step && bytes;
-    for (int64_t r = 0; good && r < rows; r += CHUNK) {
-        int64_t some = smaller(CHUNK, rows - r);
-        linear(f, widened(mixed, kind, r * f->in, some * f->in, wide), some, step, bytes);
-        for (int64_t i = 0; i < some; i++)
-            leave(residual, x + (r + i) * f->out, step + i * f->out, f->out, y + (r + i) * f->out);
+/* y = x + f(h): the end of the attention step; h is the output of attention */
+int residual_linear(const Linear *f, const Residual *residual, int64_t rows, const void *h, int64_t kind, const float *x,
+                    float *y) {
+    float *in = aligned_alloc(64, CHUNK * (f->in + f->out) * sizeof(float) + int8_size(CHUNK, f->in));
+    if (!in) return 0;
+    float *step = in + CHUNK * f->in;
+    Int8 *buffer = (Int8 *)(step + CHUNK * f->out);
+    for (int64_t r = 0; r < rows; r += CHUNK) {
+        int64_t count = smaller(CHUNK, rows - r);
+        linear(f, as_fp32(h, kind, r * f->in, count * f->in, in), count, step, buffer);
+        for (int64_t i = 0; i < count; i++)
+            add_residual(residual, x + (r + i) * f->out, step + i * f->out, f->out, y + (r + i) * f->out);
     }
-    free(wide);
-    free(step);
-    free(bytes);
-    return good;
+    free(in);
+    return 1;
 }
 
-/* step (some, width) = contract(activate(expand(h))); `inner` and `bytes` are for what is between */
-static void feed_chunk(const FeedForward *part, int64_t some, const float *h, float *step, float *inner, Byte *bytes) {
-    const Linear *second = &part->contract;
-    linear(&part->expand, h, some, inner, bytes);
-    Inputs in = spread(second, inner, some, bytes);
-    for (int64_t r = 0; r < some; r++) {
-        float *row = inner + r * second->in, top = activated(part->activation, row, second->in);
-        quantise(row, NULL, second->in, top, in.bytes + r * second->in, in.scale + r, in.shift + r);
+/* step (count, width) = contract(activate(expand(h))); `inner` (count, ffn_width) and `buffer` are scratch */
+static void feed_chunk(const FeedForward *part, int64_t count, const float *h, float *step, float *inner, Int8 *buffer) {
+    const Linear *contract = &part->contract;
+    linear(&part->expand, h, count, inner, buffer);
+    Inputs in = int8_inputs(contract, inner, count, buffer);
+    for (int64_t r = 0; r < count; r++) {
+        float top = activate_row(part->activation, inner + r * contract->in, contract->in);
+        quantize(rows_from(in, r, contract->in), NULL, contract->in, top);
     }
-    blocks(BYTES, second, in, some, step);
+    blocks(INT8, contract, in, count, step);
 }
 
-/* y = x + feed-forward of x, a layer's second step; without `residual` the feed-forward alone */
+/* y = x + feed-forward of x: the second step of a layer; without a `residual` the feed-forward alone */
 int feed_forward(const FeedForward *part, const Residual *residual, int64_t rows, const float *x, float *y) {
-    int64_t width = part->expand.in, wide = part->expand.out;
-    float *h = aligned_alloc(64, CHUNK * 2 * width * sizeof(float)), *inner = malloc(CHUNK * wide * sizeof(float));
-    Byte *bytes = malloc(room_for(CHUNK, larger(width, wide)));
-    int good = h && inner && bytes, pre = residual && residual->pre;
-    for (int64_t r = 0; good && r < rows; r += CHUNK) {
-        int64_t some = smaller(CHUNK, rows - r);
+    int64_t width = part->expand.in, ffn_width = part->expand.out;
+    int64_t numbers = CHUNK * (2 * width + ffn_width), pre = residual && residual->pre;
+    float *h = aligned_alloc(64, numbers * sizeof(float) + int8_size(CHUNK, larger(width, ffn_width)));
+    if (!h) return 0;
+    float *step = h + CHUNK * width, *inner = step + CHUNK * width;
+    for (int64_t r = 0; r < rows; r += CHUNK) {
+        int64_t count = smaller(CHUNK, rows - r);
         const float *from = x + r * width;
-        float *to = y + r * width, *step = h + CHUNK * width;
-        for (int64_t i = 0; pre && i < some; i++)
-            normalise(from + i * width, h + i * width, residual->norm, width, residual->epsilon);
-        feed_chunk(part, some, pre ? h : from, residual ? step : to, inner, bytes);
-        for (int64_t i = 0; residual && i < some; i++)
-            leave(residual, from + i * width, step + i * width, width, to + i * width);
+        float *to = y + r * width;
+        for (int64_t i = 0; pre && i < count; i++)
+            normalize(from + i * width, h + i * width, residual->norm, width, residual->epsilon);
+        feed_chunk(part, count, pre ? h : from, residual ? step : to, inner, (Int8 *)(h + numbers));
+        for (int64_t i = 0; residual && i < count; i++)
+            add_residual(residual, from + i * width, step + i * width, width, to + i * width);
     }
     free(h);
-    free(inner);
-    free(bytes);
-    return good;
+    return 1;
 }

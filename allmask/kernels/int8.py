@@ -1,7 +1,7 @@
 """Quantized linear layers: packing and quantization of weights, and calls of int8.c (AVX-512 VNNI or AVX2).
 
 Weights have one scale per output, activations one per token. Sums of int8 products are exact, so the result of a token
-does not depend on how many tokens there are. `PackedLinear` also holds bf16 and fp32 weights, for decode_step.c.
+does not depend on the number of tokens. `PackedLinear` also holds bf16 and fp32 weights, for decode_step.c.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from allmask.kernels import build
 from allmask.kernels.build import int64s, pointer, pointers, structure
 
 SOURCE = Path(__file__).with_suffix(".c")
-KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}  # of products.h
+KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}  # as in products.h
 ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
-OUTPUTS = 64  # of a block of packed weights
-LANES = 16  # numbers per vector: the number of inputs of a layer must be a multiple
+OUTPUTS = 64  # per block of packed weights
+LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
 MIN_ROWS = 64  # per thread
 
 
 def library() -> Any:
-    """The compiled int8.c; None where there is none."""
+    """The compiled int8.c; None if it cannot be compiled."""
     return build.library(SOURCE, build.AVX512_VNNI, build.AVX2)
 
 
@@ -44,10 +44,11 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
-    """(in,) SmoothQuant scale between a norm and the weight (out, in) that reads it: multiplies the weight's columns,
-    divides the norm's output, so that neither has outlier channels, which cost the other channels precision.
+    """Return the SmoothQuant scale (in,) between a norm and the weight (out, in) after it; None without a norm.
 
-    arXiv 2211.10438, but with the norm's own parameters in place of calibration data. None without a norm.
+    The scale multiplies the columns of the weight and divides the output of the norm, so that neither has outlier
+    channels, which would cost the other channels precision. As in arXiv 2211.10438, but computed from the parameters of
+    the norm instead of calibration data.
     """
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.weight is None:
         return None
@@ -59,7 +60,7 @@ def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
 
 
 def smooth(weight: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The weight times the smoothing scale, and the factor (in,) that its inputs are to be multiplied by."""
+    """Return the weight times the smoothing scale, and the factor (in,) for its inputs."""
     return (weight, None) if smoothing is None else (weight.detach().float() * smoothing, 1.0 / smoothing)
 
 
@@ -72,9 +73,9 @@ FeedForward = structure(expand=Linear, contract=Linear, **int64s("activation"))
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Lay a weight (out, in) out for products.h: blocks of 64 outputs, within a block input by input.
+    """Pack a weight (out, in) for products.h: blocks of 64 outputs, within a block input by input.
 
-    For int8 (`dtype` is uint8) there is also a scale per output. Its blocks interleave 4 inputs of 16 outputs, and 128
+    For int8 (`dtype` is uint8), also return a scale per output. Its blocks interleave 4 inputs of 16 outputs, and 128
     is added, because one operand of VNNI's dot product is unsigned.
     """
     outputs, inputs = weight.shape
@@ -107,7 +108,7 @@ class PackedLinear(NamedTuple):
 
     @property
     def structure(self) -> ctypes.Structure:
-        """Valid as long as this object lives."""
+        """The C struct, valid as long as this object lives."""
         tensors = map(pointer, (self.weight, self.scale, self.bias, self.input_scale))
         return Linear(*tensors, self.inputs, self.outputs, KIND[self.weight.dtype])
 
@@ -138,7 +139,7 @@ def linear(packed: PackedLinear, x: Tensor, dtype: torch.dtype = torch.float32) 
 
 
 def residual_linear(packed: PackedLinear, residual: ctypes.Structure, h: Tensor, x: Tensor) -> Tensor:
-    """x + linear(h) in fp32, then the residual's norm if it comes after: the end of an attention step."""
+    """x + linear(h) in fp32, then the norm if it comes after: the end of an attention step."""
     h, x = _contiguous(h), x.float().contiguous()
     y, layer = torch.empty_like(x), packed.structure
 
@@ -153,7 +154,7 @@ def residual_linear(packed: PackedLinear, residual: ctypes.Structure, h: Tensor,
 def feed_forward(
     expand: PackedLinear, contract: PackedLinear, activation: str, x: Tensor, residual: ctypes.Structure | None = None
 ) -> Tensor:
-    """contract(activation(expand(x))) in fp32; with a `residual` its norm and the addition of x, too."""
+    """contract(activation(expand(x))) in fp32; with a `residual`, also its norm and the addition of x."""
     x = x.float().contiguous()
     y = torch.empty_like(x)
     layers = FeedForward(expand.structure, contract.structure, ACTIVATION[activation])
@@ -184,7 +185,7 @@ def _on_threads(run: Callable[..., int], *tensors: Tensor) -> None:
         return run(ctypes.c_int64(len(rows[0])), *rows)
 
     if not all(map(run_part, parts) if threads == 1 else _pool(threads).map(run_part, parts)):
-        raise MemoryError("no memory for the rows of a text")
+        raise MemoryError("no memory for an int8 layer")
 
 
 @cache

@@ -1,4 +1,4 @@
-/* Sixteen numbers at a time: one register with AVX-512, two with AVX2. What is written with these runs on both. */
+/* Vectors of sixteen numbers: one register with AVX-512, two with AVX2. Code written with them compiles for both. */
 
 #ifndef LANES
 #define LANES 16
@@ -15,7 +15,7 @@
 
 typedef __m512 vec;
 typedef __m512i ints;
-typedef __mmask16 mask; /* one bit a number */
+typedef __mmask16 mask; /* one bit per number */
 
 INLINE vec zeros(void) { return _mm512_setzero_ps(); }
 INLINE vec all(float x) { return _mm512_set1_ps(x); }
@@ -27,7 +27,7 @@ INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec divide(vec a, vec b) { return _mm512_div_ps(a, b); }
 INLINE vec mul_add(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec mul_sub(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a · b */
-INLINE vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }            /* b, if either is no number */
+INLINE vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }            /* b, if either is NaN */
 INLINE vec smaller_of(vec a, vec b) { return _mm512_min_ps(a, b); }
 INLINE vec size_of(vec x) { return _mm512_abs_ps(x); }
 INLINE vec to_nearest(vec x) { return _mm512_roundscale_ps(x, 0); }
@@ -39,7 +39,7 @@ INLINE mask first(int64_t n) { return n >= LANES ? 0xffff : n > 0 ? (1 << n) - 1
 INLINE mask negative(vec x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ); }
 INLINE mask above(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE mask at_most(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
-INLINE mask no_number(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+INLINE mask is_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 INLINE int any(mask m) { return m != 0; }
 INLINE vec choose(mask m, vec yes, vec no) { return _mm512_mask_mov_ps(no, m, yes); }
 INLINE vec load_some(mask m, const float *from) { return _mm512_maskz_loadu_ps(m, from); } /* elsewhere 0, unread */
@@ -55,8 +55,8 @@ INLINE ints add_ints(ints a, ints b) { return _mm512_add_epi32(a, b); }
 INLINE ints sub_ints(ints a, ints b) { return _mm512_sub_epi32(a, b); }
 INLINE ints mul_ints(ints a, ints b) { return _mm512_mullo_epi32(a, b); }
 INLINE ints either(ints a, ints b) { return _mm512_xor_si512(a, b); }
-INLINE ints shifted(ints x, const int bits) { return _mm512_srli_epi32(x, bits); } /* to the right, without a sign */
-INLINE mask at_least(ints a, ints b) { return _mm512_cmp_epu32_mask(a, b, _MM_CMPINT_NLT); } /* without a sign */
+INLINE ints shifted(ints x, const int bits) { return _mm512_srli_epi32(x, bits); } /* to the right, unsigned */
+INLINE mask at_least(ints a, ints b) { return _mm512_cmp_epu32_mask(a, b, _MM_CMPINT_NLT); } /* unsigned */
 INLINE ints places(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 INLINE ints to_ints(vec x) { return _mm512_cvtps_epi32(x); }
 INLINE vec to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
@@ -80,7 +80,7 @@ INLINE void save_bf16(uint16_t *to, int64_t n, vec x) { /* the first n, to the n
 
 typedef struct { __m256 a, b; } vec;
 typedef struct { __m256i a, b; } ints;
-typedef vec mask; /* all bits of a number */
+typedef vec mask; /* all 32 bits of a number are set or clear */
 
 INLINE vec zeros(void) { return (vec){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 INLINE vec all(float x) { return (vec){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -110,7 +110,7 @@ INLINE vec to_nearest(vec x) {
 INLINE __m256 power_of_two(__m256i n) { /* for -126 <= n <= 127 */
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-INLINE __m256 eight_times_power(__m256 x, __m256 n) { /* in two steps, so that the smallest numbers are reached */
+INLINE __m256 eight_times_power(__m256 x, __m256 n) { /* in two steps, so that subnormal numbers are reached */
     __m256i whole = _mm256_max_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(-252)), half = _mm256_srai_epi32(whole, 1);
     return _mm256_mul_ps(_mm256_mul_ps(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
 }
@@ -142,7 +142,7 @@ INLINE mask at_most(vec a, vec b) {
     return (mask){_mm256_cmp_ps(a.a, b.a, _CMP_LE_OQ), _mm256_cmp_ps(a.b, b.b, _CMP_LE_OQ)};
 }
 INLINE mask negative(vec x) { return above(zeros(), x); }
-INLINE mask no_number(vec x) {
+INLINE mask is_nan(vec x) {
     return (mask){_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)};
 }
 INLINE int any(mask m) { return _mm256_movemask_ps(_mm256_or_ps(m.a, m.b)) != 0; }
@@ -175,10 +175,10 @@ INLINE ints add_ints(ints a, ints b) { return (ints){_mm256_add_epi32(a.a, b.a),
 INLINE ints sub_ints(ints a, ints b) { return (ints){_mm256_sub_epi32(a.a, b.a), _mm256_sub_epi32(a.b, b.b)}; }
 INLINE ints mul_ints(ints a, ints b) { return (ints){_mm256_mullo_epi32(a.a, b.a), _mm256_mullo_epi32(a.b, b.b)}; }
 INLINE ints either(ints a, ints b) { return (ints){_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)}; }
-INLINE ints shifted(ints x, const int bits) { /* to the right, without a sign */
+INLINE ints shifted(ints x, const int bits) { /* to the right, unsigned */
     return (ints){_mm256_srli_epi32(x.a, bits), _mm256_srli_epi32(x.b, bits)};
 }
-INLINE mask at_least(ints a, ints b) { /* without a sign */
+INLINE mask at_least(ints a, ints b) { /* unsigned */
     return (mask){_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a.a, b.a), a.a)),
                   _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a.b, b.b), a.b))};
 }
@@ -212,4 +212,18 @@ INLINE void save_bf16(uint16_t *to, int64_t n, vec x) { /* the first n */
 }
 
 #endif
+
+/* e^x for x <= 88, to 1 ulp: 2^n times a polynomial in the remainder (Cephes). 0 for x <= -87; NaN stays NaN. */
+INLINE vec exponential(vec x) {
+    vec n = to_nearest(mul(x, all(1.44269504f)));
+    vec f = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x)); /* ln 2 in two parts */
+    vec p = mul_add(f, all(1.9875691500e-4f), all(1.3981999507e-3f));
+    p = mul_add(p, f, all(8.3334519073e-3f));
+    p = mul_add(p, f, all(4.1665795894e-2f));
+    p = mul_add(p, f, all(1.6666665459e-1f));
+    p = mul_add(p, f, all(5.0000001201e-1f));
+    p = add(mul_add(mul(p, f), f, f), all(1.0f));
+    return choose(at_most(x, all(-87.0f)), zeros(), times_power(p, n));
+}
+
 #endif

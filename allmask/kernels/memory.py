@@ -1,4 +1,4 @@
-"""Where tensors lie in memory: huge pages for packed weights, and freed memory that is reused."""
+"""Memory of tensors: huge pages for packed weights, and reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE = 14  # of Linux
+MADV_HUGEPAGE = 14  # on Linux
 CACHE_LINE = 64
 
 
 def to_huge_pages(tensors: Sequence[Tensor]) -> None:
     """Move the data of all tensors, in place, into one block of memory, in huge pages where the system has them.
 
-    Weights that are read from end to end at every step then cost fewer TLB misses.
+    Weights that are read from end to end at every step then cause fewer TLB misses.
     """
     sizes = [-(-x.nbytes // CACHE_LINE) * CACHE_LINE for x in tensors]
     block = torch.empty(sum(sizes) + HUGE_PAGE, dtype=torch.uint8)
@@ -24,7 +24,7 @@ def to_huge_pages(tensors: Sequence[Tensor]) -> None:
     try:
         address = ctypes.c_void_p(block.data_ptr() + start)
         ctypes.CDLL(None).madvise(address, ctypes.c_size_t(sum(sizes)), MADV_HUGEPAGE)
-    except (AttributeError, OSError, TypeError):  # only advice: this system has no such call
+    except (AttributeError, OSError, TypeError):  # this system has no madvise, which is only advice
         pass
     for x, size in zip(tensors, sizes, strict=True):
         moved = block[start : start + x.nbytes].view(x.dtype).view(x.shape)
@@ -33,9 +33,8 @@ def to_huge_pages(tensors: Sequence[Tensor]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse freed memory instead of returning it to the system, which would zero it page by page.
+    """Make the C library reuse freed memory instead of returning it to the system, which would zero it page by page.
 
-    glibc returns what is unused beyond twice the largest block that was ever freed; this block is the largest that it
-    takes into account.
+    glibc returns unused memory beyond twice the largest block ever freed, counting blocks up to the size of this one.
     """
     torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)

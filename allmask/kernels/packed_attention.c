@@ -1,44 +1,43 @@
-/* Attention of short documents that stand side by side, each over itself or over a partner, and its gradients.
+/* Attention of short documents, packed one after another, each over itself or over a partner, and its gradients.
 
-   What the general kernels spend on such documents is mostly the calls for their small matrices, and memory for weights
-   that are needed once more. Here a document and head is one piece of work inside the first caches: 32 queries at a
-   time meet the keys that they may read, and the backward pass makes the weights again from the largest score and the
-   sum of each row.
+   General kernels spend most of their time on calls for many small matrices, and memory on weights saved for the
+   backward pass. Here one head of one document is a piece of work inside the first caches: 32 queries at a time read
+   their keys, and the backward pass recomputes the weights from the largest score and the sum of each row.
 
-   A document reads by its `source`: its first `source` tokens read each other, every later one reads up to itself. So
-   source == length reads everything, source == 0 is causal. Its keys may be those of a partner in another row of
-   tokens, as in the cross-attention of a decoder; a source beyond both lengths, then, reads all of them.
+   The first `source` tokens of a document read each other; each later token reads all tokens up to itself. So
+   source == length is bidirectional, source == 0 causal. The keys may be those of a partner document in another row of
+   tokens, as in the cross-attention of a decoder; a source beyond both lengths then reads all of them.
 
-   Matrices are multiplied in units of 32 bits: one fp32 number, or two bf16 numbers that are neighbours along the
-   depth of the product. `half` is 1 for bf16 and 0 for fp32, so width >> half counts units. All sums are in fp32. */
+   Matrices are multiplied in units of 32 bits: one fp32 number, or two bf16 numbers adjacent along the inner dimension.
+   `half` is 1 for bf16 and 0 for fp32, so width >> half counts units. All sums are in fp32. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "exponential.h"
+#include "lanes.h"
 #include "threads.h"
 
 #define ROWS (REGISTERS / 4) /* of a tile: ROWS × LANES sums take half of the registers */
-#define STRIP 32    /* queries at a time */
+#define STRIP 32             /* queries at a time */
 
 typedef float real __attribute__((may_alias));
 typedef uint32_t unit __attribute__((may_alias));
 
-/* One call, as Python fills it in; forward leaves `grad` and what follows it empty. */
+/* The arguments of a call, filled in by Python; in the forward pass `grad` and the gradients are NULL. */
 typedef struct {
     const char *q, *k, *v;
     char *out;
     float *tops, *sums; /* (heads, tokens): the largest score of a row and the sum of its exponentials */
     const char *grad;
     char *q_grad, *k_grad, *v_grad;
-    const int64_t *documents; /* (number, 5): start, length, source, and where its keys start and how many they are */
-    int64_t number, tokens, heads, width; /* tokens: of the queries */
-    int64_t q_row, k_row, v_row, grad_row; /* numbers between tokens; what is written has heads · width of them */
+    const int64_t *documents; /* (number, 5): start, length, source, start of the keys, number of keys */
+    int64_t number, tokens, heads, width; /* tokens: of the queries; width: of a head */
+    int64_t q_row, k_row, v_row, grad_row; /* strides between tokens; outputs have a stride of heads · width */
     int64_t half, threads;
     uint64_t seed;
-    uint32_t dropped; /* of 2^32 */
+    uint32_t dropped; /* dropout probability · 2^32 */
     float scale;
 } Call;
 
@@ -52,33 +51,33 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- arithmetic -------------------------------------------------------------------------------------------- */
 
-/* The places of keys j to j + 15 that are among the first `seen` */
+/* Which of the keys j to j + 15 are among the first `seen` */
 INLINE mask among(int64_t j, int64_t seen) { return first(seen - j); }
 
-/* What needs a processor that multiplies bf16; without it, nobody calls this library with bf16. */
+/* bf16 products; on processors without them this library is never called with bf16. */
 #ifdef __AVX512BF16__
-INLINE __m256i rounded(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
+INLINE __m256i to_bf16(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
 INLINE vec multiply_add_pairs(vec sum, unit a, ints b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
 }
 
-/* Two rows of 16 numbers in bf16 as units, the first row in the low halves */
+/* Two rows of 16 bf16 numbers as units, the first row in the low halves */
 INLINE ints paired(__m256i even, __m256i odd) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
 #else
-INLINE __m256i rounded(vec x) { return (void)x, _mm256_setzero_si256(); }
+INLINE __m256i to_bf16(vec x) { return (void)x, _mm256_setzero_si256(); }
 INLINE vec multiply_add_pairs(vec sum, unit a, ints b) { return (void)a, (void)b, sum; }
 INLINE ints paired(__m256i even, __m256i odd) { return (void)even, (void)odd, no_ints(); }
 #endif
 
-/* sum + a · b, where a is one unit for all places of b */
+/* sum + a · b, where the unit a is broadcast */
 INLINE vec multiply_add(int half, vec sum, const unit *a, ints b) {
     if (half) return multiply_add_pairs(sum, *a, b);
     return mul_add(all(*(const real *)a), as_floats(b), sum);
 }
 
-/* c[ROWS][16] += a[ROWS][depth] · b[depth][16]: rows of a are `row` units apart, its columns `step`, rows of b `wide` */
+/* c[ROWS][16] += a[ROWS][depth] · b[depth][16]; strides: `row` and `step` of the rows and columns of a, `wide` of b */
 INLINE void product(int half, const unit *a, int64_t row, int64_t step, const unit *b, int64_t wide, int64_t depth,
                     vec c[ROWS]) {
     vec sum[ROWS];
@@ -90,7 +89,7 @@ INLINE void product(int half, const unit *a, int64_t row, int64_t step, const un
     memcpy(c, sum, sizeof sum);
 }
 
-/* ---- dropout: a decision is a hash of (seed, document, head, query, key), whoever asks ------------------------ */
+/* ---- dropout: decided by a hash of (seed, document, head, query, key) ----------------------------------------- */
 
 static uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -99,8 +98,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Which weights of keys j to j + 15 are kept, by the 64 bits of their query */
-INLINE mask kept(uint64_t query, int64_t j, uint32_t dropped) {
+/* Which weights of keys j to j + 15 are kept, from the 64-bit hash of their query */
+INLINE mask not_dropped(uint64_t query, int64_t j, uint32_t dropped) {
     ints x = mul_ints(add_ints(places(), all_ints((int32_t)j)), all_ints((int32_t)0x9e3779b9u));
     x = add_ints(x, all_ints((int32_t)query));
     x = mul_ints(either(x, shifted(x, 16)), all_ints(0x21f0aaad));
@@ -111,7 +110,7 @@ INLINE mask kept(uint64_t query, int64_t j, uint32_t dropped) {
 
 /* ---- layouts ------------------------------------------------------------------------------------------------- */
 
-/* Sixteen rows, transposed in place */
+/* Transpose sixteen rows in place */
 #ifdef __AVX512F__
 INLINE void transpose(ints a[LANES]) { /* four times a perfect shuffle of the rows */
     const ints low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -143,7 +142,7 @@ INLINE void transpose_eight(__m256i a[8]) { /* pairs, then fours, then halves */
     }
     memcpy(a, b, sizeof b);
 }
-INLINE void transpose(ints a[LANES]) { /* four quarters, of which two change places */
+INLINE void transpose(ints a[LANES]) { /* each quarter, then swap two quarters */
     for (int half = 0; half < 2; half++) {
         __m256i left[8], right[8];
         for (int i = 0; i < 8; i++) left[i] = a[8 * half + i].a, right[i] = a[8 * half + i].b;
@@ -160,7 +159,7 @@ INLINE void transpose(ints a[LANES]) { /* four quarters, of which two change pla
 #endif
 
 /* to[pitch][padded] = from[padded][pitch] transposed */
-static void turn(const unit *from, int64_t padded, int64_t pitch, unit *to) {
+static void transpose_all(const unit *from, int64_t padded, int64_t pitch, unit *to) {
     for (int64_t j = 0; j < padded; j += LANES)
         for (int64_t d = 0; d < pitch; d += LANES) {
             ints a[LANES];
@@ -170,8 +169,8 @@ static void turn(const unit *from, int64_t padded, int64_t pitch, unit *to) {
         }
 }
 
-/* Rows of tokens as the second factor of a product along the tokens: fp32 as they are, bf16 two tokens to a unit.
-   Returns where they are and sets how far apart their rows. */
+/* Rows of tokens as the second factor of a product along the tokens: fp32 in place, bf16 with two tokens per unit.
+   Returns their address and sets the stride `wide` of their rows. */
 INLINE const unit *along_tokens(int half, const unit *rows, int64_t count, int64_t width, int64_t pitch, unit *to,
                                 int64_t *wide) {
     *wide = half ? width : pitch;
@@ -191,68 +190,69 @@ INLINE const unit *along_keys(int half, const float *weights, int64_t rows, int6
     if (!half) return (const unit *)weights;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < keys; j += LANES)
-            _mm256_storeu_si256((__m256i *)(to + (r * wide + j) / 2), rounded(load(weights + r * wide + j)));
+            _mm256_storeu_si256((__m256i *)(to + (r * wide + j) / 2), to_bf16(load(weights + r * wide + j)));
     return to;
 }
 
-/* Weights, turned, as the first factor of a product along the queries */
+/* Weights, to be transposed, as the first factor of a product along the queries */
 INLINE const unit *along_queries(int half, const float *weights, int64_t rows, int64_t keys, int64_t wide, unit *to) {
     if (!half) return (const unit *)weights;
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t j = 0; j < keys; j += LANES) {
             const float *even = weights + r * wide + j;
-            save_ints(to + r / 2 * wide + j, paired(rounded(load(even)), rounded(load(even + wide))));
+            save_ints(to + r / 2 * wide + j, paired(to_bf16(load(even)), to_bf16(load(even + wide))));
         }
     return to;
 }
 
 INLINE void store(int half, vec x, char *to, int64_t at) {
-    if (half) _mm256_storeu_si256((__m256i *)(to + 2 * at), rounded(x));
+    if (half) _mm256_storeu_si256((__m256i *)(to + 2 * at), to_bf16(x));
     else save((float *)(to + 4 * at), x);
 }
 
 /* ---- one document and head ------------------------------------------------------------------------------------ */
 
-static int64_t sight(const Piece *piece, int64_t query) {
+/* How many keys a query reads: the first of them, in a row */
+static int64_t keys_seen(const Piece *piece, int64_t query) {
     return query < piece->source ? smaller(piece->source, piece->keys) : query + 1;
 }
 
-/* Queries of a strip are all of the source or all behind it, so that none computes what only others may read. */
+/* A strip lies within the source or after it, so that no query computes scores of keys it does not read. */
 static int64_t strip_end(const Piece *piece, int64_t first) {
     return smaller(first + STRIP, first < piece->source ? smaller(piece->source, piece->length) : piece->length);
 }
 
-/* Where the piece's head of a token begins in a tensor whose tokens are `row` numbers apart */
-static char *place(const void *base, int64_t row, const Call *call, const Piece *piece, int64_t token) {
+/* The address of the piece's head of a token, in a tensor whose tokens have the stride `row` */
+static char *head_of(const void *base, int64_t row, const Call *call, const Piece *piece, int64_t token) {
     return (char *)base + ((token * row + piece->head * call->width) << (call->half ? 1 : 2));
 }
 
-/* Tokens from `first` on, each at the beginning of `pitch` units; zeros up to `padded` tokens and `pitch` units */
-static void fetch(const Call *call, const Piece *piece, const char *base, int64_t row, int64_t first, int64_t count,
+/* Copy `count` tokens from `first` on, `pitch` units each; pad with zeros to `pitch` units and `padded` tokens */
+static void load_tokens(const Call *call, const Piece *piece, const char *base, int64_t row, int64_t first, int64_t count,
                   int64_t padded, unit *to) {
     int64_t units = call->width >> call->half, pitch = round_up(units, LANES);
     for (int64_t j = 0; j < count; j++) {
-        const char *from = place(base, row, call, piece, first + j);
+        const char *from = head_of(base, row, call, piece, first + j);
         for (int64_t d = 0; d < pitch; d += LANES)
             save_ints(to + j * pitch + d, load_some_ints(among(d, units), from + d * sizeof(unit)));
     }
     memset(to + count * pitch, 0, (padded - count) * pitch * sizeof(unit));
 }
 
-/* scores[rows][keys] = rows of a · turned keys */
-INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t depth, const unit *turned, int64_t wide,
+/* scores[rows][keys] = rows of a · transposed keys · factor */
+INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t depth, const unit *transposed, int64_t wide,
                   int64_t keys, float factor, float *scores) {
     for (int64_t j = 0; j < keys; j += LANES)
         for (int64_t r = 0; r < rows; r += ROWS) {
             vec c[ROWS];
             for (int i = 0; i < ROWS; i++) c[i] = zeros();
-            product(half, a + r * pitch, pitch, 1, turned + j, wide, depth, c);
+            product(half, a + r * pitch, pitch, 1, transposed + j, wide, depth, c);
             for (int i = 0; i < ROWS; i++) save(scores + (r + i) * wide + j, mul(c[i], all(factor)));
         }
 }
 
-/* Scores of one query become weights, not yet divided by their sum; beyond its sight they are 0. */
-INLINE void weigh(float *s, int64_t seen, int64_t keys, float *top, float *sum) {
+/* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads */
+INLINE void softmax_row(float *s, int64_t seen, int64_t keys, float *top, float *sum) {
     const vec never = all(-INFINITY);
     vec most = never, total = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
@@ -270,11 +270,11 @@ INLINE void weigh(float *s, int64_t seen, int64_t keys, float *top, float *sum) 
 }
 
 INLINE void drop(float *s, int64_t keys, uint64_t query, uint32_t dropped) {
-    for (int64_t j = 0; j < keys; j += LANES) save(s + j, choose(kept(query, j, dropped), load(s + j), zeros()));
+    for (int64_t j = 0; j < keys; j += LANES) save(s + j, choose(not_dropped(query, j, dropped), load(s + j), zeros()));
 }
 
-/* What the weighted sum of the rows is for each query, times a factor of its own: `count` tokens from `first` on */
-INLINE void blend(int half, const Call *call, const Piece *piece, int64_t first, int64_t count, const unit *weights,
+/* The weighted sum of the rows for each of `count` queries from `first` on, times the factor of the query */
+INLINE void weighted_sum(int half, const Call *call, const Piece *piece, int64_t first, int64_t count, const unit *weights,
                   int64_t seen, const unit *rows, int64_t row, const float *factors, char *to) {
     int64_t wide = piece->padded >> half, apart = call->heads * call->width;
     for (int64_t r = 0; r < count; r += ROWS)
@@ -282,49 +282,49 @@ INLINE void blend(int half, const Call *call, const Piece *piece, int64_t first,
             vec c[ROWS];
             for (int i = 0; i < ROWS; i++) c[i] = zeros();
             product(half, weights + r * wide, wide, 1, rows + d, row, (seen + half) >> half, c);
-            char *token = place(to, apart, call, piece, piece->start + first + r);
+            char *token = head_of(to, apart, call, piece, piece->start + first + r);
             for (int64_t i = 0; i < ROWS && r + i < count; i++) store(half, mul(c[i], all(factors[r + i])), token, i * apart + d);
         }
 }
 
 INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratch) {
     int64_t width = call->width, units = width >> half, pitch = round_up(units, LANES), wide = piece->padded;
-    unit *rows = scratch, *turned = rows + wide * pitch, *pairs = turned + wide * pitch, *narrow = pairs + wide * width;
+    unit *rows = scratch, *transposed = rows + wide * pitch, *pairs = transposed + wide * pitch, *narrow = pairs + wide * width;
     unit *queries = narrow + STRIP * wide;
     float *scores = (float *)(queries + STRIP * pitch), factors[STRIP], share = 1.0f - call->dropped * 0x1p-32f;
     int64_t value_row;
 
-    fetch(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
-    turn(rows, wide, pitch, turned);
-    fetch(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
+    load_tokens(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
+    transpose_all(rows, wide, pitch, transposed);
+    load_tokens(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
     const unit *values = along_tokens(half, rows, wide, width, pitch, pairs, &value_row);
 
     for (int64_t first = 0, end; first < piece->length; first = end) {
         end = strip_end(piece, first);
         int64_t count = end - first, padded = round_up(count, ROWS);
-        int64_t seen = sight(piece, end - 1), keys = round_up(seen, LANES);
+        int64_t seen = keys_seen(piece, end - 1), keys = round_up(seen, LANES);
         int64_t at = piece->head * call->tokens + piece->start + first;
-        fetch(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
-        score(half, queries, padded, pitch, units, turned, wide, keys, call->scale, scores);
+        load_tokens(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
+        score(half, queries, padded, pitch, units, transposed, wide, keys, call->scale, scores);
         for (int64_t r = 0; r < count; r++) {
-            weigh(scores + r * wide, sight(piece, first + r), keys, call->tops + at + r, call->sums + at + r);
+            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->tops + at + r, call->sums + at + r);
             if (call->dropped) drop(scores + r * wide, keys, mix(piece->seed ^ (uint64_t)(first + r)), call->dropped);
             factors[r] = 1.0f / (call->sums[at + r] * share);
         }
         const unit *weights = along_keys(half, scores, padded, keys, wide, narrow);
-        blend(half, call, piece, first, count, weights, seen, values, value_row, factors, call->out);
+        weighted_sum(half, call, piece, first, count, weights, seen, values, value_row, factors, call->out);
     }
 }
 
-/* One query: scores become the weights of the values, without the factor of dropout, and gradients of those weights
-   become gradients of the scores. */
-INLINE void weigh_again(float *s, float *g, int64_t seen, int64_t keys, float top, float inverse, uint32_t dropped,
+/* One query: turn scores into weights (without the factor of dropout), and gradients of the weights into gradients of
+   the scores */
+INLINE void softmax_row_backward(float *s, float *g, int64_t seen, int64_t keys, float top, float inverse, uint32_t dropped,
                         float factor, uint64_t query) {
     vec mean = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = mul(exponential(sub(load(s + j), all(top))), all(inverse)), slope = mul(load(g + j), all(factor));
         weight = choose(among(j, seen), weight, zeros());
-        if (dropped) slope = choose(kept(query, j, dropped), slope, zeros());
+        if (dropped) slope = choose(not_dropped(query, j, dropped), slope, zeros());
         mean = mul_add(weight, slope, mean);
         save(s + j, weight);
         save(g + j, slope);
@@ -333,12 +333,12 @@ INLINE void weigh_again(float *s, float *g, int64_t seen, int64_t keys, float to
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = load(s + j);
         save(g + j, mul(weight, sub(load(g + j), all(middle))));
-        if (dropped) save(s + j, choose(kept(query, j, dropped), weight, zeros()));
+        if (dropped) save(s + j, choose(not_dropped(query, j, dropped), weight, zeros()));
     }
 }
 
-/* sums[keys][width] += weights[queries][keys] turned · rows[queries][width] */
-INLINE void collect(int half, const unit *weights, int64_t wide, int64_t keys, int64_t queries, const unit *rows,
+/* sums[keys][width] += weights[queries][keys]ᵀ · rows[queries][width] */
+INLINE void add_products(int half, const unit *weights, int64_t wide, int64_t keys, int64_t queries, const unit *rows,
                     int64_t row, int64_t width, float *sums) {
     for (int64_t j = 0; j < keys; j += ROWS)
         for (int64_t d = 0; d < width; d += LANES) {
@@ -349,9 +349,9 @@ INLINE void collect(int half, const unit *weights, int64_t wide, int64_t keys, i
         }
 }
 
-INLINE void hand_over(int half, const Call *call, const Piece *piece, const float *sums, float factor, char *to) {
+INLINE void save_sums(int half, const Call *call, const Piece *piece, const float *sums, float factor, char *to) {
     for (int64_t j = 0; j < piece->keys; j++) {
-        char *token = place(to, call->heads * call->width, call, piece, piece->key_start + j);
+        char *token = head_of(to, call->heads * call->width, call, piece, piece->key_start + j);
         for (int64_t d = 0; d < call->width; d += LANES)
             store(half, mul(load(sums + j * call->width + d), all(factor)), token, d);
     }
@@ -359,8 +359,8 @@ INLINE void hand_over(int half, const Call *call, const Piece *piece, const floa
 
 INLINE void backward(int half, const Call *call, const Piece *piece, unit *scratch) {
     int64_t width = call->width, units = width >> half, pitch = round_up(units, LANES), wide = piece->padded;
-    unit *rows = scratch, *keys_turned = rows + wide * pitch, *values_turned = keys_turned + wide * pitch;
-    unit *pairs = values_turned + wide * pitch, *narrow = pairs + wide * width, *queries = narrow + STRIP * wide;
+    unit *rows = scratch, *keys_transposed = rows + wide * pitch, *values_transposed = keys_transposed + wide * pitch;
+    unit *pairs = values_transposed + wide * pitch, *narrow = pairs + wide * width, *queries = narrow + STRIP * wide;
     unit *grads = queries + STRIP * pitch, *strip_pairs = grads + STRIP * pitch;
     float *scores = (float *)(strip_pairs + STRIP * width), *slopes = scores + STRIP * wide;
     float *k_sums = slopes + STRIP * wide, *v_sums = k_sums + wide * width;
@@ -368,42 +368,42 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
     int64_t key_row, row;
 
     for (int r = 0; r < STRIP; r++) factors[r] = call->scale;
-    fetch(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
-    turn(rows, wide, pitch, values_turned);
-    fetch(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
-    turn(rows, wide, pitch, keys_turned);
+    load_tokens(call, piece, call->v, call->v_row, piece->key_start, piece->keys, wide, rows);
+    transpose_all(rows, wide, pitch, values_transposed);
+    load_tokens(call, piece, call->k, call->k_row, piece->key_start, piece->keys, wide, rows);
+    transpose_all(rows, wide, pitch, keys_transposed);
     const unit *key_lines = along_tokens(half, rows, wide, width, pitch, pairs, &key_row);
     memset(k_sums, 0, 2 * wide * width * sizeof(float));
 
     for (int64_t first = 0, end; first < piece->length; first = end) {
         end = strip_end(piece, first);
         int64_t count = end - first, padded = round_up(count, ROWS);
-        int64_t seen = sight(piece, end - 1), keys = round_up(seen, LANES);
+        int64_t seen = keys_seen(piece, end - 1), keys = round_up(seen, LANES);
         int64_t at = piece->head * call->tokens + piece->start + first;
-        fetch(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
-        fetch(call, piece, call->grad, call->grad_row, piece->start + first, count, padded, grads);
-        score(half, queries, padded, pitch, units, keys_turned, wide, keys, call->scale, scores);
-        score(half, grads, padded, pitch, units, values_turned, wide, keys, 1.0f, slopes);
+        load_tokens(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
+        load_tokens(call, piece, call->grad, call->grad_row, piece->start + first, count, padded, grads);
+        score(half, queries, padded, pitch, units, keys_transposed, wide, keys, call->scale, scores);
+        score(half, grads, padded, pitch, units, values_transposed, wide, keys, 1.0f, slopes);
         for (int64_t r = 0; r < count; r++)
-            weigh_again(scores + r * wide, slopes + r * wide, sight(piece, first + r), keys, call->tops[at + r],
+            softmax_row_backward(scores + r * wide, slopes + r * wide, keys_seen(piece, first + r), keys, call->tops[at + r],
                         1.0f / call->sums[at + r], call->dropped, factor, mix(piece->seed ^ (uint64_t)(first + r)));
         memset(scores + count * wide, 0, (padded - count) * wide * sizeof(float));
         memset(slopes + count * wide, 0, (padded - count) * wide * sizeof(float));
 
         const unit *weights = along_queries(half, scores, padded, keys, wide, narrow);
         const unit *lines = along_tokens(half, grads, padded, width, pitch, strip_pairs, &row);
-        collect(half, weights, wide, keys, count, lines, row, width, v_sums);
+        add_products(half, weights, wide, keys, count, lines, row, width, v_sums);
         weights = along_queries(half, slopes, padded, keys, wide, narrow);
         lines = along_tokens(half, queries, padded, width, pitch, strip_pairs, &row);
-        collect(half, weights, wide, keys, count, lines, row, width, k_sums);
+        add_products(half, weights, wide, keys, count, lines, row, width, k_sums);
         weights = along_keys(half, slopes, padded, keys, wide, narrow);
-        blend(half, call, piece, first, count, weights, seen, key_lines, key_row, factors, call->q_grad);
+        weighted_sum(half, call, piece, first, count, weights, seen, key_lines, key_row, factors, call->q_grad);
     }
-    hand_over(half, call, piece, k_sums, call->scale, call->k_grad);
-    hand_over(half, call, piece, v_sums, factor, call->v_grad);
+    save_sums(half, call, piece, k_sums, call->scale, call->k_grad);
+    save_sums(half, call, piece, v_sums, factor, call->v_grad);
 }
 
-/* ---- all of them, on threads ------------------------------------------------------------------------------------ */
+/* ---- all documents and heads, on several threads ----------------------------------------------------------------- */
 
 typedef struct {
     const Call *call;
@@ -411,7 +411,7 @@ typedef struct {
     int64_t units;
 } Job;
 
-static void work(const void *context, int64_t number, int64_t worker) {
+static void run_piece(const void *context, int64_t number, int64_t worker) {
     const Job *job = context;
     const Call *call = job->call;
     unit *scratch = job->scratch + worker * job->units;
@@ -431,17 +431,17 @@ static int64_t scratch_units(const Call *call) {
     for (int64_t i = 0; i < call->number; i++)
         longest = call->documents[5 * i + 4] > longest ? call->documents[5 * i + 4] : longest;
     int64_t wide = round_up(longest, LANES);
-    return 6 * wide * pitch + 3 * STRIP * wide + 3 * STRIP * pitch; /* what the backward pass in fp32 needs */
+    return 6 * wide * pitch + 3 * STRIP * wide + 3 * STRIP * pitch; /* for the backward pass in fp32, which needs most */
 }
 
-/* Returns 0, or 1 if there is no memory. */
+/* Returns 1 if there is no memory. */
 int attend_documents(const Call *call) {
     int64_t items = call->number * call->heads, threads = smaller(smaller(call->threads, MAX_THREADS), items);
     int64_t units = scratch_units(call);
     unit *scratch = threads > 0 ? aligned_alloc(64, units * threads * sizeof(unit)) : NULL;
     if (scratch == NULL) return threads > 0;
     Job job = {call, scratch, units};
-    share_work(work, &job, items, threads);
+    share_work(run_piece, &job, items, threads);
     free(scratch);
     return 0;
 }

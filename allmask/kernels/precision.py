@@ -1,4 +1,4 @@
-"""Which precision is fast on a device."""
+"""Precisions, and which of them is fast on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def native_bf16(device: torch.device | str) -> bool:
-    """Whether the device multiplies bf16 in hardware; where bf16 is emulated, it is slower than fp32."""
+    """Whether the device has bf16 products in hardware; emulated bf16 is slower than fp32."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -17,7 +17,7 @@ def native_bf16(device: torch.device | str) -> bool:
 
 
 def resolve_precision(precision: str, device: torch.device | str = "cpu") -> torch.dtype:
-    """The dtype of fp32, bf16 or auto, which is bf16 where that is native and fp32 elsewhere."""
+    """Return the dtype of "fp32", "bf16" or "auto": bf16 where it is native, else fp32."""
     if precision == "auto":
         precision = "bf16" if native_bf16(device) else "fp32"
     return PRECISIONS[precision]

@@ -65,7 +65,7 @@ static void forward_block(const void *context, int64_t block, int64_t worker) {
     }
 }
 
-/* 16 numbers of a row, or fewer */
+/* Up to 16 numbers of a row */
 INLINE void backward_step(int64_t n, const float *x, const float *grad, const float *weight, vec scale, vec back,
                           float *x_grad, float *sums) {
     vec value = load_up_to(n, x), g = mul(load_up_to(n, grad), scale);
@@ -101,7 +101,7 @@ static void run(Work *work, const Call *call, int64_t threads) {
     share_work(work, call, blocks, threads < most ? threads : most);
 }
 
-/* The gradient of the weight, out of those by block */
+/* Add up the gradients of the weight over the blocks */
 static void sum_blocks(const float *partial, int64_t blocks, int64_t n, float *out) {
     for (int64_t start = 0; start < n; start += 256) {
         int64_t count = n - start < 256 ? n - start : 256;

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from allmask.kernels import build
 
 SOURCE = Path(__file__).with_suffix(".c")
-PLAIN = (Tensor, nn.Parameter)  # not a subclass that stands for other memory
-EPS = torch.finfo(torch.float32).eps  # as of torch, unless another is given
+PLAIN = (Tensor, nn.Parameter)  # not a subclass whose data lies elsewhere
+EPS = torch.finfo(torch.float32).eps  # torch's default
 ELEMENTS = 1 << 17  # per thread, at least: starting a thread takes about as long
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _FORWARD = (_POINTER, _POINTER, _INT, _INT, ctypes.c_double, _INT, _POINTER)
 
 
 def library() -> Any:
-    """The compiled rms_norm.c; None where there is none."""
+    """The compiled rms_norm.c; None if it cannot be compiled."""
     found = build.library(SOURCE, build.AVX512, build.AVX2)
     if found is not None and found.rms_norm.argtypes is None:  # with types, a call needs no objects for its arguments
         found.rms_norm.argtypes, found.rms_norm_backward.argtypes = _FORWARD, (*_FORWARD, _POINTER, _POINTER)
@@ -29,7 +29,7 @@ def library() -> Any:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None = None) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, over the last dimension; where the kernel does not suit, by torch."""
+    """x / sqrt(mean(x²) + eps) · weight, over the last dimension; computed by torch if the kernel does not suit."""
     if weight is None or not suits(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     eps = EPS if eps is None else eps
@@ -39,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None = None) -> Tens
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes these: contiguous fp32 tensors on a CPU, in a program that torch runs, not traces."""
+    """Whether the kernel supports these: contiguous fp32 tensors on a CPU, in a program that torch does not trace."""
     return (
         x.dtype == weight.dtype == torch.float32 and x.is_cpu and x.is_contiguous() and weight.is_contiguous()
         and x.numel() > 0 and weight.shape == x.shape[-1:] and type(x) in PLAIN and type(weight) in PLAIN
@@ -69,7 +69,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of gradients: by torch
+        if torch.is_grad_enabled():  # second derivatives: by torch
             out = F.rms_norm(x, x.shape[-1:], weight, ctx.eps)
             wanted = [tensor for tensor in (x, weight) if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))

@@ -1,4 +1,4 @@
-/* Work that consists of independent items, shared between threads. */
+/* Share independent items of work between threads. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -6,7 +6,7 @@
 
 #define MAX_THREADS 256
 
-/* Compute one item; `worker` is the number of the thread, for scratch memory of its own. */
+/* Compute one item; `worker` is the number of the thread, to find its own scratch memory. */
 typedef void Work(const void *context, int64_t item, int64_t worker);
 
 typedef struct {
@@ -16,7 +16,7 @@ typedef struct {
     atomic_llong *next;
 } Worker;
 
-/* Whoever is free takes the next item. Items share nothing, so it does not matter which thread computes which. */
+/* Each free thread takes the next item. Items share nothing, so it does not matter which thread computes which. */
 static void *run_worker(void *argument) {
     Worker *worker = argument;
     int64_t item;

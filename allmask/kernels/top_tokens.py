@@ -1,6 +1,6 @@
-"""What a search asks of logits (R, V) at every step: what all of a row sum to, and the best few.
+"""The log-sum-exp and the best tokens of logits (R, V), which a search needs at every step.
 
-Both are one pass over a large vocabulary in C (top_tokens.c), where that can be had, and torch's own elsewhere.
+Each takes one pass over the vocabulary in C (top_tokens.c); where that cannot be compiled, torch computes them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from allmask.kernels import build
 from allmask.kernels.build import pointer
 
 SOURCE = Path(__file__).with_suffix(".c")
-FEW = 64  # more are found faster by sorting
+MAX_COUNT = 64  # above it, torch is faster
 
 
 def library() -> Any:
-    """The compiled code, built if need be; None where it cannot be had."""
+    """The compiled top_tokens.c; None if it cannot be compiled."""
     return build.library(SOURCE, build.AVX512, build.AVX2)
 
 
 def log_totals(logits: Tensor) -> Tensor:
-    """(R,) log Σ exp of each row: a log-probability is a logit less this. NaN if a logit is NaN or infinite upwards."""
-    if not _fits(logits):
+    """Return the log-sum-exp of each row, (R,); NaN if a logit is NaN or +inf, or all are -inf."""
+    if not _suits(logits):
         return logits.logsumexp(1).masked_fill(~logits.amax(1).isfinite(), torch.nan)
     totals = torch.empty(len(logits))
     library().log_totals(pointer(logits), *map(ctypes.c_int64, logits.shape), pointer(totals))
@@ -34,9 +34,9 @@ def log_totals(logits: Tensor) -> Tensor:
 
 
 def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The highest scores of each row, best first, and their tokens, (R, count) each."""
+    """Return the highest scores of each row, best first, and their tokens, (R, count) each."""
     count = min(count, scores.shape[1])
-    if not _fits(scores) or count > FEW:
+    if not _suits(scores) or count > MAX_COUNT:
         found = scores.topk(count)
         return found.values, found.indices
     values = torch.empty(len(scores), count)
@@ -45,6 +45,6 @@ def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, tokens
 
 
-def _fits(x: Tensor) -> bool:
+def _suits(x: Tensor) -> bool:
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
     return plain and library() is not None

@@ -1,7 +1,7 @@
-"""Does a model keep its mask's promise? Measured: an output depends on an input iff its gradient there is not zero.
+"""Measure whether a model obeys its mask: an output depends on an input iff its gradient there is not zero.
 
-Every token of the probe is a different one, so the row of the token embedding that belongs to it carries the gradient
-of its place alone. That works for any model with an embedding, through whatever path it takes its mask.
+All tokens of the probe are different, so each row of the token embedding receives the gradient of one position alone.
+That works for any model with a token embedding, however it takes its mask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allmask.registry import MASKS
 
 @dataclass(frozen=True)
 class Subject:
-    """What an audit needs to know of a model: how to run it, and where its tokens come in."""
+    """A model to audit: how to run it, its token embedding, its depth."""
 
     hidden: Callable[[Tensor, Mask], Tensor]  # ids (1, T) and a mask -> hidden states (1, T, W)
     embedding: Tensor  # (V, W)
@@ -32,14 +32,14 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """(T, T) matrices, row = output, column = input: what was measured, and what the mask promises."""
+    """The measured dependence and the one that the mask allows: (T, T), row = output, column = input."""
 
     depends: Tensor
     promised: Tensor
 
     @property
     def leaks(self) -> list[tuple[int, int]]:
-        """(output, input) where an output depends on what it must not see."""
+        """(output, input) where an output depends on an input that it must not see."""
         return _pairs(self.depends & ~self.promised)
 
     @property
@@ -53,22 +53,20 @@ class Audit:
 
 
 def audit(subject: Subject, mask: Mask, rng: torch.Generator | None = None) -> Audit:
-    """Measure one row of a mask on a model in evaluation mode: T backward passes over T different random tokens."""
+    """Audit a model in evaluation mode with one row of a mask: T backward passes over T different random tokens."""
     if len(expect_mask(mask)) != 1 or not bool(mask.valid.all()):
         raise UsageError(f"an audit takes one row without padding, not {mask}")
-    tokens, vocabulary = mask.shape[1], subject.embedding.shape[0]
-    if tokens > vocabulary:
-        raise UsageError(f"an audit of {tokens} tokens needs as many different ones; the vocabulary has {vocabulary}")
-    ids = torch.randperm(vocabulary, generator=rng)[None, :tokens]
+    tokens, vocab_size = mask.shape[1], subject.embedding.shape[0]
+    if tokens > vocab_size:
+        raise UsageError(f"an audit of {tokens} tokens needs as many different ones; the vocabulary has {vocab_size}")
+    ids = torch.randperm(vocab_size, generator=rng)[None, :tokens]
     hidden = subject.hidden(ids, mask)[0]  # (T, W)
-    direction = torch.randn(hidden.shape[-1], generator=rng).to(hidden.dtype)  # the sum alone is 0 after a layer norm
-    rows = [_row(hidden[q] @ direction, subject.embedding, ids[0]) for q in range(tokens)]
-    return Audit(torch.stack(rows), influence(mask.visible()[0], subject.layers))
-
-
-def _row(output: Tensor, embedding: Tensor, ids: Tensor) -> Tensor:
-    (gradient,) = torch.autograd.grad(output, embedding, retain_graph=True)
-    return (gradient[ids] != 0).any(-1)
+    direction = torch.randn(hidden.shape[-1], generator=rng).to(hidden.dtype)  # a plain sum is 0 after a layer norm
+    depends = []
+    for output in hidden @ direction:
+        (gradient,) = torch.autograd.grad(output, subject.embedding, retain_graph=True)
+        depends.append((gradient[ids[0]] != 0).any(-1))
+    return Audit(torch.stack(depends), influence(mask.visible()[0], subject.layers))
 
 
 def _pairs(cells: Tensor) -> list[tuple[int, int]]:
@@ -91,11 +89,11 @@ WAYS: Mapping[str, Callable[[Mask], dict[str, Any]]] = {
     "3D boolean": lambda mask: {"attention_mask": mask.visible()},
     "3D float, 1 or 0": lambda mask: {"attention_mask": mask.visible().float()},
     "positions that restart": lambda mask: {"position_ids": mask.position},
-}  # how people hand a mask to a transformers model
+}  # the ways to pass a mask to a transformers model
 
 
 def transformers_subject(model: nn.Module, way: str) -> Subject:
-    """A transformers body (BertModel, GPT2Model, …) that is handed its mask in one of the WAYS."""
+    """A transformers body (BertModel, GPT2Model, …) that gets its mask in one of the WAYS."""
     body: Any = model.eval()
     embedding, layers = body.get_input_embeddings().weight, body.config.num_hidden_layers
     return Subject(lambda ids, mask: body(ids, **WAYS[way](mask)).last_hidden_state, embedding, layers)
@@ -105,42 +103,42 @@ def transformers_subject(model: nn.Module, way: str) -> Subject:
 
 
 def probe_mask(kind: str, tokens: int, rng: torch.Generator | None = None) -> Mask:
-    """One row of a kind: a source of three in five tokens, five turns, two packed documents, a drawn permutation."""
-    places = torch.arange(tokens)[None]
-    given: dict[str, Any] = {
+    """One row of this kind of mask: three fifths source, or five turns, two packed documents, a random permutation."""
+    index = torch.arange(tokens)[None]
+    inputs: dict[str, Any] = {
         "valid": torch.ones(1, tokens, dtype=torch.bool),
-        "is_target": places >= max(1, tokens * 3 // 5),
-        "turns": places * 5 // tokens % 2 == 1,
-        "document": (places >= tokens // 2).long(),
+        "is_target": index >= max(1, tokens * 3 // 5),
+        "turns": index * 5 // tokens % 2 == 1,
+        "document": (index >= tokens // 2).long(),
         "each": "bidirectional",
     }
     if "rank" in parameters(kind):
-        given["rank"] = torch.randperm(tokens, generator=rng)[None]
-    mask = build(kind, given)
+        inputs["rank"] = torch.randperm(tokens, generator=rng)[None]
+    mask = build(kind, inputs)
     if mask.shape != (1, tokens):
         raise UsageError(f"a {kind} mask of {tokens} tokens is {mask.shape}; expected (1, {tokens})")
     return mask
 
 
 def probed() -> list[str]:
-    """The kinds of masks that an audit can make: all but those read from a file."""
+    """The kinds of masks that `probe_mask` can make: all but those read from a file."""
     return [name for name in MASKS if "visible" not in parameters(name)]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the comparison: who was given which mask in which way, and what came of it."""
+    """One row of the comparison: the library, the mask, how it was passed, and the result."""
 
     library: str
     mask: str
     way: str
-    leaks: int | None  # None: it was refused
+    leaks: int | None  # None if the mask was refused
     blind: int | None
-    refused: str = ""
+    refused: str = ""  # the error
 
 
 def compare(model: nn.Module, folder: str | Path, tokens: int = 10, seed: int = 0) -> list[Finding]:
-    """Every mask on our model, and on the same weights in transformers in each way it may be handed one."""
+    """Audit our model with every mask, and the same weights in transformers with each way to pass a mask."""
     rows = [_find("allmask", kind, "Mask", our_subject(model), tokens, seed) for kind in probed()]
     for attention in ("sdpa", "eager"):
         body = _transformers_body(folder, attention)
@@ -164,13 +162,13 @@ def _transformers_body(folder: str | Path, attention: str) -> nn.Module:
         from transformers import AutoModel, logging
     except ImportError as error:
         raise ResourceError("transformers is not installed", "pip install transformers, to compare with it") from error
-    logging.set_verbosity_error()  # heads that are not in the file are no concern here
+    logging.set_verbosity_error()  # no warnings about heads that are missing in the file
     logging.disable_progress_bar()
     return AutoModel.from_pretrained(folder, attn_implementation=attention, local_files_only=True)
 
 
 def _try_generate(folder: str | Path, tokens: int) -> Finding:
-    """Writing under the prefix mask needs a 4D mask, which `generate` may not take."""
+    """Try to generate under the prefix mask, for which transformers needs a 4D mask."""
     from transformers import AutoModelForCausalLM
 
     writer: Any = AutoModelForCausalLM.from_pretrained(folder, is_decoder=True, local_files_only=True).eval()

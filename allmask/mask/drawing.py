@@ -1,13 +1,13 @@
-"""Pictures of masks: rows are who looks, columns what is seen, a filled cell means "may read".
+"""Pictures of masks: rows are queries, columns are keys, a filled cell means "may read".
 
-`draw` gives text for a terminal, `save` an SVG or PNG file.
+`draw` returns text for a terminal, `save` writes an SVG or PNG file.
 """
 
 from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SEEN, UNSEEN = "■", "·"
-_TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # one a document, then again
+_TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # of documents, in turn
 _EMPTY, _INK, _QUIET = "#EEF1F5", "#2A2F3A", "#8B93A1"
-_ROUNDED = 40  # more tokens than this are painted as one image, without names
+_MAX_NAMED = 40  # masks of more tokens are drawn as one image, without token names
 _LATIN = "DejaVu Sans"  # comes with matplotlib
 _CJK_FAMILIES = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Hiragino Sans GB",
@@ -33,11 +33,11 @@ _CJK_FAMILIES = (
     "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans CJK TC", "Noto Serif CJK SC", "Source Han Serif SC", "SimSun",
     "AR PL UMing CN", "AR PL UKai CN", "Arial Unicode MS",
 )  # fmt: skip
-_FONT_PACKAGES = ("zhplot", "mplfonts")  # Python packages that carry Noto Sans for Chinese
+_FONT_PACKAGES = ("zhplot", "mplfonts")  # Python packages that contain Noto Sans for Chinese
 
 
 def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, limit: int = 64) -> str:
-    """The matrix as text, aligned for double-width Chinese. At most `limit` rows and columns are drawn.
+    """Return the matrix as text, aligned for double-width Chinese. At most `limit` rows and columns are drawn.
 
        北 京 欢
     北  ■  ·  ·
@@ -48,30 +48,20 @@ def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] |
     columns = [_shorten(_printable(token), 8) for token in tokens[:limit]]
     rows = [_shorten(_printable(token), 12) for token in (row_tokens or tokens)[:limit]]
     margin = max((_width(row) for row in rows), default=0)
-    sizes = [_width(column) for column in columns]
-    lines = [_line("", margin, columns, sizes)]
-    for name, cells in zip(rows, visible[:limit, :limit].tolist(), strict=True):
-        lines.append(_line(name, margin, [SEEN if cell else UNSEEN for cell in cells], sizes))
+    lines = []
+    marks = [[SEEN if cell else UNSEEN for cell in cells] for cells in visible[:limit, :limit].tolist()]
+    for name, cells in zip(["", *rows], [columns, *marks], strict=True):
+        centred = [_pad(cell, _width(column), centre=True) for cell, column in zip(cells, columns, strict=True)]
+        lines.append(" ".join([_pad(name, margin), *centred]).rstrip())
     if max(visible.shape) > limit:
         lines.append(f"({len(rows)} of {visible.shape[0]} rows, {len(columns)} of {visible.shape[1]} columns)")
     return "\n".join(lines)
 
 
-def _line(name: str, margin: int, cells: list[str], sizes: list[int]) -> str:
-    return " ".join(
-        [_pad(name, margin), *(_pad(c, s, centre=True) for c, s in zip(cells, sizes, strict=True))]
-    ).rstrip()
-
-
 def _width(text: str) -> int:
-    """How many columns a terminal gives the text: Chinese takes two a character, a combining accent none."""
-    return sum(_character_width(character) for character in text)
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    """The number of terminal columns of the text: two per Chinese character, none for a combining accent."""
+    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
 
 
 def _pad(text: str, width: int, centre: bool = False) -> str:
@@ -89,7 +79,7 @@ def _shorten(text: str, width: int) -> str:
 
 
 def _printable(token: str) -> str:
-    """A token that stays on its line: a space is ␣, a line break ⏎, any other control character �."""
+    """The token without line breaks: a space is ␣, a line break ⏎, any other control character �."""
     named = token.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
     return "".join("�" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in named) or "∅"
 
@@ -98,21 +88,15 @@ def _printable(token: str) -> str:
 
 
 def save(
-    mask: Mask | Tensor,
-    path: str | Path,
-    tokens: Sequence[str],
-    row_tokens: Sequence[str] | None = None,
-    *,
-    title: str = "",
-    looks: str = "who looks",
-    seen: str = "what is seen",
-    tints: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> None:
-    """Write the matrix as a picture; the suffix of `path` says which: .svg or .png.
+    mask: Mask | Tensor, path: str | Path, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, *,
+    title: str = "", looks: str = "who looks", seen: str = "what is seen",
+    tints: Tensor | None = None, weights: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the matrix as a picture, .svg or .png by the suffix of `path`.
 
-    `tints` (K,) are numbers: columns of one number share a colour (otherwise those of one document do). `weights`
-    (Q, K) shade the cells by how much is read, each row against its largest weight.
+    `looks` and `seen` are the titles of rows and columns. Columns with the same number in `tints` (K,) share a colour;
+    by default, those of one document do. `weights` (Q, K) set the strength of the cells, relative to the largest of
+    their row.
     """
     path, visible = Path(path), _matrix(mask, tokens, row_tokens)
     if path.suffix not in (".svg", ".png"):
@@ -122,7 +106,7 @@ def save(
     picture = _Picture(
         rows=[_shorten(fonts.show(row), 14) for row in rows],
         columns=[_shorten(fonts.show(column), 14) for column in columns],
-        colours=_colours(visible, _documents(mask) if tints is None else tints, weights),
+        colours=_colours(visible, _document(mask) if tints is None else tints, weights),
         titles=(fonts.show(title), looks, seen),
     )
     with _style(fonts):
@@ -131,17 +115,17 @@ def save(
 
 @dataclass(frozen=True)
 class _Picture:
-    """Cells of one unit, named on the left and above, on a canvas that leaves room for the names."""
+    """A grid of cells, with names on the left and above."""
 
     rows: list[str]
     columns: list[str]
     colours: Tensor  # (Q, K, 3) red, green, blue from 0 to 1
     titles: tuple[str, str, str]  # of the picture, of the rows, of the columns
-    unit: float = 0.36  # inches a cell
+    unit: float = 0.36  # inches per cell
 
     @property
     def named(self) -> bool:
-        return max(self.colours.shape[:2]) <= _ROUNDED
+        return max(self.colours.shape[:2]) <= _MAX_NAMED
 
     def write(self, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -157,7 +141,7 @@ class _Picture:
         axes.set_axis_off()
         self._cells(axes)
         self._names(axes, scale)
-        # No date and no program name: the same mask gives the same file.
+        # no date and no program name, so that the same mask gives the same file
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, dpi=144, metadata=metadata)
 
@@ -197,7 +181,7 @@ class _Picture:
         title, looks, seen = self.titles
         height, width = self.colours.shape[0], self.colours.shape[1]
         small = {"color": _QUIET, "fontsize": 7.5, "parse_math": False}
-        edge = 0.35 * self.unit / scale  # what is small in inches is many cells of a large mask
+        edge = 0.35 * self.unit / scale  # in cells, which are small in a large mask
         axes.text(0.06, -top + edge, title, color=_INK, fontsize=10.5, va="top", parse_math=False)
         above = -top + (1.4 if title else 0.4) * self.unit / scale
         axes.text(width / 2, above, seen, ha="center", va="center", **small)
@@ -207,37 +191,33 @@ class _Picture:
         for row, name in enumerate(self.rows):
             axes.text(-0.25, row + 0.52, name, ha="right", va="center", color=_INK, fontsize=10.5, parse_math=False)
         for column, name in enumerate(self.columns):
-            self._column_name(axes, column, name)
-
-    def _column_name(self, axes: Axes, column: int, name: str) -> None:
-        if self._slanted:
-            how = {"rotation": 50, "rotation_mode": "anchor", "ha": "left", "va": "baseline", "fontsize": 9}
-        else:  # a cell has room for about four narrow letters
-            how = {"ha": "center", "va": "center", "fontsize": 10.5 * min(1.0, 3.6 / max(_width(name), 1))}
-        axes.text(column + 0.5, -0.25 if self._slanted else -0.5, name, color=_INK, parse_math=False, **how)
+            if self._slanted:
+                style = {"rotation": 50, "rotation_mode": "anchor", "ha": "left", "va": "baseline", "fontsize": 9}
+            else:  # a cell has room for about four narrow letters
+                style = {"ha": "center", "va": "center", "fontsize": 10.5 * min(1.0, 3.6 / max(_width(name), 1))}
+            axes.text(column + 0.5, -0.25 if self._slanted else -0.5, name, color=_INK, parse_math=False, **style)
 
 
 def _matrix(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None) -> Tensor:
-    """The boolean (Q, K) matrix of a mask or a matrix, its sides as long as the lists of tokens."""
+    """The boolean (Q, K) matrix; its shape must match the numbers of tokens."""
     if isinstance(mask, Mask) and len(mask) != 1:
         raise UsageError(f"drawing: the mask has {len(mask)} rows", "draw one of them: mask[0]")
     visible = mask if isinstance(mask, Tensor) else expect_mask(mask).visible()[0]
     sides = (len(tokens if row_tokens is None else row_tokens), len(tokens))
     if visible.dtype != torch.bool or visible.shape != sides or 0 in sides:
         found = f"{tuple(visible.shape)} of {visible.dtype}"
-        raise UsageError(f"drawing: the matrix is {found}, the tokens ask for {sides} of booleans")
+        raise UsageError(f"drawing: the matrix is {found}; for these tokens it must be {sides} of booleans")
     return visible.cpu()
 
 
-def _documents(mask: Mask | Tensor) -> Tensor | None:
-    """(T,) which document each token belongs to, so that each gets its tint."""
-    return mask.group[0].cpu().clamp(min=0) if isinstance(mask, Mask) else None
+def _document(mask: Mask | Tensor) -> Tensor:
+    """The document of each token, (T,)."""
+    return mask.group[0].cpu().clamp(min=0) if isinstance(mask, Mask) else torch.zeros(mask.shape[1], dtype=torch.long)
 
 
-def _colours(visible: Tensor, documents: Tensor | None, weights: Tensor | None) -> Tensor:
-    """(Q, K, 3): the tint of the column's document where it is seen, as strong as its weight, and grey elsewhere."""
-    tints = torch.tensor([_rgb(tint) for tint in _TINTS])
-    tint = tints[torch.zeros(visible.shape[1], dtype=torch.long) if documents is None else documents % len(_TINTS)]
+def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor:
+    """(Q, K, 3): the tint of the column's number where visible, by the strength of its weight; grey elsewhere."""
+    tint = torch.tensor([_rgb(tint) for tint in _TINTS])[numbers % len(_TINTS)]
     grey = torch.tensor(_rgb(_EMPTY))
     strength = visible.float()
     if weights is not None:
@@ -257,15 +237,15 @@ def _rgb(colour: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Fonts:
-    """The families that show a text between them, and what none of them has."""
+    """Font families that together cover a text, and the characters that none of them has."""
 
     families: list[str]
     missing: frozenset[str]
-    as_text: bool  # leave the glyphs to whoever views the file
+    as_text: bool  # write text, not outlines: the viewer of the file chooses the glyphs
 
     @classmethod
     def find(cls, text: str, as_text: bool) -> Fonts:
-        """Add fonts until the text is covered. Letters nobody has are an error, unless the viewer may have them."""
+        """Add fonts until the text is covered. Missing letters are an error unless the file may contain text."""
         missing = {character for character in text if not character.isspace()}
         families = [_LATIN]  # also for the □ of what is missing
         for family, path in _candidates():
@@ -285,7 +265,7 @@ class Fonts:
         return cls(families, frozenset(missing), as_text=bool(letters))
 
     def show(self, text: str) -> str:
-        """The text with □ for what cannot be drawn, such as emoji."""
+        """Return the text with □ for characters that cannot be drawn, such as emoji."""
         if self.as_text:
             return text
         kept = (c for c in text if unicodedata.category(c) not in ("Cf", "Mn") or c not in self.missing)
@@ -294,26 +274,21 @@ class Fonts:
 
 def _candidates() -> Iterator[tuple[str, str]]:
     """Family and file of each font to try: matplotlib's own, those in Python packages, installed Chinese ones."""
+    from importlib.util import find_spec
+
     from matplotlib.font_manager import fontManager
 
     yield _LATIN, str(fontManager.findfont(_LATIN))
-    for path in map(str, _packaged_fonts()):
-        if all(entry.fname != path for entry in fontManager.ttflist):
-            fontManager.addfont(path)
-        yield next(entry.name for entry in fontManager.ttflist if entry.fname == path), path
+    specs = [spec for package in _FONT_PACKAGES if (spec := find_spec(package))]
+    for folder in (folder for spec in specs for folder in spec.submodule_search_locations or []):
+        for path in map(str, sorted(Path(folder, "fonts").glob("NotoSans[SC]*-Regular.[ot]tf"))):
+            if all(entry.fname != path for entry in fontManager.ttflist):
+                fontManager.addfont(path)
+            yield next(entry.name for entry in fontManager.ttflist if entry.fname == path), path
     installed = {entry.name for entry in fontManager.ttflist}
     for family in _CJK_FAMILIES:
         if family in installed:
             yield family, str(fontManager.findfont(family))
-
-
-def _packaged_fonts() -> Iterable[Path]:
-    from importlib.util import find_spec
-
-    for package in _FONT_PACKAGES:
-        spec = find_spec(package)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(folder, "fonts").glob("NotoSans[SC]*-Regular.[ot]tf"))
 
 
 def _characters(path: str) -> set[str]:
@@ -324,7 +299,7 @@ def _characters(path: str) -> set[str]:
 
 @contextmanager
 def _style(fonts: Fonts) -> Iterator[None]:
-    """Outlines instead of text where we have the font: the picture then looks the same everywhere."""
+    """Draw outlines instead of text if the fonts are available, so that the picture looks the same everywhere."""
     from matplotlib import rc_context
 
     settings: Any = {
@@ -333,6 +308,6 @@ def _style(fonts: Fonts) -> Iterator[None]:
         "svg.hashsalt": "allmask",
     }
     with rc_context(settings), warnings.catch_warnings():
-        if fonts.as_text:  # matplotlib misses glyphs that it need not draw
+        if fonts.as_text:  # matplotlib warns about glyphs that it does not draw
             warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield

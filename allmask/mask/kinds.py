@@ -1,23 +1,20 @@
-"""Masks by name, as `allmask mask NAME` and `allmask audit --mask NAME` know them.
+"""Masks by name, for `allmask mask NAME` and `allmask audit --mask NAME`.
 
-A kind is a function that returns a `Mask` of one row. The names of its parameters say what it is made from; all tensors
-are (1, T):
+A kind is a function that returns a `Mask` of one row. The names of its parameters say what it needs; all tensors are
+(1, T):
 
     valid        booleans, all True: there is no padding
     is_target    booleans: a source, then a target                      --source, --target
-    turns        the same, of several sources and targets in turn       --source, --target, repeated
+    turns        the same for alternating sources and targets           --source, --target, repeated
     rank         when each token becomes known, a permutation           --order
-    document     which document each token is of                        --text, repeated
+    document     the index of each token's document                     --text, repeated
     each         the kind of mask inside each document                  --each
     visible      booleans (T, T), True = may read                       --file
     window       read only keys fewer than this many positions away     --window
 
-Another package adds a kind by `MASKS.register("blocks", blocks)`, or by an entry point:
+Another package adds a kind by `MASKS.register("blocks", blocks)`, or by an entry point, see docs/masks.md.
 
-    [project.entry-points."allmask.masks"]
-    blocks = "my_package.masks:blocks"
-
-Torch is imported when a mask is made, so that names and parameters can be listed at once.
+Torch is imported only when a mask is made, so that listing names and parameters is fast.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ def turns_of(turns: Tensor, window: int | None = None) -> Mask:
 
 
 def naive(valid: Tensor, is_target: Tensor | None = None, window: int | None = None) -> Mask:
-    """Source and target from left to right, whichever a token is of."""
+    """Causal, for source and target alike."""
     return masks.Mask.causal(valid, window)
 
 
@@ -78,19 +75,18 @@ def encoder_decoder(is_target: Tensor) -> Mask:
 
 
 def parameters(name: str) -> dict[str, bool]:
-    """What a kind of mask is made from, and whether it cannot do without."""
-    given = signature(MASKS[name]).parameters.values()
-    return {one.name: one.default is Parameter.empty for one in given}
+    """The parameters of a kind of mask, and whether each is required."""
+    found = signature(MASKS[name]).parameters.values()
+    return {parameter.name: parameter.default is Parameter.empty for parameter in found}
 
 
-def build(name: str, given: Mapping[str, Any]) -> Mask:
-    """A mask of this kind, from those of the values given that it takes."""
+def build(name: str, inputs: Mapping[str, Any]) -> Mask:
+    """Build a mask of this kind from those of the inputs that it takes."""
     takes = parameters(name)
-    lacking = [one for one, needed in takes.items() if needed and given.get(one) is None]
-    if lacking:
+    missing = [parameter for parameter, required in takes.items() if required and inputs.get(parameter) is None]
+    if missing:
         raise UsageError(
-            f"a {name} mask is made from {', '.join(lacking)}, which cannot be given here",
-            f"given: {', '.join(one for one in given if given[one] is not None)}; see allmask/mask/kinds.py",
+            f"a {name} mask is made from {', '.join(missing)}, which cannot be given here",
+            f"given: {', '.join(key for key in inputs if inputs[key] is not None)}; see allmask/mask/kinds.py",
         )
-    mask = MASKS[name](**{one: given[one] for one in takes if one in given})
-    return masks.expect_mask(mask)
+    return masks.expect_mask(MASKS[name](**{key: inputs[key] for key in takes if key in inputs}))

@@ -1,8 +1,8 @@
-"""The mask as a value: who may look at whom is an order, not a matrix.
+"""The mask as a value: who may read whom is an order, not a matrix.
 
-A token becomes known at a time, its `order`; it belongs to a document, its `group`. A query reads a key iff
-they share a group and the key is not younger. Comparing is transitive, so no depth of layers can leak, and a
-token younger than all before it never changes an earlier row: that is when keys and values may be cached.
+A token becomes known at some time, its `order`, and belongs to a document, its `group`. A query reads a key iff they
+share a group and the key is not younger. `<=` is transitive, so no number of layers can leak. A token younger than all
+before it changes no earlier row: that is when keys and values may be cached.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Mask:
     """Query q may read key k iff they share a group and order[k] <= order[q].
 
     Order is *when*, `position` is *where*: the index of the token within its document, padding not counted. A model
-    embeds this position unless it is given others; `window` and `matrix` refer to it, too: they narrow the order to
-    keys fewer than `window` positions away, or to the cells of any matrix. A position stays with its token when rows
-    are cut, joined or sorted, so a slice of a mask means what it meant before.
+    embeds this position unless it is given others. `window` and `matrix` restrict the order further, to keys fewer than
+    `window` positions away, or to the True cells of a matrix indexed by position. A position stays with its token when
+    rows are sliced, joined or sorted, so a slice of a mask allows the same as before.
     """
 
     order: Tensor  # (B, T) when a token becomes known
     group: Tensor  # (B, T) which document it belongs to; -1 is padding
-    position: Tensor = None  # type: ignore[assignment]  # (B, T) where it stands; counted if not given
+    position: Tensor = None  # type: ignore[assignment]  # (B, T) index within the document; counted if not given
     window: int | None = None  # read only keys fewer than this many positions away
-    matrix: Tensor | None = None  # (B, P, P) further restriction, indexed by position
+    matrix: Tensor | None = None  # (B, P, P) True where a position may read another
 
     def __post_init__(self):
         for name in ("order", "group", "position"):
@@ -38,7 +38,7 @@ class Mask:
         _check(self.window is None or self.window > 0, f"window is {self.window}; it must be positive")
 
     def _checked(self, name: str) -> Tensor:
-        """A field as a (B, T) tensor of whole numbers; the position is counted if it is not given."""
+        """Return a field as a (B, T) tensor of whole numbers; count the positions if they are not given."""
         given = getattr(self, name)
         if given is None and name == "position":
             return _count_within(self.group)
@@ -48,11 +48,11 @@ class Mask:
             raise UsageError(f"mask: {shapes}; they must both be (B, T)")
         return tensor if tensor.dtype == torch.long else _integers(tensor, name)
 
-    # ---- the cast ------------------------------------------------------------------------------------------
+    # ---- constructors --------------------------------------------------------------------------------------
 
     @classmethod
     def bidirectional(cls, valid: Tensor, window: int | None = None) -> Mask:
-        """Everything is known at once (BERT, encoders). `valid` is (B, T), False at padding.
+        """All tokens are known at once (BERT, encoders). `valid` is (B, T), False at padding.
 
            北 京 欢
         北  ■  ■  ■
@@ -63,7 +63,7 @@ class Mask:
 
     @classmethod
     def causal(cls, valid: Tensor, window: int | None = None) -> Mask:
-        """Each token sees itself and what stands before it (GPT-2, decoders; the naive mask for seq2seq).
+        """Each token sees itself and the tokens before it (GPT-2, decoders; the naive mask for seq2seq).
 
            北 京 欢
         北  ■  ·  ·
@@ -74,7 +74,7 @@ class Mask:
 
     @classmethod
     def reverse(cls, valid: Tensor, window: int | None = None) -> Mask:
-        """Each token sees itself and what stands after it: a language model from right to left.
+        """Each token sees itself and the tokens after it: a language model from right to left.
 
            北 京 欢
         北  ■  ■  ■
@@ -96,8 +96,8 @@ class Mask:
         白  ■  ■  ■  ·
         鸡  ■  ■  ■  ■
 
-        A source that comes after its target is refused: for question, answer, question, … there is `turns`. Where a row
-        holds several documents, `document` (B, T) says which token is of which, as in `packed`.
+        A source after its target is refused: for question, answer, question, … use `turns`. If a row holds several
+        documents, `document` (B, T) is the index of each token's document, as in `packed`.
         """
         is_target = _boolean(is_target, "is_target")
         is_target = is_target if valid is None else is_target & _boolean(valid, "valid")
@@ -109,9 +109,9 @@ class Mask:
 
     @classmethod
     def turns(cls, is_target: Tensor, valid: Tensor | None = None, window: int | None = None) -> Mask:
-        """Sources and targets take turns, as in a chat: each sees all that came before.
+        """Sources and targets alternate, as in a chat: each sees all turns before it.
 
-        A source is read both ways within itself; a target is written token by token. The order is 0 0 1 2 3 3 4:
+        The tokens of a source see each other, each target token sees the target so far. The order is 0 0 1 2 3 3 4:
 
            你 吃 白 鸡 几 个 两
         你  ■  ■  ·  ·  ·  ·  ·
@@ -131,7 +131,7 @@ class Mask:
 
     @classmethod
     def encoder_decoder(cls, is_target: Tensor, valid: Tensor | None = None) -> Mask:
-        """The same for a model that reads sources with one stack of layers and writes targets with another.
+        """`prefix` for a model with one stack of layers for sources and another for targets.
 
         Each stack counts its own positions: 0 1 0 1 here, where the order is 0 0 1 2.
 
@@ -148,21 +148,21 @@ class Mask:
 
     @classmethod
     def permutation(cls, rank: Tensor, valid: Tensor | None = None, window: int | None = None) -> Mask:
-        """Tokens become known in any drawn order (XLNet). Here 欢 is first, then 北, then 京: rank 1 2 0.
+        """Tokens become known in the order of their rank (XLNet). Here 欢 is first, then 北, then 京: rank 1 2 0.
 
                北 京 欢
             北  ■  ·  ■
             京  ■  ■  ■
             欢  ·  ·  ■
 
-        The query stream, which must not see the token it guesses, is `visible(strict=True)`.
+        The query stream, which must not see the token that it predicts, is `visible(strict=True)`.
         """
         rank = _integers(_tensor(rank, "rank"), "rank")
         return cls(rank, _groups(valid, rank), window=window)
 
     @classmethod
     def packed(cls, mask: Mask, document: Tensor) -> Mask:
-        """Several documents in one row that do not see each other. `document` is (B, T); documents 0 0 1 1:
+        """Several documents in one row that do not see each other; `document` (B, T) are their indices, here 0 0 1 1:
 
            北 京 你 好
         北  ■  ■  ·  ·
@@ -174,25 +174,23 @@ class Mask:
         _check(document.shape == shape, f"document is {tuple(document.shape)}, the mask {shape}")
         _check(not document.is_floating_point(), f"document is {document.dtype}; expected whole numbers")
         group = torch.where(mask.group < 0, -1, document.long())
-        return replace(
-            mask, group=group, position=None if mask.matrix is None else mask.position
-        )  # a matrix keeps its cells
+        return replace(mask, group=group, position=None if mask.matrix is None else mask.position)
 
     @classmethod
     def from_matrix(cls, visible: Tensor) -> Mask:
-        """Any boolean matrix, (T, T) or (B, T, T), True = may read: for experiments. `prove()` says what it is."""
+        """Any boolean matrix, (T, T) or (B, T, T), True = may read: for experiments. `prove()` analyses it."""
         visible = _boolean(visible, "visible", "(T, T) or (B, T, T)")
         matrix = visible[None] if visible.ndim == 2 else visible
         _check(matrix.ndim == 3 and matrix.shape[1] == matrix.shape[2], "visible must be (T, T) or (B, T, T)")
         zeros = torch.zeros(matrix.shape[:2], dtype=torch.long, device=matrix.device)
         return cls(zeros, zeros, matrix=matrix)
 
-    # ---- what it says --------------------------------------------------------------------------------------
+    # ---- queries -------------------------------------------------------------------------------------------
 
     def visible(self, keys: Mask | None = None, strict: bool = False) -> Tensor:
-        """The (B, Q, K) matrix: True where a query may read a key. `strict`: only keys known before it.
+        """The (B, Q, K) matrix: True where a query may read a key; if `strict`, only keys known before the query.
 
-        `decoder.visible(encoder)` is cross-attention; `keys` may also be a longer mask, as with a cache.
+        `decoder.visible(encoder)` is cross-attention; with a cache, `keys` is the mask of old and new tokens.
         """
         keys = self if keys is None else expect_mask(keys)
         query_order, key_order = self.order[:, :, None], keys.order[:, None, :]
@@ -212,21 +210,21 @@ class Mask:
 
     @property
     def document(self) -> Tensor:
-        """(B, T), the number of each token's document, another in each row; -1 at padding."""
+        """(B, T), the index of each token's document, unique in the batch; -1 at padding."""
         rows = torch.arange(len(self), device=self.device)[:, None]
         return torch.where(self.valid, rows * (self.group.max().clamp(min=0) + 1) + self.group, -1)
 
     @property
     def first_known(self) -> Tensor:
         """(B, T), True at the tokens of a document that are known first: the source of an encoder–decoder."""
-        return self.valid & (self.order == self.among(self.order, "amin"))
+        return self.valid & (self.order == self.per_document(self.order, "amin"))
 
-    def among(self, values: Tensor, most: str) -> Tensor:
+    def per_document(self, values: Tensor, reduce: str) -> Tensor:
         """(B, T), for each token the smallest ("amin") or largest ("amax") of the values (B, T) in its document."""
-        name = self.document.flatten() + 1  # all padding counts as one document
-        found = values.new_zeros(int(name.max()) + 1)
-        found = found.scatter_reduce(0, name, values.flatten(), most, include_self=False)
-        return found[name].view(self.shape)
+        index = self.document.flatten() + 1  # all padding counts as one document
+        found = values.new_zeros(int(index.max()) + 1)
+        found = found.scatter_reduce(0, index, values.flatten(), reduce, include_self=False)
+        return found[index].view(self.shape)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -237,10 +235,10 @@ class Mask:
         return self.order.device
 
     def may_follow(self, earlier: Mask) -> bool:
-        """Whether these tokens, appended to `earlier`, leave its rows as they were, so that a cache of it is valid."""
+        """Whether a cache of `earlier` stays valid when these tokens are appended: no earlier token sees them."""
         return not bool(earlier.visible(self).any())
 
-    # ---- a value: compare, move, cut, join, sort -----------------------------------------------------------
+    # ---- compare, move, slice, join, sort ------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask) or self.window != other.window or self.shape != other.shape:
@@ -275,7 +273,7 @@ class Mask:
         return self.shape[0]
 
     def __getitem__(self, index) -> Mask:
-        """Cut rows and tokens: `mask[2:4]`, `mask[:, :10]`, `mask[[0, 2]]`. Both dimensions stay."""
+        """Select rows and tokens: `mask[2:4]`, `mask[:, :10]`, `mask[[0, 2]]`. Both dimensions are kept."""
         rows, tokens = index if isinstance(index, tuple) else (index, slice(None))
         rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
         tokens = slice(tokens, tokens + 1 or None) if isinstance(tokens, int) else tokens
@@ -283,19 +281,19 @@ class Mask:
         return replace(self, **cut, matrix=None if self.matrix is None else self.matrix[rows])
 
     def gather(self, index: Tensor) -> Mask:
-        """Tokens of each row by their indices (B, n)."""
+        """Select tokens of each row by their indices (B, n)."""
         return replace(self, **{name: getattr(self, name).gather(1, index) for name in ("order", "group", "position")})
 
     def to(self, device: torch.device | str) -> Mask:
         return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})
 
     def append(self, other: Mask) -> Mask:
-        """The tokens of this mask, then those of `other`, row by row."""
+        """Append the tokens of `other`, row by row."""
         return Mask.cat([self, other])
 
     @classmethod
     def cat(cls, masks: Iterable[Mask], dim: int = 1) -> Mask:
-        """Join masks along tokens (dim 1) or rows (dim 0). Order, group and position keep their numbers."""
+        """Join masks along tokens (dim 1) or rows (dim 0). Order, group and position do not change."""
         masks = list(masks)
         first = masks[0]
         alike = all(m.window == first.window and (m.matrix is None) == (first.matrix is None) for m in masks)
@@ -310,11 +308,10 @@ class Mask:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def flatten(self) -> tuple[Mask, Tensor]:
-        """The same mask as one row without padding, and where each of its tokens came from.
+        """Return the same mask as one row without padding, (1, N), and the (N,) index into the flattened (B·T) tokens.
 
-        Returns a (1, N) mask and the (N,) index into the flattened (B·T) tokens. Documents stand one after
-        another, shortest first, so that those of one length are neighbours; within a document tokens are
-        sorted by order, which makes every order a causal one (a permuted mask is a shuffled input).
+        Documents come one after another, shortest first, so that those of equal length are adjacent. Within a document,
+        tokens are sorted by order, which makes every order a causal one (a permuted mask is a shuffled input).
         """
         _check(self.matrix is None, "a mask made from a matrix has no order to sort by")
         index = self.valid.flatten().nonzero()[:, 0]
@@ -333,7 +330,7 @@ def _check(holds: bool, message: str) -> None:
 
 
 def expect_mask(given: object) -> Mask:
-    """What was given as a mask, if it is one; a tensor, the habit of other libraries, is refused with a hint."""
+    """Return `given` if it is a Mask; otherwise raise an error that says how to make one from a tensor."""
     if isinstance(given, Mask):
         return given
     raise UsageError(
@@ -350,9 +347,9 @@ def _kind(given: object) -> str:
 
 
 def _refuse_late_sources(mask: Mask, is_target: Tensor) -> None:
-    """Refuse a document in which a source token stands after a target token."""
+    """Raise an error if a source token comes after a target token of its document."""
     index = _indices(is_target)
-    first_target = mask.among(torch.where(is_target, index, is_target.shape[1]), "amin")
+    first_target = mask.per_document(torch.where(is_target, index, is_target.shape[1]), "amin")
     late = (mask.valid & ~is_target & (index > first_target)).nonzero()
     if len(late):
         row, token = late[0].tolist()
@@ -396,7 +393,7 @@ def _indices(like: Tensor) -> Tensor:
 
 
 def _count_within(group: Tensor) -> Tensor:
-    """How many tokens of the same group stand before each token of its row: 0 0 1 1 1 -> 0 1 0 1 2."""
+    """The number of tokens of the same group before each token of its row: 0 0 1 1 1 -> 0 1 0 1 2."""
     by_group = group.argsort(dim=1, stable=True)
     runs, index = group.gather(1, by_group), _indices(group)
     begins = torch.ones_like(group, dtype=torch.bool)
@@ -406,7 +403,7 @@ def _count_within(group: Tensor) -> Tensor:
 
 
 def _groups(valid: Tensor | None, like: Tensor) -> Tensor:
-    """Group 0, and -1 at padding; shaped as `like`."""
+    """Group 0, and -1 at padding, in the shape of `like`."""
     if valid is None:
         return torch.zeros_like(like, dtype=torch.long)
     group = torch.where(_boolean(valid, "valid"), 0, -1)

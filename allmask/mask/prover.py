@@ -1,7 +1,8 @@
-"""What a mask lets through: who influences whom, who sees its own label, whether it is an order, how it may be cached.
+"""Analyse a mask: which positions influence which, label leaks, whether it is an order, how it can be cached.
 
-Everything is read off one boolean matrix, `visible` (True = the row may read the column). Attention lets a position
-depend on what it reads, the residual connection on itself: L layers reach what L steps of `visible | identity` do.
+Everything follows from one boolean matrix, `visible` (True = the row may read the column). By attention, a position
+depends on what it reads; by the residual connection, on itself. So after L layers it depends on what L steps of
+`visible | identity` reach.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Name = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Witness:
-    """The smallest reason why a matrix is no order: `kind` says which law is broken, `positions` by whom."""
+    """The smallest reason why a matrix is no order: the broken law (`kind`) and the positions that break it."""
 
     kind: str  # "reflexive", "transitive" or "total"
     positions: tuple[int, ...]
@@ -45,7 +46,7 @@ class Witness:
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What `prove` found for T tokens. `print(proof)` says it in words, `to_dict()` in plain data."""
+    """The result of `prove` for T tokens. `print(proof)` shows it in words, `to_dict()` returns plain data."""
 
     visible: Tensor  # (T, T) row reads column, in one layer
     layers: int | None  # None: any depth
@@ -59,16 +60,16 @@ class Proof:
     shifted_leaks: Pairs  # (position, the next token in the order, which it predicts and yet sees)
     masked_leaks: Pairs  # (position, its own token, which it predicts though the input shows it)
     two_stream_leaks: Pairs  # (position, its own token, which its query stream can see)
-    scored: Tensor  # (T,) the positions asked about their labels
-    cache_blocks: list[list[int]]  # what must be added at once, in the order of adding
+    scored: Tensor  # (T,) the positions that bear loss
+    cache_blocks: list[list[int]]  # positions that must be added together, in the order of adding
 
     @property
     def cacheable(self) -> bool:
-        """Whether anything can be kept when the next block of tokens comes."""
+        """Whether keys and values can be kept when the next block of tokens is added."""
         return len(self.cache_blocks) > 1
 
     def text(self, tokens: Sequence[str] | None = None) -> str:
-        """Short lines of English; positions are named `3`, or `3:迎` when `tokens` are given."""
+        """Return short lines of English; positions are named `3`, or `3:迎` if `tokens` are given."""
         named = {} if tokens is None else {i: f"{i}:{token}" for i, token in enumerate(tokens) if token != str(i)}
 
         def name(position: int) -> str:
@@ -89,7 +90,7 @@ class Proof:
         return self.text()
 
     def to_dict(self) -> dict:
-        """Plain numbers, lists and words, ready for JSON."""
+        """Return numbers, lists and strings, ready for JSON."""
         why = None
         if self.witness is not None:
             why = {"kind": self.witness.kind, "positions": list(self.witness.positions), "text": str(self.witness)}
@@ -119,10 +120,10 @@ class Proof:
 def prove(
     mask: Mask | Tensor, layers: int | None = None, scored: Tensor | None = None, hidden: Tensor | None = None
 ) -> Proof:
-    """Find out what a mask, or a boolean (T, T) matrix, lets through `layers` layers (None: any depth).
+    """Analyse what a mask, or a boolean (T, T) matrix, lets through `layers` layers (None: any depth).
 
-    `scored` (T,) limits the questions about labels to the positions that bear loss; `hidden` (T,) marks those whose
-    input token was replaced by [MASK]. Without them every position is scored and none is hidden.
+    `scored` (T,) are the positions that bear loss, which are checked for label leaks; `hidden` (T,) are those whose
+    input token was replaced by [MASK]. By default every position is scored and none is hidden.
     """
     visible = _matrix(mask)
     _check(layers is None or layers > 0, f"layers is {layers}; it must be at least 1, or None for any depth")
@@ -130,7 +131,7 @@ def prove(
     blocks = cache_blocks(visible)
     is_order, order, group, positions = _arrangement(mask, visible, blocks)
     through = influence(visible, layers)
-    asked = _flags(scored, visible, "scored", default=True) & (group >= 0)
+    scored_positions = _flags(scored, visible, "scored", default=True) & (group >= 0)
     shown = ~_flags(hidden, visible, "hidden", default=False)
     return Proof(
         visible=visible,
@@ -145,11 +146,11 @@ def prove(
         shifted_leaks=tuple(
             (position, label)
             for position, label in next_tokens(order, group, positions)
-            if asked[position] and through[position, label]
+            if scored_positions[position] and through[position, label]
         ),
-        masked_leaks=tuple((i, i) for i in _indices(asked & shown)),
-        two_stream_leaks=tuple((i, i) for i in _indices(asked & query_stream(visible, layers).diagonal())),
-        scored=asked,
+        masked_leaks=tuple((i, i) for i in _indices(scored_positions & shown)),
+        two_stream_leaks=tuple((i, i) for i in _indices(scored_positions & query_stream(visible, layers).diagonal())),
+        scored=scored_positions,
         cache_blocks=blocks,
     )
 
@@ -157,7 +158,7 @@ def prove(
 def prove_rows(
     mask: Mask, layers: int | None = None, scored: Tensor | None = None, hidden: Tensor | None = None
 ) -> list[Proof]:
-    """`prove` for every row of a batch; `scored` and `hidden` are then (B, T)."""
+    """`prove` every row of a batch; `scored` and `hidden` are (B, T)."""
     expect_mask(mask)
     flags = [[None if given is None else given[row] for given in (scored, hidden)] for row in range(len(mask))]
     return [prove(mask[row], layers, *flags[row]) for row in range(len(mask))]
@@ -167,10 +168,10 @@ def prove_rows(
 
 
 def influence(visible: Tensor, layers: int | None = None) -> Tensor:
-    """(…, T, T): what each row may depend on after `layers` layers with residual connections; None: any depth."""
+    """(…, T, T): which positions each row may depend on after `layers` layers with residual connections; None: any."""
     tokens = visible.shape[-1]
     base = visible | torch.eye(tokens, dtype=torch.bool, device=visible.device)
-    # A shortest path visits no position twice, so more than T-1 steps reach nothing new.
+    # a shortest path visits no position twice, so more than T-1 steps reach nothing new
     steps = max(tokens - 1, 1) if layers is None else min(layers, max(tokens - 1, 1))
     power = base
     for bit in f"{steps:b}"[1:]:  # square and multiply, from the highest bit down
@@ -182,9 +183,9 @@ def influence(visible: Tensor, layers: int | None = None) -> Tensor:
 
 
 def query_stream(visible: Tensor, layers: int | None = None) -> Tensor:
-    """(T, T): the tokens that reach the query stream of each row, which itself holds no token (XLNet).
+    """(T, T): the tokens on which the query stream of each row may depend (XLNet); it does not contain its own token.
 
-    It reads content strictly before it; that content is whatever the layers below have made of it.
+    It reads content that is strictly older; that content depends on what the layers below have read.
     """
     strict = visible & ~visible.mT
     if layers == 1:
@@ -200,10 +201,10 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def recover_order(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether each of (…, T, T) matrices is an order (…), and then its order and group, both (…, T).
+    """Return whether each of (…, T, T) matrices is an order (…), and its order and group, both (…, T).
 
     A position that neither reads nor is read is padding: group -1, order 0. Ranks are 0, 1, 2, … in every group, and
-    groups are numbered as they appear. Where the matrix is no order, the numbers returned mean nothing.
+    groups are numbered as they appear. If the matrix is no order, order and group are meaningless.
     """
     padding = _padding(visible)
     group, same = _components(visible, padding)
@@ -217,7 +218,7 @@ def recover_order(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def find_witness(visible: Tensor) -> Witness | None:
-    """The smallest reason why a (T, T) matrix is no order; None when it is one."""
+    """Return the smallest reason why a (T, T) matrix is no order; None if it is one."""
     padding = _padding(visible)
     alone = (~visible.diagonal() & ~padding).nonzero()
     if len(alone):
@@ -240,7 +241,7 @@ def _padding(visible: Tensor) -> Tensor:
 
 
 def _components(visible: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-    """The documents: (…, T) numbers, and (…, T, T) whether two tokens share one. Padding is -1 and shares none."""
+    """The index of each token's document (…, T), -1 for padding, and whether two tokens share a document (…, T, T)."""
     same = influence(visible | visible.mT) & ~padding[..., None] & ~padding[..., None, :]
     head = same.int().argmax(-1)  # the first token of the document
     number = (_first_of_class(same) & ~padding).cumsum(-1) - 1
@@ -248,17 +249,17 @@ def _components(visible: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_of_class(same: Tensor) -> Tensor:
-    """(…, T): True for the leftmost member of each class of an equivalence."""
+    """(…, T): True for the leftmost member of each equivalence class."""
     return same.int().argmax(-1) == torch.arange(same.shape[-1], device=same.device)
 
 
 def _arrangement(mask: Mask | Tensor, visible: Tensor, blocks: list[list[int]]) -> tuple[bool, Tensor, Tensor, Tensor]:
-    """Whether the matrix is an order; the order, group and positions it has, was given, or can be embedded in."""
+    """Whether the matrix is an order; then order, group and positions: the mask's own, recovered, or enclosing."""
     exact, order, group = recover_order(visible)
     positions = torch.arange(visible.shape[0], device=visible.device)
     if isinstance(mask, Mask) and mask.matrix is None:
         return bool(exact), mask.order[0], mask.group[0], mask.position[0]
-    if not exact:  # adding block after block is an order that contains the matrix, in a single document
+    if not exact:  # an order that contains the matrix: block after block, in a single document
         order, group = torch.zeros_like(order), torch.where(_padding(visible), -1, 0)
         for time, block in enumerate(blocks):
             order[block] = time
@@ -269,9 +270,9 @@ def _arrangement(mask: Mask | Tensor, visible: Tensor, blocks: list[list[int]]) 
 
 
 def next_tokens(order: Tensor, group: Tensor, positions: Tensor | None = None) -> list[tuple[int, int]]:
-    """(position, label) of shifted targets: each position predicts the token that comes next in its document.
+    """(position, label) of shifted targets: each position predicts the next token of its document in the order.
 
-    Next in the order; tokens known at the same time come as they stand in the text. The last predicts nothing.
+    Tokens known at the same time are ordered by position. The last token predicts nothing.
     """
     positions = torch.arange(len(order)) if positions is None else positions
     keys = list(zip(group.tolist(), order.tolist(), positions.tolist(), range(len(order)), strict=True))
@@ -280,10 +281,10 @@ def next_tokens(order: Tensor, group: Tensor, positions: Tensor | None = None) -
 
 
 def prediction_rows(mask: Mask | Tensor) -> Tensor:
-    """(T, T): what may be read when the token of each row is *predicted*, as figures with shifted rows show it.
+    """(T, T): which tokens may be read to *predict* the token of each row, as in figures with shifted rows.
 
-    The row of a token is the sight of the position just before it in the order. For a strict order that is all that
-    is older: `visible(strict=True)`. A token that nothing predicts has an empty row.
+    The row of a token is the row of `visible` of the position just before it in the order. If all orders differ, those
+    are all older tokens: `visible(strict=True)`. The row of a token that no position predicts is empty.
     """
     visible = _matrix(mask)
     _, order, group, positions = _arrangement(mask, visible, cache_blocks(visible))
@@ -297,10 +298,10 @@ def prediction_rows(mask: Mask | Tensor) -> Tensor:
 
 
 def cache_blocks(visible: Tensor) -> list[list[int]]:
-    """The finest blocks that can be added one after another without changing the rows already there.
+    """The finest blocks that can be added one after another without changing the rows before.
 
-    Tokens that reach each other must come together; of the blocks that could come next the leftmost does, so the
-    order is left to right whenever that is valid. Padding belongs to no block.
+    Tokens that reach each other are in one block. Of the blocks that can come next, the leftmost is taken, so the order
+    is left to right whenever that is valid. Padding is in no block.
     """
     reach = influence(visible)
     first = _first_of_class(reach & reach.mT) & ~_padding(visible)
@@ -319,7 +320,7 @@ def cache_blocks(visible: Tensor) -> list[list[int]]:
     return blocks
 
 
-# ---- words --------------------------------------------------------------------------------------------------
+# ---- texts --------------------------------------------------------------------------------------------------
 
 
 def _order_text(proof: Proof, name: Name) -> str:
@@ -360,11 +361,11 @@ def _empty_text(proof: Proof, name: Name) -> str:
 
 
 def _leak_text(proof: Proof, leaks: Pairs, label: str, name: Name) -> str:
-    asked = _count(int(proof.scored.sum()), "position")
+    checked = _count(int(proof.scored.sum()), "position")
     if not leaks:
-        return f"no leak: none of {asked} sees {label}, which it predicts"
+        return f"no leak: none of {checked} sees {label}, which it predicts"
     pairs = [name(q) if q == k else f"{name(q)} sees {name(k)}" for q, k in leaks]
-    return f"LEAK at {len(leaks)} of {asked}, which should predict {label}: {_some(pairs)}"
+    return f"LEAK at {len(leaks)} of {checked}, which should predict {label}: {_some(pairs)}"
 
 
 def _masked_text(proof: Proof, name: Name) -> str:
@@ -397,7 +398,7 @@ def _cache_text(blocks: list[list[int]], name: Name) -> str:
 
 
 def _span(block: list[int]) -> str:
-    """`0–3` for neighbours, else the positions one by one."""
+    """`0–3` for consecutive positions, otherwise `0+2+5`."""
     if len(block) > 2 and block[-1] - block[0] == len(block) - 1:
         return f"{block[0]}–{block[-1]}"
     return "+".join(str(i) for i in block)

@@ -1,7 +1,7 @@
 """Attention (arXiv 1706.03762): the only place where a mask meets a kernel.
 
-Shapes: B rows, T tokens, Q queries, K keys, H heads, D width of a head. Heads stand behind tokens, (B, T, H, D), so
-that documents of one length, side by side in a packed row, are a batch without copying.
+Shapes: B rows, T tokens, Q queries, K keys, H heads, D head width. Heads come after tokens, (B, T, H, D), so that
+adjacent documents of equal length in a packed row can be viewed as a batch without copying.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from allmask.mask import Mask, expect_mask
 from allmask.nn.dropout import dropout_mask
 
 SHORT_CELLS = 1 << 18  # 512 × 512: the scores of a head stay in the cache
-DENSE_CELLS = 1 << 22  # boolean cells made at a time (4 MB): a long row is masked in strips of queries
-STRIP = 256  # queries, or a window if that is wider: a longer strip would read keys that few of its queries see
-
+DENSE_CELLS = 1 << 22  # boolean cells at a time (4 MB): long rows are masked in strips of queries
+STRIP = 256  # queries, or the window if that is wider: a longer strip would read keys that few of its queries see
 
 Bias = Tensor | tuple[Tensor, ...]  # see `attend`
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a mask is lowered to kernels: found once for a batch, used by every layer."""
+    """How a mask is lowered to kernels: found once per batch, used by every layer."""
 
     queries: Mask
     keys: Mask
     strict: bool
     blocks: tuple[Block, ...]
-    pairs: Pairs | None = None  # where the documents of one row read those of another, each its own
-    segments: tuple[Tensor, Tensor] | None = None  # (B, Q) and (B, K), for attention that compares them
+    pairs: Pairs | None = None  # if each document of a row reads one document of another row
+    segments: tuple[Tensor, Tensor] | None = None  # (B, Q) and (B, K), for attention that compares segments
 
     @classmethod
     def find(cls, queries: Mask, keys: Mask | None = None, strict: bool = False) -> Route:
-        """The cheapest lowering: no mask, causal, prefix, per document, boolean."""
+        """Find the cheapest lowering: no mask, causal, prefix, per document, boolean."""
         expect_mask(queries)
         if keys is not None:
             expect_mask(keys)
@@ -57,30 +56,30 @@ class Route:
 
     @property
     def is_regular(self) -> bool:
-        """Whether no block needs a matrix and none is padding; otherwise `Mask.flatten` pays."""
+        """Whether no block needs a matrix or is padding; otherwise `Mask.flatten` pays off."""
         return all(block.kind not in ("dense", "empty") for block in self.blocks)
 
     def cut(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The tokens of each block; one block may read keys that are not its own tokens, so it gets all."""
+        """Split x by blocks. A single block gets all of x, because its keys may be other tokens than its queries."""
         if len(self.blocks) == 1:
             return (x,)
         return x.split([block.stop - block.start for block in self.blocks], dim=1)
 
     def visible(self, start: int, stop: int, block: Block, among: slice = slice(None)) -> Tensor:
-        """The boolean matrix of some queries of a dense block and some of its keys, (B, Q, K)."""
+        """The boolean matrix (B, Q, K) of queries `start` to `stop` of a dense block and the keys `among` its own."""
         return self.queries[:, start:stop].visible(self._keys_of(block)[:, among], self.strict)
 
     def near(self, start: int, stop: int, block: Block) -> slice:
-        """Keys of a dense block that a window does not hide from all of some queries, found without a matrix."""
-        places, window = self._keys_of(block).position, self.queries.window
+        """The keys of a dense block within the window of queries `start` to `stop`, found without a matrix."""
+        position, window = self._keys_of(block).position, self.queries.window
         if window is None or start == stop:
-            return slice(0, places.shape[1])
+            return slice(0, position.shape[1])
         own = self.queries.position[:, start:stop]
-        return _span(((places > own.min() - window) & (places < own.max() + window)).any(0))
+        return _span(((position > own.min() - window) & (position < own.max() + window)).any(0))
 
     @cached_property
     def flex_mask(self) -> Any:
-        """The mask as a block mask of FlexAttention, built once for all layers that use this route."""
+        """The block mask of FlexAttention, built once for all layers that use this route."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         queries, keys, strict = self.queries, self.keys, self.strict
@@ -105,36 +104,33 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | Route, dropout: float = 0.0, scale: float | None = None,
     bias: Bias | None = None,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention of q (B, Q, H, D) over k, v (B, K, H, D) as far as the mask lets it see: (B, Q, H, D).
+    """Softmax attention of q (B, Q, H, D) over the keys and values k, v (B, K, H, D) that the mask shows: (B, Q, H, D).
 
-    `bias`, if given, is added to the scores and broadcasts to (B, H, Q, K); or there is one for each block of a route,
-    which broadcasts to (documents, H, length, length) and is -inf where the mask forbids. A row that sees nothing
-    yields zeros.
+    `bias` is added to the scores: one tensor that broadcasts to (B, H, Q, K), or one per block of a route, which
+    broadcasts to (documents, H, length, length) and is -inf where the mask forbids. A row that sees nothing is zeros.
     """
     route = mask if isinstance(mask, Route) else Route.find(mask)
     kernel = _Kernel(dropout, scale)
-    if isinstance(bias, tuple):
-        pieces = zip(route.blocks, bias, route.cut(q), route.cut(k), route.cut(v), strict=True)
-        parts = [_biased(kernel, queries, keys, values, block, added) for block, added, queries, keys, values in pieces]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    if route.pairs is not None and bias is None:
-        return route.pairs.attend(kernel, q, k, v)
-    if bias is not None:  # speaks of all queries and keys at once
+    if isinstance(bias, Tensor):  # for all queries and keys at once
         whole = Block(0, q.shape[1], "dense")
         return _dense(kernel, q, k, v, replace(route, blocks=(whole,)), whole, bias)
-    if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
-        return flex_attend(q, k, v, route, scale)
-    if suits(q, k, v, route.blocks, dropout):
-        return attend_documents(q, k, v, route.blocks, dropout, scale)
-    pieces = zip(route.blocks, route.cut(q), route.cut(k), route.cut(v), strict=True)
-    parts = [_attend_block(kernel, queries, keys, values, route, block) for block, queries, keys, values in pieces]
+    if bias is None:
+        if route.pairs is not None:
+            return route.pairs.attend(kernel, q, k, v)
+        if q.is_cuda and dropout == 0.0 and (len(route.blocks) > 1 or not route.is_regular):
+            return flex_attend(q, k, v, route, scale)
+        if suits(q, k, v, route.blocks, dropout):
+            return attend_documents(q, k, v, route.blocks, dropout, scale)
+    biases = bias or [None] * len(route.blocks)
+    pieces = zip(route.cut(q), route.cut(k), route.cut(v), route.blocks, biases, strict=True)
+    parts = [_attend_block(kernel, route, *piece) for piece in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def attention_weights(
     q: Tensor, k: Tensor, mask: Mask | Route, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """The attention weights themselves, (B, H, Q, K), for pictures. Exactly zero where the mask forbids."""
+    """The attention weights (B, H, Q, K), for pictures. Exactly zero where the mask forbids."""
     route = mask if isinstance(mask, Route) else Route.find(mask)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (scale or 1.0 / math.sqrt(q.shape[-1]))
     scores = scores if bias is None else scores + bias
@@ -144,7 +140,7 @@ def attention_weights(
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float | None = None) -> Tensor:
-    """Attention by FlexAttention, which compares order and group inside the kernel (CUDA)."""
+    """Compute attention by FlexAttention, which compares order and group inside the kernel (CUDA)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return _flex_kernel(q.is_cuda)(q, k, v, block_mask=route.flex_mask, scale=scale).transpose(1, 2)
 
@@ -161,7 +157,7 @@ def _flex_kernel(compiled: bool) -> Any:
 
 
 class KeyValue(NamedTuple):
-    """What a layer remembers of tokens it has read: keys and values, (B, K, H, D) each."""
+    """The keys and values of a layer, (B, K, H, D) each."""
 
     keys: Tensor
     values: Tensor
@@ -174,13 +170,13 @@ class KeyValue(NamedTuple):
 
 
 class Readable(Protocol):
-    """What attention reads: a `KeyValue`, or anything else that keeps keys and values in its own way."""
+    """Keys and values that attention can read: a `KeyValue` or a `BeamKeyValue`."""
 
     def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor: ...
 
 
 class Scaled(nn.Module):
-    """Times a number."""
+    """Multiply by a constant."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -191,18 +187,18 @@ class Scaled(nn.Module):
 
 
 class PassThrough(nn.Module):
-    """Queries and what is added to their scores, as they are."""
+    """Return queries and bias unchanged."""
 
     def forward(self, q: Tensor, route: Route, bias: Bias | None) -> tuple[Tensor, Bias | None]:
         return q, bias
 
 
 class Attention(nn.Module):
-    """Multi-head attention; over oneself, over a longer past or over another text, by what it is given to read.
+    """Multi-head attention of x over the keys and values in `read`: its own, those of a cache, or of another text.
 
-    Heads share the width unless `head_width` says otherwise. Without `scaled` scores are not divided by sqrt(D), which
-    every kernel does: queries are multiplied by it first. What is added to scores may be another for each query: then
-    `relate` makes it of what a layer is told instead, see distances.py.
+    `head_width` is width / heads unless given. If not `scaled`, scores are not divided by sqrt(D): queries are
+    multiplied by sqrt(D) first, since every kernel divides. `relate` turns the distance encodings that a layer gets as
+    its `bias` into a bias per query, see relative_attention.py.
     """
 
     def __init__(
@@ -217,25 +213,25 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, inner, bias)
         self.value = nn.Linear(width, inner, bias)
         self.output = nn.Linear(inner, width, bias)
-        self.stretch = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
+        self.query_scale = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
         self.relate = PassThrough() if relate is None else relate
 
     def keys_values(self, x: Tensor) -> KeyValue:
         return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
 
     def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
-        q, bias = self._ask(x, route, bias)
+        q, bias = self._queries(x, route, bias)
         dropout = self.dropout if self.training else 0.0
         return self.output(read.attend(q, route, dropout, bias).flatten(-2))
 
     def attention_weights(self, x: Tensor, read: KeyValue, route: Route, bias: Any = None) -> Tensor:
-        q, whole = self._ask(x, route, bias)
+        q, whole = self._queries(x, route, bias)
         assert not isinstance(whole, tuple)
         return attention_weights(q, read.keys, route, bias=whole)
 
-    def _ask(self, x: Tensor, route: Route, bias: Any) -> tuple[Tensor, Bias | None]:
-        """The queries (B, Q, H, D), and what is added to their scores."""
-        return self.relate(self.stretch(self._split(self.query(x))), route, bias)
+    def _queries(self, x: Tensor, route: Route, bias: Any) -> tuple[Tensor, Bias | None]:
+        """The queries (B, Q, H, D), and the bias of their scores."""
+        return self.relate(self.query_scale(self._split(self.query(x))), route, bias)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))  # (B, T, W) -> (B, T, H, D)
@@ -255,7 +251,7 @@ class _Kernel(NamedTuple):
         return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
 
     def causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Query i of the last Q tokens reads the keys up to its own: causal, aligned lower right."""
+        """Causal attention of the last Q of K tokens: each reads the keys up to its own."""
         queries, keys = q.shape[1], k.shape[1]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if queries == keys and not self._by_hand(q, k):
@@ -266,8 +262,8 @@ class _Kernel(NamedTuple):
             return self._weighted((q @ k.transpose(2, 3)).masked_fill(~visible, -torch.inf), v).transpose(1, 2)
         return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
 
-    def added(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """With numbers added to the scores, -inf among them; no query sees nothing."""
+    def biased(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Attention with an additive bias, which may contain -inf but not a whole row of it."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         bias = bias.to(q.dtype)
         if self._by_hand(q, k):
@@ -275,11 +271,9 @@ class _Kernel(NamedTuple):
         return F.scaled_dot_product_attention(q, k, v, bias, self.dropout, scale=self.scale).transpose(1, 2)
 
     def _by_hand(self, q: Tensor, k: Tensor) -> bool:
-        """Whether plain products beat the fused kernel: on a CPU with dropout, or training short rows in bf16."""
-        short = q.shape[2] * k.shape[2] <= SHORT_CELLS
-        return (
-            q.device.type == "cpu" and short and (self.dropout > 0.0 or (q.dtype == torch.bfloat16 and q.requires_grad))
-        )
+        """Whether plain products beat the fused kernel: for short rows on a CPU, with dropout or training in bf16."""
+        short = q.shape[2] * k.shape[2] <= SHORT_CELLS and q.device.type == "cpu"
+        return short and (self.dropout > 0.0 or (q.dtype == torch.bfloat16 and q.requires_grad))
 
     def _weighted(self, scores: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         scores = scores * (self.scale or v.shape[-1] ** -0.5)
@@ -289,36 +283,31 @@ class _Kernel(NamedTuple):
         return weights @ v
 
 
-def _attend_block(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block) -> Tensor:
+def _attend_block(
+    kernel: _Kernel, route: Route, q: Tensor, k: Tensor, v: Tensor, block: Block, bias: Tensor | None
+) -> Tensor:
+    """Attention within one block; a `bias` already contains the block's mask."""
     if block.kind == "dense":
-        return _dense(kernel, q, k, v, route, block)
+        return _dense(kernel, q, k, v, route, block) if bias is None else kernel(q, k, v, bias.to(q.dtype))
     if block.kind == "empty":
         return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)  # zeros, with a gradient
-    named = {"full": kernel, "causal": kernel.causal, "prefix": partial(_prefix, kernel, source=block.source)}
+    if bias is not None:
+        run = partial(kernel.biased, bias=bias)
+    else:
+        kinds = {"full": kernel, "causal": kernel.causal, "prefix": partial(_prefix, kernel, source=block.source)}
+        run = kinds[block.kind]
     if block.documents == 1:
-        return named[block.kind](q, k, v)
-    # documents of one length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view
+        return run(q, k, v)
+    # documents of equal length as a batch: (1, n·L, H, D) -> (n, L, H, D), a view
     q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
-    return named[block.kind](q, k, v).flatten(0, 1)[None]
-
-
-def _biased(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, block: Block, bias: Tensor) -> Tensor:
-    """A block whose sight is in the numbers added to its scores."""
-    if block.kind == "dense":
-        return kernel(q, k, v, bias.to(q.dtype))
-    if block.kind == "empty":
-        return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)
-    if block.documents == 1:
-        return kernel.added(q, k, v, bias)
-    q, k, v = (x.unflatten(1, (block.documents, -1)).flatten(0, 1) for x in (q, k, v))
-    return kernel.added(q, k, v, bias).flatten(0, 1)[None]
+    return run(q, k, v).flatten(0, 1)[None]
 
 
 def _prefix(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, source: int) -> Tensor:
-    """The source reads itself without a mask; target rows are those of a causal mask."""
+    """The source reads itself without a mask; the rows of the target are those of a causal mask."""
     first, rest = q.split([source, q.shape[1] - source], dim=1)
     head = kernel(first, k[:, :source], v[:, :source])
-    if rest.shape[1] * q.shape[1] > DENSE_CELLS:  # long: whole causal rows cost less than a matrix
+    if rest.shape[1] * q.shape[1] > DENSE_CELLS:  # long: causal attention of all rows costs less than a matrix
         return torch.cat([head, kernel.causal(q, k, v)[:, source:]], dim=1)
     return torch.cat([head, kernel.causal(rest, k, v)], dim=1)
 
@@ -326,7 +315,7 @@ def _prefix(kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, source: int) -> Te
 def _dense(
     kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor, route: Route, block: Block, bias: Tensor | None = None
 ) -> Tensor:
-    """A boolean matrix, made for a strip of queries at a time so that memory stays O(T)."""
+    """Attention with a boolean matrix, made for one strip of queries at a time so that memory stays O(T)."""
     strip, window = max(1, DENSE_CELLS // max(1, k.shape[0] * k.shape[1])), route.queries.window
     if window is not None:
         strip = min(strip, max(STRIP, window))
@@ -341,61 +330,63 @@ def _dense(
             continue
         near = route.near(first, last, block)
         visible = route.visible(first, last, block, near)[:, None]
-        read = _span(visible.flatten(0, -2).any(0))  # only these are remembered
+        read = _span(visible.flatten(0, -2).any(0))  # only these are kept for the backward pass
         keys, values = k[:, near][:, read], v[:, near][:, read]
         parts.append(kernel(q[:, start:stop], keys, values, visible[..., read].clone()))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _span(chosen: Tensor) -> slice:
-    """From the first to the last that is chosen; the first alone, if none is."""
+    """The slice from the first to the last True; of length 1 if there is none."""
     found = chosen.nonzero()[:, 0]
     return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 1)
 
 
-# ---- two rows ----------------------------------------------------------------------------------------------
+# ---- cross-attention between packed rows ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Table:
-    """Documents of a flat row as rows of their own, the shorter ones followed by zeros."""
+    """A flat list of N items as a table of rows, shorter rows padded with zeros."""
 
-    documents: int
-    longest: int
-    cells: Tensor | None  # (N,) where each token goes; None: all are of one length, and a view will do
+    rows: int
+    width: int
+    cells: Tensor | None  # (N,) the cell of each item in the flattened table; None: items fill it in order
 
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device) -> Table:
-        longest = int(lengths.max())
-        if (lengths == longest).all():
-            return cls(len(lengths), longest, None)
-        begins = np.arange(len(lengths)) * longest - (lengths.cumsum() - lengths)
+        """The table of rows of these lengths."""
+        width = int(lengths.max())
+        if (lengths == width).all():
+            return cls(len(lengths), width, None)
+        begins = np.arange(len(lengths)) * width - (lengths.cumsum() - lengths)
         cells = np.arange(lengths.sum()) + begins.repeat(lengths)
-        return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
+        return cls(len(lengths), width, torch.from_numpy(cells).to(device))
 
     def spread(self, x: Tensor) -> Tensor:
-        """(1, N, H, D) -> (documents, longest, H, D)"""
+        """(N, …) -> (rows, width, …)"""
         if self.cells is not None:
-            x = x.new_zeros(1, self.documents * self.longest, *x.shape[2:]).index_copy(1, self.cells, x)
-        return x[0].unflatten(0, (self.documents, self.longest))
+            x = x.new_zeros(self.rows * self.width, *x.shape[1:]).index_copy(0, self.cells, x)
+        return x.unflatten(0, (self.rows, self.width))
 
     def gather(self, table: Tensor) -> Tensor:
+        """(rows, width, …) -> (N, …)"""
         x = table.flatten(0, 1)
-        return (x if self.cells is None else x[self.cells])[None]
+        return x if self.cells is None else x[self.cells]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Two flat rows of the same documents, as a decoder's and an encoder's: a query reads all keys of its document."""
+    """Two packed rows of the same documents, a decoder's and an encoder's: a query reads all keys of its document."""
 
     documents: np.ndarray  # see `partners`
     queries: Table
     keys: Table
-    hidden: Tensor | None  # (documents, 1, 1, longest) -inf where there is no key; None: nowhere
+    hidden: Tensor | None  # (documents, 1, 1, width) -inf where there is no key; None if there is no padding
 
     @classmethod
     def find(cls, queries: Mask, keys: Mask) -> Pairs | None:
-        """None if the documents differ, are in pieces, or have a key that is younger than one of their queries."""
+        """None if the documents differ, are not contiguous, or have a key that is younger than one of their queries."""
         if len(queries) != 1 or queries.window is not None or queries.matrix is not None or not queries.shape[1]:
             return None
         (names, starts, lengths), (others, key_starts, key_lengths) = _runs(queries), _runs(keys)
@@ -405,20 +396,21 @@ class Pairs:
         if (oldest < np.maximum.reduceat(keys.order[0].cpu().numpy(), key_starts)).any():
             return None
         table = Table.of(key_lengths, queries.device)
-        there = torch.from_numpy(np.arange(table.longest) < key_lengths[:, None]).to(queries.device)
-        hidden = torch.zeros(there.shape, device=there.device).masked_fill(~there, -torch.inf)[:, None, None]
+        padding = torch.from_numpy(np.arange(table.width) >= key_lengths[:, None]).to(queries.device)
+        hidden = torch.zeros(padding.shape, device=padding.device).masked_fill(padding, -torch.inf)[:, None, None]
         documents = partners(starts, lengths, key_starts, key_lengths)
         return cls(documents, Table.of(lengths, queries.device), table, None if table.cells is None else hidden)
 
     def attend(self, kernel: _Kernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if suits_partners(q, k, v, self.documents, kernel.dropout):
             return attend_partners(q, k, v, self.documents, *kernel)
-        q, k, v = self.queries.spread(q), self.keys.spread(k), self.keys.spread(v)
-        return self.queries.gather(kernel(q, k, v) if self.hidden is None else kernel.added(q, k, v, self.hidden))
+        q, k, v = self.queries.spread(q[0]), self.keys.spread(k[0]), self.keys.spread(v[0])
+        out = kernel(q, k, v) if self.hidden is None else kernel.biased(q, k, v, self.hidden)
+        return self.queries.gather(out)[None]
 
 
 def _runs(mask: Mask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The group, start and length of each run of one group in a flat row."""
+    """The group, start and length of each run of tokens of one group in a packed row."""
     group = mask.group[0].cpu().numpy()
     starts = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
     return group[starts], starts, np.diff(starts, append=len(group))
@@ -428,7 +420,7 @@ def _runs(mask: Mask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _uniform(mask: Mask) -> tuple[Block, ...] | None:
-    """One named block for the whole batch, if all its rows have one pattern and no padding."""
+    """One block for the whole batch, if all rows have the same mask and no padding."""
     one_document = bool(((mask.group == mask.group[:, :1]) & mask.valid).all())
     if not one_document or mask.window is not None or mask.matrix is not None:
         return None
@@ -437,27 +429,30 @@ def _uniform(mask: Mask) -> tuple[Block, ...] | None:
 
 
 def _documents(mask: Mask) -> tuple[Block, ...] | None:
-    """The documents of one packed row, each by its kind; neighbours of one shape are joined."""
+    """The documents of one packed row as blocks; adjacent documents of equal length and kind are one block."""
     if mask.matrix is not None:
         return None
     if mask.shape[1] == 0:
         return (Block(0, 0, "full"),)
-    group, order = mask.group[0].cpu().numpy(), mask.order[0].cpu().numpy()
-    starts = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
-    names = group[starts]
+    names, starts, lengths = _runs(mask)
     if len(np.unique(names[names >= 0])) < (names >= 0).sum():
         return None  # a document in several pieces
-    stops = np.append(starts[1:], len(group))
-    kinds, sources = _classify(order, starts, stops, names)
+    stops = starts + lengths
+    kinds, sources = _classify(mask.order[0].cpu().numpy(), starts, stops, names)
     if mask.window is not None:
         kinds = np.where(kinds == "empty", "empty", "dense")
-    return _join(
-        Block(*row) for row in zip(starts.tolist(), stops.tolist(), kinds.tolist(), sources.tolist(), strict=True)
-    )
+    blocks: list[Block] = []
+    for row in zip(starts.tolist(), stops.tolist(), kinds.tolist(), sources.tolist(), strict=True):
+        block, last = Block(*row), blocks[-1] if blocks else None
+        if last and block.kind != "dense" and last.length == block.length and last[2:4] == block[2:4]:
+            blocks[-1] = last._replace(stop=block.stop, documents=last.documents + 1)
+        else:
+            blocks.append(block)
+    return tuple(blocks)
 
 
 def _classify(order: np.ndarray, starts: np.ndarray, stops: np.ndarray, names: np.ndarray):
-    """The kind of each document from the steps of its order: none, all upwards, or none and then all upwards."""
+    """The kind and source length of each document, from the steps of its order: all 0, all up, or 0 and then up."""
     step = np.diff(order, append=order[-1])  # step[i]: from token i to the next
     level = np.append(0, np.cumsum(step == 0))
     upward = np.append(0, np.cumsum(step > 0))
@@ -471,20 +466,8 @@ def _classify(order: np.ndarray, starts: np.ndarray, stops: np.ndarray, names: n
     return kinds, np.where(kinds == "prefix", levels + 1, 0)
 
 
-def _join(blocks) -> tuple[Block, ...]:
-    """Neighbouring documents of one length and kind become one block."""
-    joined: list[Block] = []
-    for block in blocks:
-        last = joined[-1] if joined else None
-        if last and block.kind != "dense" and last.length == block.length and last[2:4] == block[2:4]:
-            joined[-1] = last._replace(stop=block.stop, documents=last.documents + 1)
-        else:
-            joined.append(block)
-    return tuple(joined)
-
-
 def _all_seen(queries: Mask, keys: Mask) -> tuple[Block, ...] | None:
-    """A full block if every query sees every key, as in the steps of a decoder without padding."""
+    """One full block, if every query sees every key, as in the decoding steps of a batch without padding."""
     if queries.window is not None or queries.matrix is not None or keys.shape[1] == 0:
         return None
     one_document = (keys.group == queries.group[:, :1]) & keys.valid

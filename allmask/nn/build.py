@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from allmask.config import Config
-from allmask.nn.elmo import Elmo, ScalarMix
 from allmask.nn.encoder_decoder import EncoderDecoder
 from allmask.nn.heads import Labels, Pooler, TaskHead, bert_head, plain_head
 from allmask.nn.layers import ACTIVATIONS
-from allmask.nn.recurrent import Seq2Seq
+from allmask.nn.recurrent import Elmo, ScalarMix, Seq2Seq
 from allmask.nn.transformer import Transformer
 
 HEADS = {"pooler": "pooler", "lm": "lm_head", "nsp": "nsp_head", "task": "task_head"}  # name of a head: its module

@@ -1,9 +1,9 @@
-"""A chain of labels scored as a whole: the linear conditional random field (Lafferty et al., 2001).
+"""The linear-chain conditional random field (Lafferty et al., 2001): a sequence of labels is scored as a whole.
 
 score(labels | text) = first[y₁] + Σ scores[t, yₜ] + Σ follows[yₜ₋₁, yₜ] + last[yₙ]
 
-The loss is minus the logarithm of the share of the right chain among all chains, whose sum the forward algorithm finds
-in time linear in the length; Viterbi finds the best one. Chains of a batch stand one after another in a flat row.
+The loss is minus the log-probability of the correct sequence among all sequences, whose sum the forward algorithm
+computes in linear time; the Viterbi algorithm finds the best sequence. The sequences of a batch are concatenated.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-_STRETCH = 100.0  # Adam moves every number by about the learning rate, and a body's is too small for scores like these
-_NEVER = -1e9  # finite, so that a chain in which all is forbidden still has a best path, and no NaN arises
-_TOGETHER = 16384  # steps of all chains in one search, the padding among them
+_SCALE = 100.0  # Adam moves each parameter by about the learning rate, and a body's is too small for scores
+_FORBIDDEN = -1e9  # finite, so that a sequence without any allowed path still has a best one, and no NaN arises
+_MAX_STEPS = 16384  # of all sequences in one search, padding included
 
 
 class CRF(nn.Module):
-    """How well labels follow each other; L labels."""
+    """Scores of L labels at the start, at the end and after one another."""
 
     def __init__(self, labels: int):
         super().__init__()
@@ -31,77 +31,71 @@ class CRF(nn.Module):
     @property
     def follows(self) -> Tensor:
         """(L, L) from, to."""
-        return _STRETCH * self.follows_bias.view(len(self.first_bias), -1)
+        return _SCALE * self.follows_bias.view(len(self.first_bias), -1)
 
     @property
     def first(self) -> Tensor:
-        return _STRETCH * self.first_bias
+        return _SCALE * self.first_bias
 
     @property
     def last(self) -> Tensor:
-        return _STRETCH * self.last_bias
+        return _SCALE * self.last_bias
 
-    def loss(self, scores: Tensor, gold: Tensor, lengths: Tensor) -> Tensor:
-        """The summed loss of chains of these lengths, whose scores (M, L) and labels (M,) stand one after another."""
+    def loss(self, scores: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+        """Return the summed loss of sequences of these lengths; scores (M, L) and labels (M,) are concatenated."""
         rows = pad_sequence([*scores.split(lengths.tolist())], batch_first=True)  # (C, T, L)
-        right = pad_sequence([*gold.split(lengths.tolist())], batch_first=True)  # (C, T)
-        there = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-        return (self._all(rows, there) - self._one(rows, right, there, lengths)).sum()
-
-    def _all(self, rows: Tensor, there: Tensor) -> Tensor:
-        """(C,) the logarithm of the sum over all chains: the forward algorithm."""
-        total, follows = self.first + rows[:, 0], self.follows  # (C, L)
+        labels = pad_sequence([*labels.split(lengths.tolist())], batch_first=True)  # (C, T)
+        valid = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+        total, follows = self.first + rows[:, 0], self.follows  # (C, L): the forward algorithm
         for step in range(1, rows.shape[1]):
             longer = (total[:, :, None] + follows).logsumexp(1) + rows[:, step]
-            total = torch.where(there[:, step, None], longer, total)
-        return (total + self.last).logsumexp(1)
-
-    def _one(self, rows: Tensor, gold: Tensor, there: Tensor, lengths: Tensor) -> Tensor:
-        """(C,) the score of one chain each."""
-        each = rows.gather(2, gold[:, :, None])[:, :, 0] * there
-        steps = self.follows[gold[:, :-1], gold[:, 1:]] * there[:, 1:]
-        ends = self.last[gold.gather(1, lengths[:, None] - 1)[:, 0]]
-        return self.first[gold[:, 0]] + each.sum(1) + steps.sum(1) + ends
+            total = torch.where(valid[:, step, None], longer, total)
+        normalizer = (total + self.last).logsumexp(1)
+        each = rows.gather(2, labels[:, :, None])[:, :, 0] * valid
+        steps = self.follows[labels[:, :-1], labels[:, 1:]] * valid[:, 1:]
+        ends = self.last[labels.gather(1, lengths[:, None] - 1)[:, 0]]
+        score = self.first[labels[:, 0]] + each.sum(1) + steps.sum(1) + ends  # (C,) of the correct sequences
+        return (normalizer - score).sum()
 
     @torch.no_grad()
     def best(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
-        """The best labels of each chain (T, L), of those that begin with one of `starts` (L,) and only take steps that
-        are `allowed` (L, L)."""
+        """Return the best labels for each sequence of scores (T, L).
+
+        Only those are considered that begin with one of `starts` (L,) and whose transitions are `allowed` (L, L).
+        """
         found: list[list[int]] = [[] for _ in scores]
-        for numbers in _groups([len(chain) for chain in scores]):
-            paths = self._viterbi([scores[number] for number in numbers], starts, allowed)
-            for number, path in zip(numbers, paths, strict=True):
-                found[number] = path
+        for indices in _groups([len(sequence) for sequence in scores]):
+            paths = self._viterbi([scores[index] for index in indices], starts, allowed)
+            for index, path in zip(indices, paths, strict=True):
+                found[index] = path
         return found
 
     def _viterbi(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
-        rows, lengths = pad_sequence(list(scores), batch_first=True), [len(chain) for chain in scores]
-        there = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
-        follows = self.follows.masked_fill(~allowed, _NEVER)
-        total = self.first.masked_fill(~starts, _NEVER) + rows[:, 0]
-        came = []  # (C, L) each: from which label the best way leads here
+        rows, lengths = pad_sequence(list(scores), batch_first=True), [len(sequence) for sequence in scores]
+        valid = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
+        follows = self.follows.masked_fill(~allowed, _FORBIDDEN)
+        total = self.first.masked_fill(~starts, _FORBIDDEN) + rows[:, 0]
+        previous = []  # (C, L) each: the label before, on the best path to each label
         for step in range(1, rows.shape[1]):
             longer, back = (total[:, :, None] + follows).max(1)
-            came.append(back)
-            total = torch.where(there[:, step, None], longer + rows[:, step], total)
-        ends = (total + self.last).argmax(1).tolist()
-        return [_walk_back(ends[row], came, row, length) for row, length in enumerate(lengths)]
+            previous.append(back)
+            total = torch.where(valid[:, step, None], longer + rows[:, step], total)
+        paths = []
+        for row, label in enumerate((total + self.last).argmax(1).tolist()):
+            path = [label]
+            for step in range(lengths[row] - 1, 0, -1):
+                path.append(int(previous[step - 1][row, path[-1]]))
+            paths.append(path[::-1])
+        return paths
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of chains of about one length that are searched together; empty ones are left out."""
+    """Group the indices of sequences of similar lengths, to be searched together; empty ones are left out."""
     group: list[int] = []
-    for number in sorted((n for n, length in enumerate(lengths) if length), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[number] > _TOGETHER:
+    for index in sorted((n for n, length in enumerate(lengths) if length), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[index] > _MAX_STEPS:
             yield group
             group = []
-        group.append(number)
+        group.append(index)
     if group:
         yield group
-
-
-def _walk_back(last: int, came: Sequence[Tensor], row: int, length: int) -> list[int]:
-    path = [last]
-    for step in range(length - 1, 0, -1):
-        path.append(int(came[step - 1][row, path[-1]]))
-    return path[::-1]

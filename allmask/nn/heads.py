@@ -1,4 +1,4 @@
-"""From hidden states to answers: what is read off a body."""
+"""Heads: from the hidden states of a body to labels of a task or logits over the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.errors import CheckpointError
-from allmask.kernels.cross_entropy import token_loss
+from allmask.kernels.cross_entropy import linear_cross_entropy
 from allmask.mask import Mask
 from allmask.nn.attention import Scaled
 from allmask.nn.crf import CRF
@@ -17,7 +17,7 @@ from allmask.nn.dropout import Dropout
 
 
 class Pooler(nn.Linear):
-    """A dense layer and tanh over the hidden states (M, W) of tokens that stand for texts (BERT, XLNet's summary)."""
+    """A linear layer and tanh over the hidden states (M, W) of pooled tokens (BERT's pooler, XLNet's summary)."""
 
     def __init__(self, width: int):
         super().__init__(width, width)
@@ -32,15 +32,15 @@ class Pooler(nn.Linear):
 
 @dataclass(frozen=True)
 class Labels:
-    """What a task head is asked, and the name of each of its answers.
+    """The kind of labels that a task head predicts, and their names.
 
-    single  which one of the names?    softmax, cross-entropy
-    multi   which of the names?        a sigmoid and a binary cross-entropy each
-    number  how much, of each name?    as it is, squared error
-    choice  which of several texts?    one score a text, softmax over the texts of a question
-    tag     which name has each word?  softmax, cross-entropy, at the first token of a word
-    chain   the same, of all words of a text together    a conditional random field
-    span    where does it start, where does it end?      two softmaxes over the tokens of a text
+    single  one label per text             softmax, cross-entropy
+    multi   any number of labels per text  sigmoid, binary cross-entropy for each
+    number  regression                     one number per name, squared error
+    choice  one of several texts           one score per text, softmax over the texts of a question
+    tag     one label per word             softmax, cross-entropy, at the first token of the word
+    chain   one label per word, jointly    conditional random field
+    span    start and end in a text        two softmaxes over the tokens of the text
     """
 
     kind: str
@@ -53,14 +53,14 @@ class Labels:
             raise CheckpointError(f"labels: the names are {self.names!r}; expected at least one, as text")
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise CheckpointError(f"labels: {twice!r} is the name of more than one")
+            raise CheckpointError(f"labels: the name {twice!r} occurs more than once")
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def of_tokens(self) -> bool:
-        """Whether tokens are asked, not the text as a whole."""
+        """Whether tokens are labelled, not whole texts."""
         return self.kind in ("tag", "chain", "span")
 
 
@@ -69,7 +69,7 @@ SPAN = Labels("span", ("start", "end"))
 
 
 class TaskHead(nn.Module):
-    """What a body makes of the asked tokens, (M, W), to a score for each label, (M, labels)."""
+    """From hidden states (M, W) to a score for each label, (M, labels)."""
 
     def __init__(
         self, width: int, labels: int, dropout: float, bias: bool, chain: bool = False, before: nn.Module | None = None
@@ -85,9 +85,9 @@ class TaskHead(nn.Module):
 
 
 def pool_answers(answers: Tensor, texts: Tensor, how: str) -> Tensor:
-    """Scores (M, labels) of parts of texts become scores (texts, labels): their "mean" or "max".
+    """Pool scores (M, labels) of parts of texts by "mean" or "max" to scores (texts, labels).
 
-    `texts` (M,) says of which text each is a part, from 0 on; each has one at least.
+    `texts` (M,) is the index of each part's text; each text has at least one part.
     """
     count = int(texts.max()) + 1
     if how == "max":
@@ -99,41 +99,41 @@ def pool_answers(answers: Tensor, texts: Tensor, how: str) -> Tensor:
 
 
 def grouped_log_softmax(scores: Tensor, questions: Tensor) -> Tensor:
-    """(texts,) the logarithm of each text's probability among those of its question, from scores (texts,)."""
+    """Log-softmax of scores (texts,) over the texts of each question; `questions` (texts,) are their indices."""
     count = int(questions.max()) + 1
     top = scores.detach().new_zeros(count).scatter_reduce(0, questions, scores.detach(), "amax", include_self=False)
     total = scores.new_zeros(count).index_add(0, questions, (scores - top[questions]).exp())
     return scores - (top + total.log())[questions]
 
 
-def pooled_tokens(mask: Mask, speaker: str = "first") -> Tensor:
-    """(B, T), True at the tokens that stand for a text: all of it, or the first or the last that sees every other.
+def pooled_tokens(mask: Mask, which: str = "first") -> Tensor:
+    """(B, T), True at the tokens that represent their text: "all", or the "first" or "last" that sees all others.
 
-    Under a bidirectional mask that is the first, [CLS], or XLNet's last, <cls>; under a causal one the last anyway.
+    Under a bidirectional mask that is [CLS], the first, or XLNet's <cls>, the last; under a causal mask the last.
     """
-    if speaker == "all":
+    if which == "all":
         return mask.valid
-    latest = mask.valid & (mask.order == mask.among(mask.order, "amax"))
-    position = -mask.position if speaker == "last" else mask.position
+    latest = mask.valid & (mask.order == mask.per_document(mask.order, "amax"))
+    position = -mask.position if which == "last" else mask.position
     position = position.masked_fill(~latest, torch.iinfo(torch.long).max)
-    return latest & (position == mask.among(position, "amin"))
+    return latest & (position == mask.per_document(position, "amin"))
 
 
 def first_tokens(mask: Mask) -> Tensor:
-    """(B, T), True at the first token of each document, wherever it stands: BERT's [CLS], which its pooler reads."""
-    first = mask.valid & (mask.position == mask.among(mask.position, "amin"))
+    """(B, T), True at the first token of each document by position: BERT's [CLS], which its pooler reads."""
+    first = mask.valid & (mask.position == mask.per_document(mask.position, "amin"))
     order = mask.order.masked_fill(~first, torch.iinfo(torch.long).max)  # a decoder counts its positions from 0 again
-    return first & (order == mask.among(order, "amin"))
+    return first & (order == mask.per_document(order, "amin"))
 
 
 # ---- language models -----------------------------------------------------------------------------------------
 
 
-FEW = 1 << 22  # logits in fp32 (16 MB): up to here their cross-entropy is faster as a whole
+FEW = 1 << 22  # logits in fp32 (16 MB): up to here, cross-entropy is faster without chunks
 
 
 class LanguageModelHead(nn.Module):
-    """Hidden states to logits over the vocab_size, through the token embedding unless it has a matrix of its own."""
+    """From hidden states to logits over the vocabulary, by the token embedding unless it has its own output matrix."""
 
     output: nn.Linear | None
 
@@ -148,15 +148,15 @@ class LanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(bias)) if bias else None
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """Logits (…, V) of hidden states (…, W): pass only the positions that matter."""
+        """Return the logits (…, V) of hidden states (…, W): pass only the positions that matter."""
         return columnwise_linear(self._ready(hidden), self._matrix(embedding), self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed cross-entropy of labels (M,) at hidden states (M, W); where they are many, piece by piece."""
+        """Return the summed cross-entropy of labels (M,) at hidden states (M, W), in chunks if logits are many."""
         whole = len(labels) * len(self._matrix(embedding)) <= FEW and hidden.dtype == torch.float32
         if whole and not torch.is_autocast_enabled(hidden.device.type):
             return F.cross_entropy(self(hidden, embedding), labels, reduction="sum", label_smoothing=smoothing)
-        return token_loss(self._ready(hidden), self._matrix(embedding), self.bias, labels, smoothing)
+        return linear_cross_entropy(self._ready(hidden), self._matrix(embedding), self.bias, labels, smoothing)
 
     def _ready(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(hidden)))
@@ -166,27 +166,23 @@ class LanguageModelHead(nn.Module):
 
 
 def columnwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear in which no output column's rounding depends on the others: a pruned vocab_size keeps its logits' bits.
+    """F.linear where the rounding of a column does not depend on the others: pruning a vocabulary keeps logits' bits.
 
-    In fp32 that is oneDNN's kernel; the default one rounds by how many columns there are (and is no faster).
+    In fp32 that is oneDNN's kernel; the default kernel rounds by the number of columns, and is no faster.
     """
     if x.device.type != "cpu" or x.dtype != torch.float32 or x.numel() == 0 or not torch.backends.mkldnn.is_available():
         return F.linear(x, weight, bias)
     return torch._C._nn.mkldnn_linear(x.to_mkldnn(), weight, bias).to_dense()  # pyright: ignore
 
 
-def bert_head(width: int, vocab_size: int, activation: nn.Module, epsilon: float, tied: bool) -> LanguageModelHead:
-    norm = nn.LayerNorm(width, eps=epsilon)
-    return LanguageModelHead(nn.Linear(width, width), activation, norm, _own(width, vocab_size, tied), vocab_size)
+def bert_head(width: int, vocab_size: int, activation: nn.Module, norm_eps: float, tied: bool) -> LanguageModelHead:
+    transform, norm = nn.Linear(width, width), nn.LayerNorm(width, eps=norm_eps)
+    output = None if tied else nn.Linear(width, vocab_size, bias=False)
+    return LanguageModelHead(transform, activation, norm, output, vocab_size)
 
 
-def plain_head(
-    width: int, vocab_size: int, tied: bool, scaled: bool = False, biased: bool = False
-) -> LanguageModelHead:
-    """`scaled`: hidden states are divided by sqrt(width), as an embedding of numbers of size 1 needs it (T5)."""
+def plain_head(width: int, vocab_size: int, tied: bool, scaled: bool = False, bias: bool = False) -> LanguageModelHead:
+    """A head without a hidden layer. If `scaled`, hidden states are divided by sqrt(width), as in T5."""
     before = Scaled(width**-0.5) if scaled else nn.Identity()
-    return LanguageModelHead(before, nn.Identity(), nn.Identity(), _own(width, vocab_size, tied), vocab_size * biased)
-
-
-def _own(width: int, vocab_size: int, tied: bool) -> nn.Linear | None:
-    return None if tied else nn.Linear(width, vocab_size, bias=False)
+    output = None if tied else nn.Linear(width, vocab_size, bias=False)
+    return LanguageModelHead(before, nn.Identity(), nn.Identity(), output, vocab_size * bias)

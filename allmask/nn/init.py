@@ -1,14 +1,14 @@
-"""How weights start: distributions of one matched variance, scales that keep a signal's size, parametrisations.
+"""Initialization of weights: distributions, scales, parametrizations, and a report of the signal through the layers.
 
-Every function fills a tensor in place, from the generator it is given, and returns it. Matrices are stored as
-`nn.Linear` stores them, (out, in). Two things can be kept the same through a layer y = Wx:
+Each function fills a tensor in place, from the generator it is given, and returns it. Matrices are (out, in), as in
+`nn.Linear`. A layer y = Wx can preserve one of two things:
 
     the size of each number    E[y²] = E[x²]    variance 1/in    fan="in"
-    the length of the vector   |y|² = |x|²      variance 1/out   fan="out"; possible for all x only if out >= in
+    the norm of the vector     |y|² = |x|²      variance 1/out   fan="out"; possible for all x only if out >= in
 
-They agree for square matrices, and Xavier's 2/(in + out) is the middle between them (fan="mean"). `std` always
-means the standard deviation that comes out, whatever the distribution: cutting a normal at ±2 would shrink it to
-0.8796 of what was asked, so `truncated_normal` draws from a wider one.
+Both are the same for square matrices; Xavier's 2/(in + out) is a compromise (fan="mean"). `std` is always the standard
+deviation of the result, whatever the distribution: truncating a normal at ±2 shrinks it to 0.8796, so
+`truncated_normal` draws from a wider one.
 """
 
 from __future__ import annotations
@@ -24,43 +24,44 @@ from torch import Generator, Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from allmask.errors import UsageError
+from allmask.nn.attention import Attention
 
 Activation = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
-# ---- distributions: mean 0 and the standard deviation asked for ------------------------------------------------
+# ---- distributions: mean 0 and the given standard deviation ---------------------------------------------------
 
 
 @torch.no_grad()
 def normal(weight: Tensor, std: float, rng: Generator | None = None) -> Tensor:
-    """The most varied of the three, and the only one without a largest value."""
+    """Draw from N(0, std²), without bounds."""
     return weight.normal_(0.0, std, generator=rng)
 
 
 @torch.no_grad()
 def uniform(weight: Tensor, std: float, rng: Generator | None = None) -> Tensor:
-    """Between ±√3·std: a uniform on [-a, a] has variance a²/3."""
+    """Draw uniformly between ±√3·std: a uniform distribution on [-a, a] has variance a²/3."""
     bound = math.sqrt(3.0) * std
     return weight.uniform_(-bound, bound, generator=rng)
 
 
 @torch.no_grad()
 def truncated_normal(weight: Tensor, std: float, rng: Generator | None = None, cut: float = 2.0) -> Tensor:
-    """A normal without what lies beyond ±`cut` of its own deviations, widened so that `std` is what comes out.
+    """Draw from a normal truncated at ±`cut` of its deviations, widened so that the result has deviation `std`.
 
-    Largest value: cut/truncated_std(cut)·std, that is 2.274·std for the usual cut at 2.
+    The largest value is cut/truncated_std(cut)·std, that is 2.274·std for the usual cut of 2.
     """
-    inner = math.erf(cut / math.sqrt(2.0))  # the share of a normal inside the cut, also its range through erf
+    inner = math.erf(cut / math.sqrt(2.0))  # the probability inside the cut, also the range of erf there
     scale = std / truncated_std(cut)
     exact = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
-    # Inverse of the distribution function: one pass in place, where rejection would need several copies.
+    # inverse of the distribution function: one pass in place, where rejection would need several copies
     exact.uniform_(-inner, inner, generator=rng).erfinv_().mul_(math.sqrt(2.0)).clamp_(-cut, cut).mul_(scale)
     return weight if exact is weight else weight.copy_(exact)
 
 
 def truncated_std(cut: float = 2.0) -> float:
-    """The standard deviation of N(0, 1) cut at ±`cut`: 0.8796 at 2."""
+    """The standard deviation of N(0, 1) truncated at ±`cut`: 0.8796 at 2."""
     if not cut > 0:
         raise UsageError(f"cut is {cut}; it must be positive")
     density = math.exp(-cut * cut / 2.0) / math.sqrt(2.0 * math.pi)
@@ -69,7 +70,7 @@ def truncated_std(cut: float = 2.0) -> float:
 
 @torch.no_grad()
 def orthogonal(weight: Tensor, gain: float = 1.0, rng: Generator | None = None) -> Tensor:
-    """A random rotation, uniform among all: WᵀW = gain²·I if out >= in, else WWᵀ = gain²·I."""
+    """Draw a random orthogonal matrix, uniformly: WᵀW = gain²·I if out >= in, else WWᵀ = gain²·I."""
     exact = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
     nn.init.orthogonal_(exact, gain, generator=rng)
     return weight if exact is weight else weight.copy_(exact)
@@ -78,11 +79,11 @@ def orthogonal(weight: Tensor, gain: float = 1.0, rng: Generator | None = None) 
 DISTRIBUTIONS = {"normal": normal, "uniform": uniform, "truncated_normal": truncated_normal}
 
 
-# ---- scales: how large the numbers of a matrix should be ------------------------------------------------------
+# ---- scales: the standard deviation of a matrix ----------------------------------------------------------------
 
 
 def fan(weight: Tensor, which: str = "in") -> float:
-    """How many numbers a layer adds up ("in"), how many it makes ("out"), or the "mean" of both."""
+    """The number of inputs of each output ("in"), of outputs of each input ("out"), or their "mean"."""
     if weight.ndim < 2:
         raise UsageError(f"a tensor of shape {tuple(weight.shape)} has no fan", "only matrices and kernels have one")
     per_channel = weight[0, 0].numel()
@@ -91,46 +92,46 @@ def fan(weight: Tensor, which: str = "in") -> float:
 
 
 def scaled(weight: Tensor, rng: Generator | None = None, *, gain: float = 1.0, by: str = "in", kind: str = "normal"):
-    """Standard deviation gain/√fan from the named distribution: what the schemes below are cases of."""
+    """Draw with standard deviation gain/√fan from the named distribution; the functions below are special cases."""
     return _choose(DISTRIBUTIONS, kind, "kind")(weight, gain / math.sqrt(fan(weight, by)), rng)
 
 
 def xavier_normal(weight: Tensor, rng: Generator | None = None, gain: float = 1.0) -> Tensor:
-    """Glorot and Bengio (2010): variance 2/(in + out), for activations that are near x around 0, such as tanh."""
+    """Glorot and Bengio (2010): variance 2/(in + out), for activations close to x around 0, such as tanh."""
     return scaled(weight, rng, gain=gain, by="mean", kind="normal")
 
 
 def xavier_uniform(weight: Tensor, rng: Generator | None = None, gain: float = 1.0) -> Tensor:
-    """The same variance; the bound is √(6/(in + out))."""
+    """Uniform with the variance of `xavier_normal`; the bound is √(6/(in + out))."""
     return scaled(weight, rng, gain=gain, by="mean", kind="uniform")
 
 
 def he(weight: Tensor, rng: Generator | None = None, by: str = "in", kind: str = "normal") -> Tensor:
-    """He et al. (arXiv 1502.01852): variance 2/m, because ReLU throws half of the second moment away."""
+    """He et al. (arXiv 1502.01852): variance 2/fan, because ReLU halves the second moment."""
     return scaled(weight, rng, gain=math.sqrt(2.0), by=by, kind=kind)
 
 
 def for_activation(
     weight: Tensor, activation: Activation, rng: Generator | None = None, by: str = "in", kind: str = "normal"
 ) -> Tensor:
-    """For a layer that reads activation(z): what `he` is for ReLU, worked out for any function."""
+    """For a layer after any activation, what `he` is after ReLU: variance 1/(fan·E[f(z)²])."""
     return scaled(weight, rng, gain=activation_gain(activation), by=by, kind=kind)
 
 
 def t5(weight: Tensor, rng: Generator | None = None, head_width: int | None = None) -> Tensor:
-    """T5's normals: variance 1/in; for the query projection 1/(in·head_width), in place of the 1/√d in attention.
+    """T5's normals: variance 1/in; for the query projection 1/(in·head_width), instead of the 1/√d in attention.
 
-    The scores q·k of unit inputs then start with variance 1, as they do with a 1/√d after the product.
+    The scores q·k of unit inputs then start with variance 1, as with a 1/√d after the product.
     """
     gain = 1.0 if head_width is None else 1.0 / math.sqrt(head_width)
     return scaled(weight, rng, gain=gain, by="in", kind="normal")
 
 
-# ---- activations: what they do to mean and size ---------------------------------------------------------------
+# ---- activations: their effect on mean and variance -----------------------------------------------------------
 
 
 def activation_moments(activation: Activation, points: int = 24_000, reach: float = 12.0) -> tuple[float, float]:
-    """E[f(z)] and E[f(z)²] for z from N(0, 1), by the midpoint rule (so that a kink or jump at 0 costs nothing)."""
+    """E[f(z)] and E[f(z)²] for z from N(0, 1), by the midpoint rule, which is exact enough with a kink or jump at 0."""
     step = 2.0 * reach / points
     z = torch.arange(points, dtype=torch.float64).add_(0.5).mul_(step).sub_(reach)
     share = torch.exp(-z.square() / 2.0) * (step / math.sqrt(2.0 * math.pi))
@@ -141,32 +142,32 @@ def activation_moments(activation: Activation, points: int = 24_000, reach: floa
 def activation_gain(activation: Activation) -> float:
     """1/√E[f(z)²]: √2 for ReLU, 1.5925 for tanh, 1.5335 for GELU.
 
-    Weights scaled by it turn unit pre-activations into unit ones again. Whether a stack stays there is the function's
-    doing: tanh comes back from any size, ReLU keeps what it has, GELU and SiLU drift away and want a norm.
+    Weights scaled by it keep unit pre-activations at unit size. Whether deviations shrink depends on the activation:
+    tanh returns to size 1, ReLU keeps any deviation, GELU and SiLU amplify it and need a norm.
     """
     second = activation_moments(activation)[1]
     if not 0.0 < second < math.inf:
-        raise UsageError(f"this activation turns N(0, 1) into a second moment of {second}; no scale mends that")
+        raise UsageError(f"the second moment of this activation on N(0, 1) is {second}; no gain can correct that")
     return 1.0 / math.sqrt(second)
 
 
-def standardised(activation: Activation) -> Activation:
-    """The activation itself shifted and scaled to mean 0 and variance 1 on N(0, 1), so that weights need no gain."""
+def standardized(activation: Activation) -> Activation:
+    """The activation shifted and scaled to mean 0 and variance 1 on N(0, 1), so that weights need no gain."""
     mean, second = activation_moments(activation)
     variance = second - mean * mean
     if not 0.0 < variance < math.inf:
-        raise UsageError(f"this activation turns N(0, 1) into a variance of {variance}; it cannot be standardised")
+        raise UsageError(f"the variance of this activation on N(0, 1) is {variance}; it cannot be standardized")
     return lambda x: (activation(x) - mean) / math.sqrt(variance)
 
 
-# ---- parametrisation: the scale in the forward pass instead of in the numbers ----------------------------------
+# ---- parametrization: the scale in the forward pass instead of the weights --------------------------------------
 
 
 class NTKLinear(nn.Module):
-    """A linear layer whose weights are all of size 1: y = gain/√in · Wx + b, W from N(0, 1).
+    """A linear layer with weights of size 1: y = gain/√in · Wx + b, W from N(0, 1).
 
-    It computes at the start what `nn.Linear` with variance gain²/in computes. Training differs: every weight has the
-    same size, so an adaptive optimizer with learning rate 0.01 moves each of them by about one per cent a step.
+    At initialization it equals an `nn.Linear` with variance gain²/in. Training differs: all weights have the same size,
+    so an adaptive optimizer with learning rate 0.01 changes each of them by about one per cent per step.
     """
 
     def __init__(self, inputs: int, outputs: int, rng: Generator | None = None, gain: float = 1.0, bias: bool = True):
@@ -181,7 +182,7 @@ class NTKLinear(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_linear(cls, linear: nn.Linear, gain: float = 1.0) -> NTKLinear:
-        """The same function as `linear`, with the scale taken out of its weights."""
+        """Return a layer that computes the same as `linear`, with the scale moved out of its weights."""
         with torch.device("meta"):  # its weights are replaced at once: nothing to allocate or draw
             layer = cls(linear.in_features, linear.out_features, gain=gain, bias=False)
         layer.weight = nn.Parameter(linear.weight / layer.scale)
@@ -190,7 +191,7 @@ class NTKLinear(nn.Module):
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the scale folded in: what one saves and serves."""
+        """Return a plain layer with the scale in its weights."""
         linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], self.bias is not None, device="meta")
         linear.weight = nn.Parameter(self.weight * self.scale)
         if self.bias is not None:
@@ -201,22 +202,18 @@ class NTKLinear(nn.Module):
 # ---- a whole model --------------------------------------------------------------------------------------------
 
 
-RESIDUAL = ("attention.output", "cross.output", "feed_forward.contract")  # what writes into the residual stream
+RESIDUAL = ("attention.output", "cross.output", "feed_forward.contract")  # modules that write to the residual stream
 
 
 def initialize(
-    module: M,
-    std: float = 0.02,
-    rng: Generator | None = None,
-    kind: str = "truncated_normal",
-    residual_scale: float = 1.0,
-    residual: tuple[str, ...] = RESIDUAL,
-) -> M:
-    """Fresh weights everywhere: matrices drawn with `std`, biases 0, the gains of norms 1, the padding row 0.
+    module: M, std: float = 0.02, rng: Generator | None = None, kind: str = "truncated_normal",
+    residual_scale: float = 1.0, residual: tuple[str, ...] = RESIDUAL,
+) -> M:  # fmt: skip
+    """Initialize a model: matrices drawn with `std`, biases 0, gains of norms 1, the padding row 0.
 
-    BERT: `initialize(model, 0.02, rng)`. GPT-2: `initialize(model, 0.02, rng, "normal", (2 * layers) ** -0.5)`: the
-    matrices whose module's name ends as in `residual` write into the residual stream, twice a layer, and each adds
-    variance to it; scaled so, all of them together add as much as one would.
+    BERT: `initialize(model, 0.02, rng)`. GPT-2: `initialize(model, 0.02, rng, "normal", (2 * layers) ** -0.5)`. The
+    modules whose name ends as in `residual` write to the residual stream, twice per layer; with this `residual_scale`,
+    all of them together add as much variance to it as one would without.
     """
     fill = _choose(DISTRIBUTIONS, kind, "kind")
 
@@ -227,9 +224,9 @@ def initialize(
 
 
 def initialize_xavier(module: M, rng: Generator | None = None) -> M:
-    """As the encoder–decoder of 2017 starts: matrices by Xavier, embeddings with 1/√width, the rest as above.
+    """Initialize as the encoder–decoder of 2017: matrices by Xavier, embeddings with 1/√width, the rest as above.
 
-    Embeddings multiplied by √width on the way in have size 1 there, and logits through them have size 1 on the way out.
+    Embeddings are then of size 1 after their multiplication by √width, and so are logits, which are not multiplied.
     """
 
     def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
@@ -242,13 +239,9 @@ def initialize_xavier(module: M, rng: Generator | None = None) -> M:
 
 
 def initialize_t5(module: M, factor: float = 1.0, rng: Generator | None = None) -> M:
-    """As T5 starts: matrices by `t5`, so queries without a 1/√d later on are small enough, embeddings of size 1.
-
-    Numbers added to scores by distance are of size 1/√width.
-    """
+    """Initialize as T5: matrices by `t5`, embeddings of size 1, relative position biases of size 1/√width."""
     width = next(part.embedding_dim for part in module.modules() if isinstance(part, nn.Embedding))
-    attentions: list[tuple[str, Any]] = [item for item in module.named_modules() if hasattr(item[1], "stretch")]
-    heads = {f"{name}.query": part.heads for name, part in attentions}
+    heads = {f"{name}.query": part.heads for name, part in module.named_modules() if isinstance(part, Attention)}
 
     def draw(matrix: Tensor, owner: nn.Module, name: str) -> None:
         if isinstance(owner, nn.Embedding) or name.endswith("lm_head.output"):
@@ -261,9 +254,9 @@ def initialize_t5(module: M, factor: float = 1.0, rng: Generator | None = None) 
 
 
 def initialize_recurrent(module: M, rng: Generator | None = None) -> M:
-    """As the 2017 Transformer starts, each gate of an LSTM for itself; what goes around in it is a rotation.
+    """Initialize as the 2017 Transformer, each gate of an LSTM as one matrix; recurrent weights are orthogonal.
 
-    Forget gates begin open (bias 1), so that what was read early is not lost before it is known to matter.
+    Forget gates have bias 1, so that early tokens are not forgotten before training has shown which ones matter.
     """
 
     def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
@@ -285,6 +278,7 @@ def initialize_recurrent(module: M, rng: Generator | None = None) -> M:
 
 
 def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
+    """Call `draw(matrix, owner, owner's name)` for each matrix; other parameters become 0 (biases) or 1 (gains)."""
     done: set[int] = set()  # a tied matrix belongs to two modules and is drawn once
     for owner_name, owner in module.named_modules():
         for name, parameter in owner.named_parameters(recurse=False):
@@ -295,38 +289,37 @@ def _start_all(module: M, draw: Callable[[Tensor, nn.Module, str], None]) -> M:
                 draw(parameter, owner, owner_name)
             else:
                 nn.init.constant_(parameter, 0.0 if "bias" in name else 1.0)
-        _clear_padding(owner)
+        if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
+            owner.weight.detach()[owner.padding_idx].zero_()
     return module
 
 
-@torch.no_grad()
-def _clear_padding(owner: nn.Module) -> None:
-    if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
-        owner.weight[owner.padding_idx] = 0.0
-
-
-# ---- what becomes of a signal ----------------------------------------------------------------------------------
+# ---- the signal through the layers ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Root mean squares at one place of a stack."""
+    """Root mean squares at the input of a stack or after one of its layers."""
 
     name: str
-    signal: float  # of the hidden states that leave it
-    gradient: float  # of what comes back to them from a cotangent of size 1 at the output
-    weights: float | None  # of its matrices; None for the input of a stack
+    signal: float  # of the hidden states
+    gradient: float  # of the gradient of the hidden states, for a random gradient of size 1 at the output
+    weights: float | None  # of the layer's matrices; None for the input of a stack
 
 
 def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | None = None) -> list[Signal]:
-    """The size of signal and gradient on entering each stack `….layers` of a model and after each of its layers.
+    """Measure signal and gradient at the input of each stack `….layers` of a model and after each of its layers.
 
     `run` is one forward pass that returns the output: `lambda: model(ids).hidden`. Dropout is off meanwhile, and the
-    gradients of parameters are left alone.
+    gradients of parameters do not change.
     """
+    named = [(name, part) for name, part in model.named_modules() if name.split(".")[-1] == "layers"]
+    stacks = [(name, part) for name, part in named if isinstance(part, nn.ModuleList) and len(part)]
+    if not stacks:
+        raise UsageError(f"{type(model).__name__} has no stack of layers named `layers`")
     seen: dict[str, Tensor] = {}
     modes = [(part, part.training) for part in model.modules()]
-    hooks = [hook for name, stack in _stacks(model) for hook in _watch(name, stack, seen)]
+    hooks = [hook for name, stack in stacks for hook in _watch(name, stack, seen)]
     model.eval()
     try:
         with torch.enable_grad():
@@ -345,35 +338,27 @@ def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | 
     return [Signal(name, rms([x]), rms([gradient]), sizes.get(name)) for (name, x), gradient in pairs]
 
 
-def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    named = [(name, part) for name, part in model.named_modules() if name.split(".")[-1] == "layers"]
-    stacks = [(name, part) for name, part in named if isinstance(part, nn.ModuleList) and len(part)]
-    if not stacks:
-        raise UsageError(f"{type(model).__name__} has no stack named `layers` to look into")
-    return stacks
-
-
 def _watch(name: str, stack: nn.ModuleList, seen: dict[str, Tensor]) -> list[RemovableHandle]:
-    """Hooks that note what enters the stack and what leaves each of its layers."""
+    """Add hooks that record the input of the stack and the output of each of its layers in `seen`."""
 
-    def enter(_: nn.Module, given: tuple) -> tuple:
-        x = given[0] if given[0].requires_grad else given[0].detach().requires_grad_()  # of a frozen model too
+    def record_input(_: nn.Module, inputs: tuple) -> tuple:
+        x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()  # if the model is frozen
         seen[name.removesuffix("layers") + "input"] = x
-        return (x, *given[1:])
+        return (x, *inputs[1:])
 
-    def leave(place: str, result: Any) -> None:
-        seen[place] = result[0] if isinstance(result, tuple) else result
+    def record(layer: str, result: Any) -> None:
+        seen[layer] = result[0] if isinstance(result, tuple) else result
 
     after = [
-        layer.register_forward_hook(lambda _, __, result, place=f"{name}.{i}": leave(place, result))
+        layer.register_forward_hook(lambda _, __, result, layer=f"{name}.{i}": record(layer, result))
         for i, layer in enumerate(stack)
     ]
-    return [stack[0].register_forward_pre_hook(enter), *after]
+    return [stack[0].register_forward_pre_hook(record_input), *after]
 
 
 @torch.no_grad()
 def rms(tensors: Iterable[Tensor]) -> float:
-    """The root of the mean square of all numbers in these tensors."""
+    """The root mean square of all numbers in these tensors."""
     total, count = 0.0, 0
     for tensor in tensors:
         total, count = total + float(tensor.double().square().sum()), count + tensor.numel()

@@ -1,14 +1,21 @@
-"""Attention that knows how far apart tokens stand, and no places (Transformer-XL, arXiv 1901.02860; XLNet, 1906.08237).
+"""Attention by relative positions: a bias per distance (T5), or scores of distance encodings (XLNet).
 
-The score of query i and key j is (q_i + a)·k_j + (q_i + b)·W r(i-j) + (q_i + c)·s(i, j): what the key says, how far it
-stands (r are waves, W and the biases are learnt), and whether it is of the same segment of its text. Only the first can
-be left to a kernel; the others are numbers added to its scores, another for each query.
+`RelativePositionBias` adds a learned number per head and distance to the scores (arXiv 1910.10683).
 
-Shapes are those of attention.py; R distances, W width of a model.
+`DistanceEncoder` and `RelativeScores` compute the score of query i and key j as
+
+    (q_i + a)·k_j + (q_i + b)·W r(i-j) + (q_i + c)·s(i, j)
+
+(Transformer-XL, arXiv 1901.02860; XLNet, 1906.08237): the content of the key, its distance (r is a sinusoidal encoding;
+W and the biases are learned), and whether it belongs to the same segment. The kernel computes the first term; the other
+two become a bias per query.
+
+Shapes are those of attention.py; R distances, W width of the model.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -20,31 +27,100 @@ from allmask.nn.attention import Bias, Block, Route
 from allmask.nn.dropout import Dropout
 
 
+class NoPositionBias(nn.Module):
+    """Positions are embedded or absent: nothing is added to the scores."""
+
+    def forward(self, route: Route) -> None:
+        return None
+
+    def whole(self, route: Route) -> None:
+        return None
+
+
+# ---- T5: a bias per distance -----------------------------------------------------------------------------------
+
+
+class RelativePositionBias(nn.Module):
+    """A bias per head and bucket of distances between query and key (T5, arXiv 1910.10683).
+
+    Half of the buckets hold one distance each, the others ranges that grow up to `distance`; larger distances share the
+    last bucket. With `both_ways`, keys after the query have buckets of their own; otherwise they count as distance 0:
+
+        distance of a key        0  1  2  …  15  16  …  19  …  113  …  128  …     32 buckets, one way
+        bucket                   0  1  2  …  15  16  …  17  …   31  …   31  …
+    """
+
+    bucket: Tensor
+
+    def __init__(self, heads: int, buckets: int, distance: int, both_ways: bool):
+        super().__init__()
+        self.both_ways = both_ways
+        self.table = nn.Embedding(buckets, heads)
+        self.register_buffer("bucket", _buckets(buckets // 2 if both_ways else buckets, distance), persistent=False)
+
+    def forward(self, route: Route) -> Bias:
+        """The bias of each block, -inf where the mask forbids; if rows read other rows, one bias for all."""
+        if route.keys is not route.queries:
+            return self.whole(route)
+        return tuple(self._of_block(route, block) for block in route.blocks)
+
+    def whole(self, route: Route) -> Tensor:
+        """The bias (B, H, Q, K) of all pairs, whatever the mask; B = 1 if all rows have the same distances."""
+        return self._look_up(_deduplicated(route.keys.position[:, None, :] - route.queries.position[:, :, None]))
+
+    def _of_block(self, route: Route, block: Block) -> Tensor:
+        position, hidden = _as_rows(block, route.queries.position), _hidden_in(route, block)
+        bias = self._look_up(_deduplicated(position[:, None, :] - position[:, :, None]))
+        return bias if hidden is None else bias.masked_fill(hidden[:, None], -torch.inf)
+
+    def _look_up(self, relative: Tensor) -> Tensor:
+        """Position of the key minus that of the query (B, Q, K) -> (B, H, Q, K)"""
+        distance = relative.abs() if self.both_ways else relative.neg().clamp(min=0)
+        bucket = self.bucket[distance.clamp(max=self.bucket.shape[0] - 1)]
+        if self.both_ways:
+            bucket = bucket + (relative > 0) * (self.table.num_embeddings // 2)
+        return self.table(bucket).movedim(-1, 1)
+
+
+def _buckets(count: int, distance: int) -> Tensor:
+    """The bucket of each distance up to `distance`; larger ones are in the last bucket, too."""
+    exact = count // 2
+    away = torch.arange(max(distance, exact) + 1, device="cpu")
+    grown = (away.float() / exact).log() / math.log(distance / exact) * (count - exact)
+    return torch.where(away < exact, away, (exact + grown.clamp(min=0).long()).clamp(max=count - 1))
+
+
+# ---- XLNet: scores of distance encodings -------------------------------------------------------------------------
+
+
 class BlockDistances(NamedTuple):
-    """How queries stand to the keys they read; rows that are alike are one."""
+    """The distances between the queries and keys of a block; one row if all rows are equal."""
 
     shape: tuple[int, int]  # queries and keys
-    first: int  # which of the waves is the first that is looked at
+    first: int  # index of the first distance encoding used
     count: int
-    index: Tensor | None  # (B, Q, K) which of those after it; None: places run on by one, and a shift will do
-    differs: Tensor | None  # (B, Q, K) True where a key is of another segment; None: nowhere
-    hidden: Tensor | None  # (B, Q, K) True where the mask forbids to read; None: left to whoever reads
+    index: Tensor | None  # (B, Q, K) which of those; None: positions are consecutive, and `shift` finds them
+    differs: Tensor | None  # (B, Q, K) True where the segment of the key differs; None: nowhere
+    hidden: Tensor | None  # (B, Q, K) True where the mask forbids; None: `attend` applies the mask
 
 
 @dataclass(frozen=True)
 class DistanceEncodings:
-    """What all layers are told of a route: waves for each distance, the longest first, and one piece for each block.
+    """What all layers share of a route: an encoding per distance, the largest distance first, and which are used where.
 
-    Or one piece for all, where queries read more than their own row.
+    There is one `BlockDistances` per block, or a single one (`whole`) if queries read more than their own row.
     """
 
-    waves: Tensor  # (R, W)
-    pieces: tuple[BlockDistances, ...]
+    encodings: Tensor  # (R, W)
+    blocks: tuple[BlockDistances, ...]
     whole: bool
 
 
+PositionBias = Bias | DistanceEncodings | None  # what a layer gets for the relative positions of a route
+
+
 class DistanceEncoder(nn.Module):
-    """From a route to its relations. Further away than `clamp` is as far as that; 0: there is no such limit."""
+    """Compute the distance encodings of a route. Distances beyond `clamp` count as `clamp`; 0: no limit."""
 
     def __init__(self, width: int, clamp: int = 0, dropout: float = 0.0):
         super().__init__()
@@ -55,22 +131,22 @@ class DistanceEncoder(nn.Module):
     def forward(self, route: Route) -> DistanceEncodings:
         if route.keys is not route.queries:
             return self.whole(route)
-        return self._relations([_of_block(route, block) for block in route.blocks], whole=False)
+        return self._encode([_of_block(route, block) for block in route.blocks], whole=False)
 
     def whole(self, route: Route) -> DistanceEncodings:
         segments = route.segments or (None, None)
-        return self._relations([_Positions(route.queries.position, route.keys.position, *segments)], whole=True)
+        return self._encode([_Positions(route.queries.position, route.keys.position, *segments)], whole=True)
 
-    def _relations(self, places: list[_Positions], whole: bool) -> DistanceEncodings:
-        high = max(block.reach[0] for block in places)
-        low = min(block.reach[1] for block in places)
-        waves = _waves(high, low, self.width, self.clamp).to(places[0].queries.device)
-        return DistanceEncodings(self.dropout(waves), tuple(block.piece(high) for block in places), whole)
+    def _encode(self, blocks: list[_Positions], whole: bool) -> DistanceEncodings:
+        high = max(block.range[0] for block in blocks)
+        low = min(block.range[1] for block in blocks)
+        encodings = _encodings(high, low, self.width, self.clamp).to(blocks[0].queries.device)
+        return DistanceEncodings(self.dropout(encodings), tuple(block.distances(high) for block in blocks), whole)
 
 
 @dataclass(frozen=True)
 class _Positions:
-    """Where queries and keys stand, (B, Q) and (B, K), of which segments they are, and what is hidden (B, Q, K)."""
+    """Positions of queries (B, Q) and keys (B, K), their segments, and where the mask forbids (B, Q, K)."""
 
     queries: Tensor
     keys: Tensor
@@ -78,37 +154,35 @@ class _Positions:
     key_segments: Tensor | None = None
     hidden: Tensor | None = None
 
-    def piece(self, high: int) -> BlockDistances:
-        """Of waves that begin with the distance `high`."""
-        index = None if self._away is None else self.reach[0] - self._away
-        count = self.reach[0] - self.reach[1] + 1
-        return BlockDistances(self._shape, high - self.reach[0], count, index, self._differs, self.hidden)
+    def distances(self, high: int) -> BlockDistances:
+        """For encodings that begin with the distance `high`."""
+        index = None if self._away is None else self.range[0] - self._away
+        count, differs = self.range[0] - self.range[1] + 1, None
+        if self.segments is not None and self.key_segments is not None:
+            differs = self.segments[:, :, None] != self.key_segments[:, None, :]
+            differs = _deduplicated(differs) if bool(differs.any()) else None
+        return BlockDistances(self._shape, high - self.range[0], count, index, differs, self.hidden)
 
     @cached_property
-    def reach(self) -> tuple[int, int]:
-        """From how far before a query a key may stand, and one more for the shift, to how far after it."""
+    def range(self) -> tuple[int, int]:
+        """One more than the largest distance, as `shift` needs, and the smallest; negative if the key comes later."""
         if not min(self._shape):
             return sum(self._shape) - 1, 0
         if self._away is not None:
             return int(self._away.max()) + 1, int(self._away.min())
-        first, begin = int(self.queries[0, 0]), int(self.keys[0, 0])
-        return first - begin + self._shape[0], first - begin - self._shape[1] + 1
+        offset = int(self.queries[0, 0]) - int(self.keys[0, 0])
+        return offset + self._shape[0], offset - self._shape[1] + 1
 
     @cached_property
     def _away(self) -> Tensor | None:
-        """(B, Q, K) from key to query; None where places run on by one, and so the first tell of all others."""
-        begins = self.queries[:, :1] - self.keys[:, :1] if min(self._shape) else self.queries[:, :0]
-        runs = all(bool((x.diff(dim=1) == 1).all()) for x in (self.queries, self.keys))
-        if not min(self._shape) or (runs and bool((begins == begins[:1]).all())):
+        """(B, Q, K) distances; None if positions are consecutive, so that the first pair determines all others."""
+        if not min(self._shape):
             return None
-        return _alike(self.queries[:, :, None] - self.keys[:, None, :])
-
-    @property
-    def _differs(self) -> Tensor | None:
-        if self.segments is None or self.key_segments is None:
+        offsets = self.queries[:, :1] - self.keys[:, :1]
+        consecutive = all(bool((x.diff(dim=1) == 1).all()) for x in (self.queries, self.keys))
+        if consecutive and bool((offsets == offsets[:1]).all()):
             return None
-        differs = self.segments[:, :, None] != self.key_segments[:, None, :]
-        return _alike(differs) if bool(differs.any()) else None
+        return _deduplicated(self.queries[:, :, None] - self.keys[:, None, :])
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -116,104 +190,110 @@ class _Positions:
 
 
 def _of_block(route: Route, block: Block) -> _Positions:
-    """The documents of a block as rows, which read themselves."""
-    position = _rows(block, route.queries.position)
-    segment = None if route.segments is None else _rows(block, route.segments[0])
+    position = _as_rows(block, route.queries.position)
+    segment = None if route.segments is None else _as_rows(block, route.segments[0])
+    return _Positions(position, position, segment, segment, _hidden_in(route, block))
+
+
+def _hidden_in(route: Route, block: Block) -> Tensor | None:
+    """(documents or 1, length, length) True where the mask forbids within a block; None: nowhere."""
     if block.kind in ("full", "empty"):
-        hidden = None
-    elif block.kind == "dense":
-        hidden = ~route.visible(block.start, block.stop, block)
-    else:  # documents of a block are alike
-        hidden = ~route.queries[:1, block.start : block.start + block.length].visible()
-    return _Positions(position, position, segment, segment, hidden)
+        return None
+    if block.kind == "dense":
+        return ~route.visible(block.start, block.stop, block)
+    return ~route.queries[:1, block.start : block.start + block.length].visible()  # the same in all its documents
 
 
-def _rows(block: Block, x: Tensor) -> Tensor:
+def _as_rows(block: Block, x: Tensor) -> Tensor:
     """The documents of a block as rows: (1, n·L, …) -> (n, L, …)."""
     return x[:, block.start : block.stop].unflatten(1, (block.documents, -1)).flatten(0, 1)
 
 
-def _alike(rows: Tensor) -> Tensor:
-    """One row for all, if they are equal."""
+def _deduplicated(rows: Tensor) -> Tensor:
+    """One row if all rows are equal."""
     return rows[:1] if bool((rows == rows[:1]).all()) else rows
 
 
-def _waves(high: int, low: int, width: int, clamp: int) -> Tensor:
-    """(R, W), of the distances from `high` down to `low`."""
-    reach = 1 << max(6, max(high, -low).bit_length())
-    table = _table(reach, width)
+def _encodings(high: int, low: int, width: int, clamp: int) -> Tensor:
+    """(R, W), for the distances from `high` down to `low`."""
+    largest = 1 << max(6, max(high, -low).bit_length())
+    table = _table(largest, width)
     if not clamp:
-        return table[reach - high : reach - low + 1]
-    return table[reach - torch.arange(high, low - 1, -1, device="cpu").clamp(-clamp, clamp)]
+        return table[largest - high : largest - low + 1]
+    return table[largest - torch.arange(high, low - 1, -1, device="cpu").clamp(-clamp, clamp)]
 
 
 @lru_cache(maxsize=4)
-def _table(reach: int, width: int) -> Tensor:
-    """(2·reach + 1, W): all sines of a distance, then all cosines, from the distance `reach` down to -`reach`."""
-    numbers = {"dtype": torch.float64, "device": "cpu"}  # real ones, also where a model is built without memory
+def _table(largest: int, width: int) -> Tensor:
+    """(2·largest + 1, W): all sines of a distance, then all cosines, from the distance `largest` down to -`largest`."""
+    numbers = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
     frequency = 10000.0 ** (-torch.arange(0, width, 2, **numbers) / width)
-    angle = torch.arange(reach, -reach - 1, -1, **numbers)[:, None] * frequency
+    angle = torch.arange(largest, -largest - 1, -1, **numbers)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].float()
 
 
 class RelativeScores(nn.Module):
-    """What a layer makes of relations: queries for the kernel, and what is added to the scores they have there."""
+    """Turn queries and distance encodings into the queries of the kernel and the bias of their scores."""
 
     def __init__(self, width: int, heads: int, head_width: int):
         super().__init__()
         self.scale = head_width**-0.5
         self.position = nn.Parameter(torch.empty(heads, head_width, width))
-        self.segment = nn.Parameter(torch.empty(2, heads, head_width))  # the same, another
+        self.segment = nn.Parameter(torch.empty(2, heads, head_width))  # same, different
         self.content_bias = nn.Parameter(torch.empty(heads, head_width))
         self.position_bias = nn.Parameter(torch.empty(heads, head_width))
         self.segment_bias = nn.Parameter(torch.empty(heads, head_width))
 
-    def forward(self, q: Tensor, route: Route, relations: DistanceEncodings) -> tuple[Tensor, Bias]:
+    def forward(self, q: Tensor, route: Route, distances: DistanceEncodings) -> tuple[Tensor, Bias]:
         """q (B, Q, H, D)"""
-        content, places, kinds = (q + x.to(q.dtype) for x in (self.content_bias, self.position_bias, self.segment_bias))
-        towards, position, waves = places * self.scale, self.position.to(q.dtype), relations.waves.to(q.dtype)
-        # Of the same segment or of another: only the difference matters to a softmax
+        biases = (self.content_bias, self.position_bias, self.segment_bias)
+        for_content, for_position, for_segment = (q + x.to(q.dtype) for x in biases)
+        for_position, position = for_position * self.scale, self.position.to(q.dtype)
+        encodings = distances.encodings.to(q.dtype)
+        # only the difference between the same segment and another matters to a softmax
         other = (self.segment[1] - self.segment[0]).to(q.dtype)
-        apart = (kinds * other).sum(-1, keepdim=True) * self.scale  # (B, Q, H, 1)
-        if _few(q, waves):
-            towards = torch.einsum("bqhd,hdw->bqhw", towards, position)
+        if_differs = (for_segment * other).sum(-1, keepdim=True) * self.scale  # (B, Q, H, 1)
+        if _project_queries(q, encodings):
+            for_position = torch.einsum("bqhd,hdw->bqhw", for_position, position)
         else:
-            waves = torch.einsum("rw,hdw->rhd", waves, position)
-        if relations.whole:
-            return content, _added(towards, apart, waves, relations.pieces[0])
-        pairs = zip(route.blocks, relations.pieces, strict=True)
-        added = (_added(_rows(block, towards), _rows(block, apart), waves, piece) for block, piece in pairs)
-        return content, tuple(added)
+            encodings = torch.einsum("rw,hdw->rhd", encodings, position)
+        if distances.whole:
+            return for_content, _bias(for_position, if_differs, encodings, distances.blocks[0])
+        pairs = zip(route.blocks, distances.blocks, strict=True)
+        return for_content, tuple(
+            _bias(_as_rows(block, for_position), _as_rows(block, if_differs), encodings, piece)
+            for block, piece in pairs
+        )
 
 
-def _few(q: Tensor, waves: Tensor) -> bool:
-    """Whether it is less work to bring the queries to the waves than the waves to the queries."""
-    queries, (distances, width) = q.shape[0] * q.shape[1], waves.shape
+def _project_queries(q: Tensor, encodings: Tensor) -> bool:
+    """Whether projecting the queries takes less work than projecting the encodings; so it does for few queries."""
+    queries, (distances, width) = q.shape[0] * q.shape[1], encodings.shape
     return queries * (width + q.shape[2] * distances) < distances * (width + queries)
 
 
-def _added(towards: Tensor, apart: Tensor, waves: Tensor, piece: BlockDistances) -> Tensor:
-    """(B, H, Q, K) from queries (B, Q, H, D) and waves (R, H, D), or (B, Q, H, W) and (R, W)."""
-    waves = waves[piece.first : piece.first + piece.count]
-    scores = torch.einsum("bqhd,rhd->bhqr" if waves.ndim == 3 else "bqhw,rw->bhqr", towards, waves)
+def _bias(for_position: Tensor, if_differs: Tensor, encodings: Tensor, piece: BlockDistances) -> Tensor:
+    """(B, H, Q, K) from queries (B, Q, H, D) and encodings (R, H, D), or (B, Q, H, W) and (R, W)."""
+    encodings = encodings[piece.first : piece.first + piece.count]
+    scores = torch.einsum("bqhd,rhd->bhqr" if encodings.ndim == 3 else "bqhw,rw->bhqr", for_position, encodings)
     if piece.index is None:
-        added = shift(scores, piece.shape[1])
+        bias = shift(scores, piece.shape[1])
     else:
-        added = scores.gather(-1, piece.index[:, None].expand(*scores.shape[:3], -1))
+        bias = scores.gather(-1, piece.index[:, None].expand(*scores.shape[:3], -1))
     if piece.differs is not None:
-        added = added + apart.transpose(1, 2) * piece.differs[:, None]
-    return added if piece.hidden is None else added.masked_fill(piece.hidden[:, None], -torch.inf)
+        bias = bias + if_differs.transpose(1, 2) * piece.differs[:, None]
+    return bias if piece.hidden is None else bias.masked_fill(piece.hidden[:, None], -torch.inf)
 
 
 def shift(scores: Tensor, keys: int) -> Tensor:
-    """(…, Q, K) from scores (…, Q, Q + K) by distance, the longest first: each row begins one further to the left.
+    """Turn scores (…, Q, Q + K) by distance, the largest first, into scores (…, Q, K) by key.
 
-    Q = 2, K = 3: the first query stands one before the last key, the last beside it.
+    Each row begins one further to the left. Q = 2, K = 3; the first query is at the second key:
 
            3  2  1  0 -1               distance         1  0 -1
         a  a3 a2 a1 a0 a-1      ->     a                a1 a0 a-1
         b  b3 b2 b1 b0 b-1             b                b2 b1 b0
     """
     queries = scores.shape[-2]
-    moved = scores.flatten(-2)[..., queries:]  # without its first Q numbers, and cut into rows that are one shorter
+    moved = scores.flatten(-2)[..., queries:]  # drop the first Q numbers; the rest are rows that are one shorter
     return moved.unflatten(-1, (queries, queries + keys - 1))[..., :keys]

@@ -1,11 +1,11 @@
-"""An encoder–decoder shaped like `torch.nn.Transformer`, built from the layers of this package.
+"""A drop-in replacement of `torch.nn.Transformer`, built from the layers of this package.
 
-Same arguments, layouts and masks, same numbers; checkpoints pass both ways. A row whose keys are all blocked yields
-zeros from attention and finite gradients. One thing differs, on purpose: padding tokens of the source are computed in
-inference as in training. torch's fast path sets them to zero instead, so that its decoder, unless it is given
-`memory_key_padding_mask` too, reads one memory in training and another in inference.
+Arguments, layouts, masks and results are the same; checkpoints can be exchanged. A row whose keys are all blocked gets
+zeros from attention and finite gradients. One difference is intended: padding of the source is computed in inference as
+in training. torch's fast path sets it to zero, so that its decoder reads one memory in training and another in
+inference, unless it also gets `memory_key_padding_mask`.
 
-torch's polarity (True = blocked, or numbers added to the scores) ends in `_sight`, which turns it once.
+Masks in torch's polarity (True = blocked, or an additive bias) are converted once, by `_route_and_bias`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from allmask.nn.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer
 
 Activation = str | Callable[[Tensor], Tensor]
 
-# torch's name, ours; the first that a name begins with is used. The packed query, key and value are split before.
+# torch's name, ours; the first matching prefix is used, after the packed query, key and value have been split
 NAMES = (
     ("encoder.layers.*.self_attn.out_proj.", "encoder.layers.*.attention.output."),
     ("encoder.layers.*.self_attn.", "encoder.layers.*.attention."),
@@ -50,7 +50,7 @@ NAMES = (
 
 
 class Transformer(nn.Module):
-    """`torch.nn.Transformer` by another hand: `Transformer(d_model, nhead, …)(src, tgt, tgt_mask=…)`."""
+    """The encoder–decoder, used like torch's: `Transformer(d_model, nhead, …)(src, tgt, tgt_mask=…)`."""
 
     def __init__(
         self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         self.shape = Shape(d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias)
         self.encoder = custom_encoder or Encoder(self.shape, num_encoder_layers, batch_first)
         self.decoder = custom_decoder or Decoder(self.shape, num_decoder_layers, batch_first)
-        _start(self, rng)
+        _initialize(self, rng)
         self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(_accept_torch_names)
 
@@ -79,9 +79,8 @@ class Transformer(nn.Module):
     ) -> Tensor:  # fmt: skip
         """src (S, B, W) and tgt (T, B, W), or (B, S, W) and (B, T, W) with batch_first, or (S, W) and (T, W).
 
-        `*_mask`: (Q, K) or (B·heads, Q, K), booleans with True = blocked, or numbers added to the scores.
-        `*_key_padding_mask`: (B, K), the same two kinds. `*_is_causal` blocks the future where no mask is given; where
-        one is, the mask itself is read.
+        `*_mask`: (Q, K) or (B·heads, Q, K), booleans with True = blocked, or an additive bias. `*_key_padding_mask`:
+        (B, K), either kind. `*_is_causal` blocks the future if there is no mask; otherwise it is ignored.
         """
         _check_inputs(src, tgt, self.d_model, self.batch_first)
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
@@ -94,12 +93,12 @@ class Transformer(nn.Module):
     def generate_square_subsequent_mask(
         sz: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """(sz, sz): 0 where a token may read, -inf in its future."""
+        """Return (sz, sz): 0 where a token may read, -inf in its future."""
         return torch.full((sz, sz), -torch.inf, device=device, dtype=dtype).triu(1)
 
     @classmethod
     def from_torch(cls, module: nn.Transformer) -> Transformer:
-        """The same network with a copy of its weights."""
+        """Return the same network with a copy of its weights."""
         layer: Any = next(iter([*module.encoder.layers, *module.decoder.layers]))
         ours = cls(
             module.d_model, module.nhead, len(module.encoder.layers), len(module.decoder.layers),
@@ -112,7 +111,7 @@ class Transformer(nn.Module):
         return ours.train(module.training)
 
     def to_torch(self) -> nn.Transformer:
-        """A `torch.nn.Transformer` with a copy of the weights."""
+        """Return a `torch.nn.Transformer` with a copy of the weights."""
         numbers: dict[str, Any] = asdict(self.shape) | {"batch_first": self.batch_first}
         for side in ("encoder", "decoder"):
             numbers[f"num_{side}_layers"] = len(getattr(self, side).layers)
@@ -124,13 +123,13 @@ class Transformer(nn.Module):
         return module.train(self.training)
 
     def torch_state_dict(self) -> dict[str, Tensor]:
-        """The weights under torch's names. `load_state_dict` takes them under either."""
+        """Return the weights under torch's names. `load_state_dict` accepts torch's names and ours."""
         backwards = tuple((theirs, ours) for ours, theirs in NAMES)
         return join_qkv({_rename(name, backwards): tensor for name, tensor in self.state_dict().items()})
 
 
 class Encoder(nn.Module):
-    """`torch.nn.TransformerEncoder`: a stack of layers and the norm after it."""
+    """`torch.nn.TransformerEncoder`: layers and the norm after them."""
 
     def __init__(self, shape: Shape, depth: int, batch_first: bool):
         super().__init__()
@@ -143,15 +142,15 @@ class Encoder(nn.Module):
         self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:  # fmt: skip
-        x = _rows_first(src, self.batch_first)  # (B, S, W)
-        route, bias = _sight(x, None, self.heads, mask, src_key_padding_mask, is_causal)
+        x = _batch_first(src, self.batch_first)  # (B, S, W)
+        route, bias = _route_and_bias(x, None, self.heads, mask, src_key_padding_mask, is_causal)
         for layer in self.layers:
             x, _ = layer(x, route, bias=bias)
-        return _as_given(self.norm(x), src, self.batch_first)
+        return _restore_layout(self.norm(x), src, self.batch_first)
 
 
 class Decoder(nn.Module):
-    """`torch.nn.TransformerDecoder`: a stack of layers that also read `memory`, and the norm after it."""
+    """`torch.nn.TransformerDecoder`: layers that also read `memory`, and the norm after them."""
 
     def __init__(self, shape: Shape, depth: int, batch_first: bool):
         super().__init__()
@@ -165,17 +164,17 @@ class Decoder(nn.Module):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        x, read = _rows_first(tgt, self.batch_first), _rows_first(memory, self.batch_first)
-        route, bias = _sight(x, None, self.heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-        across, across_bias = _sight(x, read, self.heads, memory_mask, memory_key_padding_mask, memory_is_causal)
+        x, read = _batch_first(tgt, self.batch_first), _batch_first(memory, self.batch_first)
+        route, bias = _route_and_bias(x, None, self.heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        cross = _route_and_bias(x, read, self.heads, memory_mask, memory_key_padding_mask, memory_is_causal)
         for layer in cast(list[CrossLayer], self.layers):
-            x, _ = layer(x, route, None, layer.cross.keys_values(read), across, bias, across_bias)
-        return _as_given(self.norm(x), tgt, self.batch_first)
+            x, _ = layer(x, route, None, layer.cross.keys_values(read), cross[0], bias, cross[1])
+        return _restore_layout(self.norm(x), tgt, self.batch_first)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What all layers of one network share, in torch's words, and the layers built from it."""
+    """The settings that all layers share, under torch's names, and the layers built from them."""
 
     d_model: int
     nhead: int
@@ -222,7 +221,7 @@ def _activation(given: Activation) -> nn.Module:
 
 
 def _pairs(ours: Any, theirs: nn.Transformer) -> list[tuple[FeedForward, Any]]:
-    """Our feed-forward parts beside torch's layers, because these may not have the activation they were built with.
+    """Pair our feed-forward modules with torch's layers, to copy the activations that these really compute.
 
     When torch copies a decoder layer whose activation is a module, the copy silently computes ReLU (torch 2.13).
     """
@@ -232,8 +231,8 @@ def _pairs(ours: Any, theirs: nn.Transformer) -> list[tuple[FeedForward, Any]]:
 
 
 @torch.no_grad()
-def _start(module: nn.Module, rng: torch.Generator | None) -> None:
-    """As torch starts: Xavier, with query, key and value drawn as the one (3W, W) matrix they are there."""
+def _initialize(module: nn.Module, rng: torch.Generator | None) -> None:
+    """Initialize as torch does: Xavier, where query, key and value count as one (3W, W) matrix."""
     for name, parameter in module.named_parameters():
         packed = re.search(r"\.(query|key|value)\.weight$", name) is not None
         if parameter.ndim > 1:
@@ -247,40 +246,36 @@ def _start(module: nn.Module, rng: torch.Generator | None) -> None:
 # ---- masks: torch's polarity in, ours out ----------------------------------------------------------------------
 
 
-def _sight(
+def _route_and_bias(
     x: Tensor, read: Tensor | None, heads: int, mask: Tensor | None, padding: Tensor | None, causal: bool | None
 ) -> tuple[Route, Tensor | None]:
-    """Who may look at whom as a route, and what does not fit one (per head, graded, no order) as a bias.
+    """Convert torch's masks: an order becomes a route, anything else (per head, additive, no order) a bias.
 
-    x is (B, Q, W) and reads itself, or `read` (B, K, W). Padding tokens are hidden as keys but still look, as in torch.
+    x (B, Q, W) reads itself, or `read` (B, K, W). Padding is blocked as keys but has queries, as in torch.
     """
     rows, queries = x.shape[:2]
     keys = queries if read is None else read.shape[1]
     mask = _plain(mask, "mask", [(queries, keys), (rows * heads, queries, keys)])
     padding = _plain(padding, "key_padding_mask", [(rows, keys), (keys,)] if rows == 1 else [(rows, keys)])
-    ordered = bool(causal) if mask is None else _is_causal(mask)
-    bias = None
-    if mask is not None and not ordered:
-        bias = _as_bias(mask, x).view(-1, heads if mask.ndim == 3 else 1, queries, keys)
+    ordered, bias = bool(causal), None
+    if mask is not None:
+        plain = mask.dtype == torch.bool and mask.ndim == 2
+        ordered = plain and torch.equal(mask, torch.ones_like(mask).triu(1))
+        bias = None if ordered else _as_bias(mask, x).view(-1, heads if mask.ndim == 3 else 1, queries, keys)
     valid = torch.ones(rows, keys, dtype=torch.bool, device=x.device)
     if padding is not None and padding.dtype == torch.bool:
         valid = ~padding.view(rows, keys)
     elif padding is not None:
-        graded = _as_bias(padding, x).view(rows, 1, 1, keys)
-        bias = graded if bias is None else bias + graded
-    return _route(queries, valid, ordered, itself=read is None), bias
-
-
-def _route(queries: int, valid: Tensor, ordered: bool, itself: bool) -> Route:
+        padding_bias = _as_bias(padding, x).view(rows, 1, 1, keys)
+        bias = padding_bias if bias is None else bias + padding_bias
     make = Mask.causal if ordered else Mask.bidirectional
-    if itself and bool(valid.all()):
-        return Route.find(make(valid))  # one mask for both sides: its kernel may be causal, without a matrix
-    looking = torch.ones(len(valid), queries, dtype=torch.bool, device=valid.device)
-    return Route.find(make(looking), make(valid))
+    if read is None and bool(valid.all()):
+        return Route.find(make(valid)), bias  # one mask for queries and keys: its kernel may need no matrix
+    return Route.find(make(valid.new_ones(rows, queries)), make(valid)), bias
 
 
 def _plain(mask: Tensor | None, name: str, shapes: list[tuple[int, ...]]) -> Tensor | None:
-    """Booleans, True = blocked, also where they were written as 0 and -inf; other numbers as they are."""
+    """Turn a mask of 0 and -inf into booleans (True = blocked); return booleans and other numbers unchanged."""
     if mask is not None and tuple(mask.shape) not in shapes:
         raise UsageError(f"{name} is {tuple(mask.shape)}; expected {' or '.join(map(str, shapes))}")
     if mask is None or mask.dtype == torch.bool:
@@ -289,13 +284,6 @@ def _plain(mask: Tensor | None, name: str, shapes: list[tuple[int, ...]]) -> Ten
         raise UsageError(f"{name} is {mask.dtype}; expected booleans (True = blocked) or numbers to add to the scores")
     blocked = torch.isneginf(mask)
     return mask if mask.requires_grad or bool((mask[~blocked] != 0).any()) else blocked
-
-
-def _is_causal(mask: Tensor) -> bool:
-    """Whether exactly the future is blocked, so that an order says it all."""
-    if mask.dtype != torch.bool or mask.ndim != 2:
-        return False
-    return torch.equal(mask, torch.ones_like(mask).triu(1))
 
 
 def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
@@ -307,23 +295,22 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
 # ---- layouts ---------------------------------------------------------------------------------------------------
 
 
-def _rows_first(x: Tensor, batch_first: bool) -> Tensor:
+def _batch_first(x: Tensor, batch_first: bool) -> Tensor:
     if x.ndim == 2:
         return x[None]
     return x if batch_first else x.transpose(0, 1)
 
 
-def _as_given(x: Tensor, given: Tensor, batch_first: bool) -> Tensor:
-    if given.ndim == 2:
+def _restore_layout(x: Tensor, like: Tensor, batch_first: bool) -> Tensor:
+    if like.ndim == 2:
         return x[0]
     return x if batch_first else x.transpose(0, 1)
 
 
 def _check_inputs(src: Tensor, tgt: Tensor, width: int, batch_first: bool) -> None:
     if src.ndim != tgt.ndim or src.ndim not in (2, 3):
-        raise UsageError(
-            f"src is {tuple(src.shape)} and tgt {tuple(tgt.shape)}; both must have 3 dimensions, or both 2"
-        )
+        shapes = f"src is {tuple(src.shape)} and tgt {tuple(tgt.shape)}"
+        raise UsageError(f"{shapes}; both must have 3 dimensions, or both 2")
     if src.shape[-1] != width or tgt.shape[-1] != width:
         raise UsageError(f"src is {src.shape[-1]} wide and tgt {tgt.shape[-1]}; both must be d_model, {width}")
     rows = 0 if batch_first else 1
@@ -332,11 +319,11 @@ def _check_inputs(src: Tensor, tgt: Tensor, width: int, batch_first: bool) -> No
         raise UsageError(f"src has {src.shape[rows]} rows and tgt {tgt.shape[rows]}", f"the layout is {layout}")
 
 
-# ---- checkpoints: a rename, and the packed projections ----------------------------------------------------------
+# ---- checkpoints: names, and the packed projections ---------------------------------------------------------------
 
 
 def _accept_torch_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Rewrites the part of `state` that belongs to this module, wherever in a larger model it stands."""
+    """Rename the tensors of `state` that belong to this module, which may be part of a larger model."""
     mine = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
     for name, tensor in split_qkv(mine).items():
         state[prefix + _rename(name, NAMES)] = tensor
@@ -355,12 +342,11 @@ def split_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
     split: dict[str, Tensor] = {}
     for name, tensor in state.items():
         base, packed, kind = name.rpartition("in_proj_")
-        if packed:
-            split |= {
-                f"{base}{part}.{kind}": t for part, t in zip(("query", "key", "value"), tensor.chunk(3), strict=True)
-            }
-        else:
+        if not packed:
             split[name] = tensor
+            continue
+        for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+            split[f"{base}{part}.{kind}"] = rows
     return split
 
 

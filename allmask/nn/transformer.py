@@ -1,4 +1,4 @@
-"""The one stack. BERT, GPT-2, XLNet, T5 and the model of 2017 differ in what is built, not in how it runs."""
+"""The one stack of layers: BERT, GPT-2, XLNet, T5 and the Transformer of 2017 differ only in how it is built."""
 
 from __future__ import annotations
 
@@ -26,73 +26,77 @@ from allmask.nn.layers import (
     GatedFeedForward,
     Layer,
     NoEmbedding,
+    Sinusoidal,
+)
+from allmask.nn.relative_attention import (
+    DistanceEncoder,
     NoPositionBias,
     PositionBias,
     RelativePositionBias,
-    Sinusoidal,
+    RelativeScores,
 )
-from allmask.nn.relative_attention import DistanceEncoder, RelativeScores
 
-Seen = Sequence[tuple[()] | tuple[Readable, Route]]  # what each layer of a decoder reads besides its own row
+Source = tuple[()] | tuple[Readable, Route]  # what a decoder layer reads by cross-attention; () in other stacks
 
 
 class Stack(nn.Module):
     """Layers and the norm after them: embedded tokens and a mask in, hidden states out."""
 
     layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
-    recompute = False  # in training, remember what goes into a layer only; compute the rest again on the way back
+    recompute = False  # activation checkpointing: save only the input of each layer, recompute the rest in the backward
 
     def __init__(self, config: Config, cross: bool = False, embedding: Embedding | None = None):
         super().__init__()
         self.config = config
         self.tokenwise = config.norm in TOKENWISE
-        if embedding is not None:  # the first of its parts, as its parameters are the first
+        if embedding is not None:  # first, so that its parameters come first
             self.embedding = embedding
         depth = config.decoder_layers if cross else config.layers
         self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
         self.norm = _last(config)
         self.relative = _relative(config, both_ways=not cross and config.own_mask == "bidirectional")
 
-    def run(self, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
+    def run(self, x: Tensor, route: Route, sources: Sequence[Source] | None = None) -> Tensor:
+        """Return the hidden states (B, T, W) of embedded tokens; a decoder has one source per layer."""
         bias = self.relative(route)
-        for layer, other in zip(self.layers, seen or self._nothing, strict=True):
-            x = self._through(layer, x, route, bias, other)
+        for layer, source in zip(self.layers, sources or self._no_sources, strict=True):
+            x = self._run_layer(layer, x, route, bias, source)
         return self.norm(x)
 
-    def run_at(self, where: Tensor, x: Tensor, route: Route, seen: Seen | None = None) -> Tensor:
-        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
-        bias, seen = self.relative(route), seen or self._nothing
-        for layer, other in zip(self.layers[:-1], seen[:-1], strict=True):
-            x = self._through(layer, x, route, bias, other)
-        x, _ = self.layers[-1].attend(x, route, None, *seen[-1], bias=bias)
+    def run_at(self, where: Tensor, x: Tensor, route: Route, sources: Sequence[Source] | None = None) -> Tensor:
+        """Return the hidden states (M, W) where `where` (B, T) is True; the last feed-forward computes only those."""
+        bias, sources = self.relative(route), sources or self._no_sources
+        for layer, source in zip(self.layers[:-1], sources[:-1], strict=True):
+            x = self._run_layer(layer, x, route, bias, source)
+        x, _ = self.layers[-1].attend(x, route, None, *sources[-1], bias=bias)
         return self.norm(self.layers[-1].feed(x[where]))
 
     def extend(
         self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, AnyCache]:
-        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
-        keys, kinds = cache.extend(mask), _joined(cache.segments, segments)
-        route = _compared(Route.find(mask) if cache.mask is None else Route.find(mask, keys), segments, kinds)
+        """Return the hidden states of embedded tokens that follow those in the cache, and the extended cache."""
+        keys, key_segments = cache.extend(mask), _append(cache.segments, segments)
+        route = Route.find(mask) if cache.mask is None else Route.find(mask, keys)
+        route = _with_segments(route, segments, key_segments)
         pasts = cache.layers or (None,) * len(self.layers)
-        seen = self._nothing if memory is None else memory.seen_by(mask)
+        sources = self._no_sources if memory is None else memory.seen_by(mask)
         bias, reads = self.relative(route), []
-        for layer, past, other in zip(self.layers, pasts, seen, strict=True):
-            x, read = layer(x, route, past, *other, bias=bias)
+        for layer, past, source in zip(self.layers, pasts, sources, strict=True):
+            x, read = layer(x, route, past, *source, bias=bias)
             reads.append(read)
-        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads), segments=kinds)
+        return self.norm(x), replace(cache, mask=keys, layers=tuple(reads), segments=key_segments)
 
     @property
-    def _nothing(self) -> Seen:
+    def _no_sources(self) -> Sequence[Source]:
         return [()] * len(self.layers)
 
-    def _through(
-        self, layer: nn.Module, x: Tensor, route: Route, bias: PositionBias, other: tuple[()] | tuple[Readable, Route]
-    ) -> Tensor:
+    def _run_layer(self, layer: nn.Module, x: Tensor, route: Route, bias: PositionBias, source: Source) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            return layer(x, route, None, *source, bias=bias)[0]
+
         if not (self.recompute and torch.is_grad_enabled()):
-            return layer(x, route, None, *other, bias=bias)[0]
-        passed = checkpoint(lambda x: layer(x, route, None, *other, bias=bias)[0], x, use_reentrant=False)
-        assert isinstance(passed, Tensor)
-        return passed
+            return run(x)
+        return checkpoint(run, x, use_reentrant=False)  # type: ignore[return-value]
 
 
 class Transformer(Stack):
@@ -100,7 +104,7 @@ class Transformer(Stack):
 
     @property
     def whole_layers(self) -> Sequence[nn.Module]:
-        """Those that are always called as one; of the last, `forward_at` feeds forward only some positions."""
+        """The layers that are always called as a whole; `forward_at` calls the parts of the last one."""
         return self.layers[:-1]
 
     def __init__(self, config: Config):
@@ -109,7 +113,7 @@ class Transformer(Stack):
     def forward(
         self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
-        """Hidden states (B, T, W). Padding is not computed: its rows are zeros."""
+        """Return hidden states (B, T, W). Padding is not computed: its hidden states are zeros."""
         mask = with_positions(mask, positions)
         route = self._route(ids, mask, segments)
         if route.is_regular or mask.matrix is not None or not self.tokenwise:
@@ -119,7 +123,7 @@ class Transformer(Stack):
         return scatter_row(self.run(self.embed(*row), self._route(row[0], flat, row[3])), index, ids)
 
     def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
-        """Hidden states (M, W) where `where` (B, T) is True; the last feed-forward is spent on no other position."""
+        """Return the hidden states (M, W) where `where` (B, T) is True; the last feed-forward computes only those."""
         route = self._route(ids, mask, segments)
         if not route.is_regular or not self.tokenwise:
             return self(ids, mask, segments=segments)[where]
@@ -128,37 +132,37 @@ class Transformer(Stack):
     def step(
         self, ids: Tensor, mask: Mask, cache: AnyCache, positions: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, AnyCache]:
-        """The hidden states of new tokens after those in the cache, and the cache that holds them too."""
-        x, kinds = self.embed(ids, mask, positions, segments), self._kinds(ids, segments)
-        return self.extend(x, with_positions(mask, positions), cache, segments=kinds)
+        """Return the hidden states of tokens that follow those in the cache, and the extended cache."""
+        x = self.embed(ids, mask, positions, segments)
+        return self.extend(x, with_positions(mask, positions), cache, segments=self._compared_segments(ids, segments))
 
     def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, BeamCache]:
-        """Texts read without padding: hidden states (B, T, W), zeros at padding, and a cache to branch from."""
+        """Return the hidden states (B, T, W) of texts, zeros at padding, and a cache whose rows can be selected."""
         flat, index = expect_mask(mask).flatten()
         row = gather_row(index, ids, flat, None, segments)
-        hidden, cache = self.extend(self.embed(*row), flat, Cache(), segments=self._kinds(row[0], row[3]))
+        hidden, cache = self.extend(self.embed(*row), flat, Cache(), segments=self._compared_segments(row[0], row[3]))
         return scatter_row(hidden, index, ids), cache.branch(mask, index)
 
     def query_stream(
         self, ids: Tensor, mask: Mask, cache: Cache | BeamCache,
         positions: Tensor | None = None, segments: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The query stream (XLNet, arXiv 1906.08237): hidden states of tokens that read what is older in the cache.
+        """Return hidden states of the query stream (XLNet, arXiv 1906.08237), which reads older tokens in the cache.
 
-        They never read themselves or each other and are not remembered, so what they embed gives no answer away: a
-        [MASK], or a vector learnt for that. `step` over the content and then `query_stream` is two-stream attention.
+        Its tokens never read themselves or each other and are not cached. Their embedding is a learned vector, or that
+        of the ids, such as [MASK]. `step` over the content, then `query_stream`, is two-stream attention.
         """
-        x = embed_tokens(self.embedding.ask, ids, mask, positions, segments)
-        mask, kinds = with_positions(mask, positions), self._kinds(ids, segments)
+        x = embed_tokens(self.embedding.embed_query, ids, mask, positions, segments)
+        mask, own = with_positions(mask, positions), self._compared_segments(ids, segments)
         route = Route.find(mask, mask[:, :0] if cache.mask is None else cache.mask, strict=True)
-        route = _compared(route, kinds, _joined(cache.segments, None if kinds is None else kinds[:, :0]))
-        nothing, bias = (None,) * len(self.layers), self.relative(route)
-        for layer, past in zip(self.layers, cache.layers or nothing, strict=True):
+        route = _with_segments(route, own, _append(cache.segments, None if own is None else own[:, :0]))
+        bias = self.relative(route)
+        for layer, past in zip(self.layers, cache.layers or [None] * len(self.layers), strict=True):
             x = layer.query_stream(x, route, past, bias)
         return self.norm(x)
 
     def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
-        """The attention weights of every layer, (B, H, T, T) each, for pictures."""
+        """Return the attention weights of every layer, (B, H, T, T) each, for pictures."""
         mask = with_positions(mask, positions)
         x, route, weights = self.embed(ids, mask, positions, segments), self._route(ids, mask, segments), []
         bias, whole = self.relative(route), self.relative.whole(route)
@@ -171,11 +175,11 @@ class Transformer(Stack):
         return embed_tokens(self.embedding, ids, mask, positions, segments)
 
     def _route(self, ids: Tensor, mask: Mask, segments: Tensor | None) -> Route:
-        kinds = self._kinds(ids, segments)
-        return _compared(Route.find(mask), kinds, kinds)
+        segments = self._compared_segments(ids, segments)
+        return _with_segments(Route.find(mask), segments, segments)
 
-    def _kinds(self, ids: Tensor, segments: Tensor | None) -> Tensor | None:
-        """The segment of each token, where attention compares them: None elsewhere."""
+    def _compared_segments(self, ids: Tensor, segments: Tensor | None) -> Tensor | None:
+        """The segment of each token, if attention compares segments; else None."""
         if not isinstance(self.relative, DistanceEncoder):
             return None
         return torch.zeros_like(ids) if segments is None else segments.expand(ids.shape)
@@ -187,30 +191,31 @@ Row = tuple[Tensor, Mask, Tensor | None, Tensor | None]  # ids, mask, positions,
 
 
 def gather_row(index: Tensor, ids: Tensor, flat: Mask, positions: Tensor | None, segments: Tensor | None) -> Row:
-    """The tokens of a flattened mask."""
-    places, kinds = (None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments))
-    return ids.flatten()[index][None], flat, places, kinds
+    """Gather the tokens of a flattened mask as one row without padding."""
+    positions, segments = (
+        None if x is None else x.expand(ids.shape).flatten()[index][None] for x in (positions, segments)
+    )
+    return ids.flatten()[index][None], flat, positions, segments
 
 
 def scatter_row(hidden: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    """(1, N, W) back to where its tokens stood in `like` (B, T); zeros elsewhere."""
+    """Scatter hidden states (1, N, W) to where their tokens were in `like` (B, T); zeros elsewhere."""
     padded = hidden.new_zeros(like.numel(), hidden.shape[-1]).index_copy(0, index, hidden[0])
     return padded.unflatten(0, like.shape)
 
 
 def with_positions(mask: Mask, positions: Tensor | None) -> Mask:
-    """Positions that are given are where tokens stand; only a window or a matrix goes on measuring by the mask's."""
+    """The mask with these positions, unless it has a window or a matrix, which refer to its own positions."""
     if positions is None or expect_mask(mask).window is not None or mask.matrix is not None:
         return mask
     return replace(mask, position=positions.expand(mask.shape))
 
 
-def _compared(route: Route, queries: Tensor | None, keys: Tensor | None) -> Route:
-    """With the segments of its tokens."""
+def _with_segments(route: Route, queries: Tensor | None, keys: Tensor | None) -> Route:
     return route if queries is None or keys is None else replace(route, segments=(queries, keys))
 
 
-def _joined(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+def _append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     return new if old is None or new is None else torch.cat([old, new], dim=1)
 
 
@@ -244,11 +249,11 @@ def build_embedding(config: Config) -> Embedding:
         "shifted": NoEmbedding,
         "none": NoEmbedding,
     }[config.position_kind]()
-    asks = config.position_kind == "shifted"  # segments are compared, then, like places
-    segments = nn.Embedding(config.segments, config.width) if config.segments and not asks else NoEmbedding()
+    shifted = config.position_kind == "shifted"  # attention compares segments, like positions
+    segments = nn.Embedding(config.segments, config.width) if config.segments and not shifted else NoEmbedding()
     norm = _norm(config) if config.embedding_norm else nn.Identity()
     scale = math.sqrt(config.width) if config.embedding_scaled else 1.0
-    return Embedding(config.vocab_size, config.width, positions, segments, norm, config.dropout, scale, asks)
+    return Embedding(config.vocab_size, config.width, positions, segments, norm, config.dropout, scale, shifted)
 
 
 def _relative(config: Config, both_ways: bool) -> RelativePositionBias | DistanceEncoder | NoPositionBias:

@@ -232,5 +232,5 @@ def test_a_token_the_text_should_have_seen_is_refused():
     model = tiny("bert")
     _, state = MaskWriter(model).begin([[1, 2, 3]])
     sibling = replace(state.mask[:, :1], position=torch.tensor([[3]]))  # of order 0, as old as the text
-    with pytest.raises(UsageError, match="no longer true"):
+    with pytest.raises(UsageError, match="no longer valid"):
         model.body.step(torch.tensor([[4]]), sibling, state)

@@ -1,4 +1,4 @@
-"""Cross-entropy piece by piece: torch's own over all logits, in value and gradient, in every type."""
+"""Chunked cross-entropy equals torch's over all logits, in value and gradient, in every dtype."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from allmask.kernels import cross_entropy as token_losses
-from allmask.kernels.cross_entropy import PIECE, token_loss
+from allmask.kernels import cross_entropy
+from allmask.kernels.cross_entropy import CHUNK, linear_cross_entropy
 from allmask.nn import heads
 from allmask.nn.heads import bert_head
 
-SIZES = (1, 7, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 300)
+SIZES = (1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 300)
 
 
 def drawn(rows: int, vocabulary: int, biased: bool, seed: int = 0, size: float = 1.0) -> tuple[list[Tensor], Tensor]:
@@ -26,7 +26,7 @@ def drawn(rows: int, vocabulary: int, biased: bool, seed: int = 0, size: float =
 
 
 def ours(tensors: list[Tensor], labels: Tensor, smoothing: float) -> Tensor:
-    return token_loss(tensors[0], tensors[1], tensors[2] if len(tensors) == 3 else None, labels, smoothing)
+    return linear_cross_entropy(tensors[0], tensors[1], tensors[2] if len(tensors) == 3 else None, labels, smoothing)
 
 
 def theirs(tensors: list[Tensor], labels: Tensor, smoothing: float) -> Tensor:
@@ -66,8 +66,8 @@ def test_fp32(smoothing):
 def either(request, monkeypatch):
     """With the kernel in C, and without."""
     if request.param == "torch":
-        monkeypatch.setattr(token_losses, "_kernel", lambda x: None)
-    elif token_losses._kernel(torch.zeros(1, dtype=torch.bfloat16)) is None:
+        monkeypatch.setattr(cross_entropy, "_kernel", lambda x: None)
+    elif cross_entropy._kernel(torch.zeros(1, dtype=torch.bfloat16)) is None:
         pytest.skip("no compiler, or a processor without the instructions")
 
 
@@ -103,22 +103,22 @@ def test_weights_in_bf16_have_gradients_in_bf16(either):
         assert (a.double() - b).norm() <= 0.02 * b.norm()
 
 
-def test_what_does_not_learn_gets_no_gradient():
-    (hidden, matrix, bias), labels = drawn(5, PIECE + 5, True)
+def test_tensors_without_requires_grad_get_no_gradient():
+    (hidden, matrix, bias), labels = drawn(5, CHUNK + 5, True)
     hidden.requires_grad_()
-    token_loss(hidden, matrix, bias, labels).backward()
+    linear_cross_entropy(hidden, matrix, bias, labels).backward()
     assert hidden.grad is not None and matrix.grad is None and bias.grad is None
     matrix.requires_grad_()
-    token_loss(hidden.detach(), matrix, bias, labels).backward()
+    linear_cross_entropy(hidden.detach(), matrix, bias, labels).backward()
     expected = learnt(theirs, [hidden.detach(), matrix.detach(), bias], labels, 0.0)[2] * 3
     torch.testing.assert_close(matrix.grad, expected)
 
 
-def test_nothing_is_remembered_where_nothing_learns():
-    (hidden, matrix), labels = drawn(5, PIECE + 5, False)
+def test_nothing_is_saved_without_gradients():
+    (hidden, matrix), labels = drawn(5, CHUNK + 5, False)
     matrix.requires_grad_()
     with torch.no_grad():
-        loss = token_loss(hidden, matrix, None, labels, 0.1)
+        loss = linear_cross_entropy(hidden, matrix, None, labels, 0.1)
     assert not loss.requires_grad
     torch.testing.assert_close(loss, theirs([hidden, matrix.detach()], labels, 0.1))
 
@@ -134,15 +134,15 @@ def test_a_label_outside_the_vocabulary_is_an_error(bad):
     (hidden, matrix), labels = drawn(4, 30, False)
     labels[2] = bad
     with pytest.raises(IndexError, match="30 tokens"):
-        token_loss(hidden, matrix, None, labels)
+        linear_cross_entropy(hidden, matrix, None, labels)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_so(number, either):
-    (hidden, matrix), labels = drawn(4, PIECE + 30, False)
+def test_nan_and_infinity_are_not_hidden(number, either):
+    (hidden, matrix), labels = drawn(4, CHUNK + 30, False)
     hidden[1, 3] = number
-    assert not token_loss(hidden, matrix, None, labels, 0.1).isfinite()
-    assert not token_loss(hidden.bfloat16(), matrix.bfloat16(), None, labels, 0.1).isfinite()
+    assert not linear_cross_entropy(hidden, matrix, None, labels, 0.1).isfinite()
+    assert not linear_cross_entropy(hidden.bfloat16(), matrix.bfloat16(), None, labels, 0.1).isfinite()
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,15 +150,17 @@ def test_what_is_no_number_stays_so(number, either):
 def test_the_kernel_rounds_what_torch_computes(rows, columns, size, seed):
     rng = torch.Generator().manual_seed(seed % 1000)
     logits = (torch.randn(rows, columns, generator=rng) * size).bfloat16()
-    if token_losses._kernel(logits) is None:
+    if cross_entropy._kernel(logits) is None:
         pytest.skip("no compiler, or a processor without the instructions")
     exact, sums = logits.double(), torch.empty(rows)
-    shares = token_losses._to_shares(logits.clone(), sums)
+    probabilities = cross_entropy._softmax(logits.clone(), sums)
     torch.testing.assert_close(sums.double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
-    torch.testing.assert_close(shares.double(), exact.softmax(-1), rtol=2**-8, atol=1e-37)
+    torch.testing.assert_close(probabilities.double(), exact.softmax(-1), rtol=2**-8, atol=1e-37)
     factor = torch.rand(rows, generator=rng)
-    found = token_losses._slopes(shares, factor, torch.tensor(0.25))
-    torch.testing.assert_close(found, (shares.float() * factor[:, None] - 0.25).bfloat16(), rtol=2**-7, atol=1e-9)
+    found = cross_entropy._scale_and_shift(probabilities, factor, torch.tensor(0.25))
+    torch.testing.assert_close(
+        found, (probabilities.float() * factor[:, None] - 0.25).bfloat16(), rtol=2**-7, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -169,7 +171,9 @@ def test_a_head_takes_either_way_to_the_same_loss(few, low, monkeypatch):
     head, (hidden, matrix), labels = bert_head(16, 90, torch.nn.GELU(), 1e-12, tied=True), *drawn(30, 90, False)
     leaves = [x.float().requires_grad_() for x in (hidden, matrix)]
     taken = []
-    monkeypatch.setattr(heads, "token_loss", lambda *given: taken.append(token_loss(*given)) or taken[0])
+    monkeypatch.setattr(
+        heads, "linear_cross_entropy", lambda *given: taken.append(linear_cross_entropy(*given)) or taken[0]
+    )
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         loss = head.loss(*leaves, labels, 0.1)
     assert bool(taken) == (low or few == 0)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from allmask.kernels import packed_attention as documents
 from allmask.kernels.packed_attention import (
-    LONGEST,
+    MAX_LENGTH,
     Block,
     attend_documents,
     attend_partners,
@@ -134,7 +134,7 @@ def test_large_scores_do_not_overflow_and_a_scale_can_be_given():
     assert all(x.isfinite().all() for x in torch.autograd.grad(scaled.sum(), (q, k, v)))
 
 
-def test_what_is_no_number_is_not_hidden_and_stays_in_its_document():
+def test_nan_is_not_hidden_and_stays_in_its_document():
     need(torch.float32)
     torch.manual_seed(0)
     blocks = (Block(0, 20, "prefix", 10), Block(20, 37, "full"))
@@ -369,12 +369,12 @@ def test_dropout_over_a_partner_equals_autograd_through_the_explicit_mask():
     WrittenOut(q, k, v, queries.visible(keys)[0], cotangent, keep.double() / 0.6).check(found, grads)
 
 
-def test_long_partners_are_left_to_others():
+def test_long_partners_are_left_to_torch():
     need(torch.float32)
-    sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [LONGEST + 1]}
+    sizes = {"starts": [0], "lengths": [3], "key_starts": [0], "key_lengths": [MAX_LENGTH + 1]}
     far = partners(**{name: np.array(numbers) for name, numbers in sizes.items()})
-    near = partners(**{name: np.array(numbers) for name, numbers in {**sizes, "key_lengths": [LONGEST]}.items()})
-    q, k = torch.zeros(1, 3, 1, 16), torch.zeros(1, LONGEST + 1, 1, 16)
+    near = partners(**{name: np.array(numbers) for name, numbers in {**sizes, "key_lengths": [MAX_LENGTH]}.items()})
+    q, k = torch.zeros(1, 3, 1, 16), torch.zeros(1, MAX_LENGTH + 1, 1, 16)
     assert not suits_partners(q, k, k, far) and suits_partners(q, k, k, near)
 
 
@@ -425,7 +425,7 @@ def test_rows_of_one_pattern_are_documents_too():
         WrittenOut(*alone, mask.visible()[row], part).check(whole[row : row + 1], mine)
 
 
-def test_what_is_left_to_torch():
+def test_unsupported_arguments_are_left_to_torch():
     need(torch.float32)
     q, k, v = draw_qkv(12, 2, 16, torch.float32)
     full = (Block(0, 12, "full"),)
@@ -436,9 +436,9 @@ def test_what_is_left_to_torch():
     assert not suits(*(x.double() for x in (q, k, v)), full) and not suits(q, k, v.bfloat16(), full)
     assert not suits(*(x[..., :8] for x in (q, k, v)), full)
     assert not suits(*(x.to("meta") for x in (q, k, v)), full)
-    assert documents.layout((Block(0, LONGEST, "full"),), 1, LONGEST) is not None
-    assert documents.layout((Block(0, LONGEST + 1, "full"),), 1, LONGEST + 1) is None
-    assert len(documents.layout((Block(0, LONGEST + 1, "empty"),), 1, LONGEST + 1)) == 0
+    assert documents.layout((Block(0, MAX_LENGTH, "full"),), 1, MAX_LENGTH) is not None
+    assert documents.layout((Block(0, MAX_LENGTH + 1, "full"),), 1, MAX_LENGTH + 1) is None
+    assert len(documents.layout((Block(0, MAX_LENGTH + 1, "empty"),), 1, MAX_LENGTH + 1)) == 0
 
 
 def test_transforms_of_torch_see_through():

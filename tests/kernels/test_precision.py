@@ -74,7 +74,7 @@ def under_autocast(device: str, monkeypatch) -> bool:
     """Whether a recurrent layer computes in bf16 where autocast asks for it."""
     seen = []
     read = lambda self, x, *_: seen.append(torch.is_autocast_enabled(device))  # noqa: E731
-    monkeypatch.setattr(LSTMLayer, "_read", read)
+    monkeypatch.setattr(LSTMLayer, "_run", read)
     x: Any = SimpleNamespace(device=torch.device(device), to=lambda dtype: x)
     with torch.autocast(device, torch.bfloat16):
         LSTMLayer(2, 2)(x, torch.tensor([1]))

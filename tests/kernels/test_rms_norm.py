@@ -97,7 +97,7 @@ def test_threads_change_nothing():
     assert all(torch.equal(a, b) for others in found[1:] for a, b in zip(found[0], others, strict=True))
 
 
-def test_what_is_no_number_stays_in_its_row():
+def test_nan_stays_in_its_row():
     need()
     x = drawn(4, 33)
     x[1, 7], x[2, 0] = torch.nan, torch.inf
@@ -105,7 +105,7 @@ def test_what_is_no_number_stays_in_its_row():
     assert out.isnan().any(-1).tolist() == [False, True, True, False]
 
 
-def test_only_the_gradients_that_are_wanted():
+def test_only_the_required_gradients_are_computed():
     need()
     x, weight, grad = drawn(40, 24), drawn(24, seed=1), drawn(40, 24, seed=2)
     _, x_grad, weight_grad = run(x, weight, grad)

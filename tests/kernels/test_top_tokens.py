@@ -37,14 +37,14 @@ def test_totals_are_those_of_double_precision(way, tokens):
 
 @pytest.mark.parametrize("tokens", SIZES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_logit_that_is_no_number_is_seen_wherever_it_stands(way, tokens, bad):
+def test_a_nan_logit_is_found_anywhere(way, tokens, bad):
     for place in {0, tokens // 2, tokens - 1}:
         logits = drawn(3, tokens, 0)
         logits[1, place] = bad
         assert shortlist.log_totals(logits).isnan().tolist() == [False, True, False]
 
 
-def test_nothing_at_all_is_no_number_either(way):
+def test_a_row_of_minus_infinity_is_nan(way):
     assert shortlist.log_totals(torch.full((1, 40), -torch.inf)).isnan().all()
 
 
@@ -55,7 +55,7 @@ def test_the_best_by_sorting(tokens, count, seed, coarse):
     scores = drawn(4, tokens, seed)
     scores = scores.round() if coarse else scores
     scores[2, ::2] = -torch.inf
-    if shortlist.library() is None or min(count, tokens) > shortlist.FEW:
+    if shortlist.library() is None or min(count, tokens) > shortlist.MAX_COUNT:
         return
     values, found = shortlist.best(scores, count)
     for row in range(4):

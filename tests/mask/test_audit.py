@@ -35,7 +35,7 @@ def theirs(attention="sdpa"):
 
 @pytest.mark.parametrize("preset", [presets.bert_base, presets.gpt2])
 @pytest.mark.parametrize("kind", probed())
-def test_our_models_keep_every_promise(kind, preset):
+def test_our_models_obey_every_mask(kind, preset):
     result = audit(our_subject(ours(preset)), probe_mask(kind, 9, rng()), rng())
     assert result.holds and result.leaks == [] and result.blind == []
 
@@ -73,7 +73,7 @@ def test_a_blind_spot_is_found():
         ("positions that restart", "packed", "sdpa", False),
     ],
 )
-def test_transformers_by_way_of_handing_over(way, kind, attention, holds):
+def test_each_way_to_pass_a_mask_to_transformers(way, kind, attention, holds):
     assert audit(transformers_subject(theirs(attention), way), probe_mask(kind, 9), rng()).holds is holds
 
 

@@ -76,15 +76,15 @@ def test_a_long_mask_is_cut_and_says_so():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: draw(causal(3), ["a"]), "the tokens ask for"),
+        (lambda: draw(causal(3), ["a"]), "for these tokens it must be"),
         (lambda: draw(torch.ones(1, 1), ["a"]), "booleans"),
         (lambda: draw(Mask.causal(torch.ones(2, 1, dtype=torch.bool)), ["a"]), "2 rows"),
-        (lambda: draw(torch.ones(0, 0, dtype=torch.bool), []), "the tokens ask for"),
+        (lambda: draw(torch.ones(0, 0, dtype=torch.bool), []), "for these tokens it must be"),
         (lambda: save(causal(1), "a.gif", ["a"]), "suffix"),
         (lambda: save(causal(2), "a.png", ["a", "b"], weights=torch.ones(1, 1)), "weights are"),
     ],
 )
-def test_calls_that_make_no_sense(call, message):
+def test_invalid_calls_are_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call()
 

@@ -90,7 +90,7 @@ def test_a_kind_may_ask_for_turns_ranks_and_documents():
     assert probe_mask("turns", 10) == Mask.turns(torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1, 0, 0]]).bool())
 
 
-def test_what_a_kind_is_made_from_is_said():
+def test_missing_inputs_are_named():
     assert parameters("packed") == {"document": True, "valid": True, "each": False, "window": False}
     with pytest.raises(UsageError, match="a permutation mask is made from rank"):
         build("permutation", {"valid": torch.ones(1, 3, dtype=torch.bool)})

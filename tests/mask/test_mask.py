@@ -100,13 +100,13 @@ def test_packing_a_matrix_keeps_its_cells():
     assert torch.equal(mask.visible()[0], flags("1000 1100 0010 0001"))
 
 
-def test_place_counts_the_tokens_of_a_document():
+def test_position_counts_the_tokens_of_a_document():
     mask = Mask.packed(Mask.causal(flags("011111")), torch.tensor([[0, 0, 0, 1, 1, 0]]))
     assert mask.position[0, 1:].tolist() == [0, 1, 0, 1, 2]
 
 
 @given(masks())
-def test_place_is_how_many_of_the_document_stand_before(mask):
+def test_position_is_the_number_of_earlier_tokens_of_the_document(mask):
     for group, place in zip(mask.group.tolist(), mask.position.tolist(), strict=True):
         assert place == [group[:token].count(group[token]) for token in range(len(group))]
 
@@ -324,7 +324,7 @@ def test_tokens_may_follow_exactly_if_no_earlier_row_sees_them(mask, data):
     assert mask[:, token:].may_follow(mask[:, :token]) == (not seen)
 
 
-def test_what_may_follow_in_the_cast():
+def test_which_constructors_allow_appending():
     causal, prefix = Mask.causal(flags("1111")), Mask.prefix(flags("0011"))
     assert all(causal[:, n:].may_follow(causal[:, :n]) for n in range(1, 4))
     assert not prefix[:, 1:].may_follow(prefix[:, :1])
@@ -409,7 +409,7 @@ def test_flattening_nothing_but_padding():
         (lambda: Mask.from_matrix(flags("10 11")).append(Mask.from_matrix(flags("1"))), "cannot be joined"),
     ],
 )
-def test_a_mistake_is_said_at_once(call, message):
+def test_mistakes_raise_clear_errors(call, message):
     with pytest.raises(UsageError, match=message):
         call()
 
@@ -418,8 +418,8 @@ def test_a_mistake_is_said_at_once(call, message):
 
 
 @given(masks())
-def test_what_is_said_of_documents_is_what_their_tokens_say(mask: Mask):
-    least, most, first = mask.among(mask.order, "amin"), mask.among(mask.order, "amax"), mask.first_known
+def test_values_per_document_equal_a_loop_over_tokens(mask: Mask):
+    least, most, first = mask.per_document(mask.order, "amin"), mask.per_document(mask.order, "amax"), mask.first_known
     for row in range(len(mask)):
         for token, group in enumerate(mask.group[row].tolist()):
             mine = mask.order[row][mask.group[row] == group]

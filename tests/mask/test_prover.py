@@ -210,7 +210,7 @@ def valid(tokens: int) -> Tensor:
     return torch.ones(1, tokens, dtype=torch.bool)
 
 
-def test_shifted_targets_of_the_cast():
+def test_shifted_targets_of_each_constructor():
     shuffled = Mask.permutation(torch.tensor([[4, 1, 3, 0, 2]]))
     for mask in (Mask.causal(valid(5)), Mask.reverse(valid(5)), shuffled, Mask.causal(valid(5), window=2)):
         assert prove(mask).shifted_leaks == ()
@@ -223,7 +223,7 @@ def test_a_prefix_leaks_its_source_and_nothing_that_is_scored():
     assert prove(mask, scored=matrix("001110")).shifted_leaks == ()
 
 
-def test_what_comes_next_follows_order_then_place_within_a_document():
+def test_the_next_token_follows_order_then_position_within_a_document():
     order, group = torch.tensor([1, 0, 0, 5, 2, 0]), torch.tensor([0, 0, 0, 1, 1, -1])
     assert next_tokens(order, group) == [(1, 2), (2, 0), (4, 3)]
 
@@ -414,6 +414,6 @@ def test_rows_of_a_batch_are_proven_one_by_one():
         (lambda: prove(matrix("10 11"), scored=matrix("1")), "scored must be 2 booleans"),
     ],
 )
-def test_calls_that_make_no_sense(call, message):
+def test_invalid_calls_are_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call()

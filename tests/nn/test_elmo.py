@@ -14,7 +14,7 @@ from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.mask.audit import audit, our_subject
 from allmask.nn.cache import Cache
-from allmask.nn.elmo import ScalarMix
+from allmask.nn.recurrent import ScalarMix
 from allmask.training.process_group import SingleProcess
 from allmask.training.strategy import strategy_for
 from tests.nn.test_recurrent import ELMO, cell_of, draw_ids, model_of, walk

@@ -267,7 +267,7 @@ def test_gradients_by_differences(name):
     assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-5)
 
 
-def test_what_no_recurrence_can_keep_is_refused():
+def test_masks_that_no_recurrence_can_follow_are_refused():
     model, ids = model_of(PAIRS["attention"]), draw_ids(1, 4)
     for mask in (
         Mask.bidirectional(torch.ones(1, 4, dtype=torch.bool), window=2),
@@ -275,7 +275,7 @@ def test_what_no_recurrence_can_keep_is_refused():
     ):
         with pytest.raises(UsageError, match="no window and no matrix"):
             model(ids, mask)
-    with pytest.raises(UsageError, match="one text a row"):
+    with pytest.raises(UsageError, match="one text per row"):
         model(ids, Mask(torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 0, 1, 1]])), cache=Cache())
     cache = model(ids, pairs([3], [1]), cache=Cache()).cache
     for order, group in ((1, 0), (0, 0), (2, 1)):
@@ -283,7 +283,7 @@ def test_what_no_recurrence_can_keep_is_refused():
             model(ids[:, :1], Mask(torch.tensor([[order]]), torch.tensor([[group]])), cache=cache)
 
 
-def test_a_row_of_padding_harms_nobody():
+def test_a_row_of_padding_changes_no_other_row():
     model, mask = model_of(PAIRS["attention"]), pairs([3, 3], [2, 2])
     ids = draw_ids(2, 5)
     mask = replace(mask, group=torch.tensor([[0], [-1]]).expand(2, 5))
@@ -404,7 +404,7 @@ def test_a_pruned_vocabulary_keeps_its_logits():
     torch.testing.assert_close(found, model(ids, mask).logits[..., kept], atol=1e-12, rtol=0)
 
 
-def test_shapes_that_cannot_be():
+def test_invalid_configs_are_refused():
     for changes, told in (
         ({"decoder_layers": 0}, "more in an lstm"),
         ({"width": 15}, "half of it"),

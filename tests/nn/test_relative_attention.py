@@ -142,7 +142,7 @@ def test_the_shift_takes_each_distance_to_its_pair(queries, keys, offset):
 
 
 @pytest.mark.parametrize("queries", [1, 60])
-def test_waves_come_to_queries_or_queries_to_waves(queries):
+def test_projecting_queries_or_encodings_gives_the_same_bias(queries):
     """By what is less work; the formula is the same, written out here for each pair."""
     torch.manual_seed(0)
     relate = RelativeScores(16, 2, 8).double()
@@ -204,7 +204,7 @@ def test_a_memory_that_a_model_has_no_places_for_is_refused():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_frozen_copies_say_the_same_in_their_precision(precision):
+def test_frozen_copies_give_the_same_results_in_their_precision(precision):
     model = Model.fresh(replace(TINY, width=32, init_std=0.1), ["lm"], torch.Generator().manual_seed(0)).eval()
     ids, segments = (
         torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1)),

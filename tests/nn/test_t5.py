@@ -17,7 +17,7 @@ from allmask.decoding import Decoding, PairWriter, generate
 from allmask.errors import CheckpointError
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.nn.layers import RelativePositionBias
+from allmask.nn.relative_attention import RelativePositionBias
 from allmask.presets import PRESETS
 from allmask.tasks.seq2seq import Title
 from allmask.text import train_tokenizer
@@ -133,7 +133,7 @@ def test_older_files_name_the_embedding_three_times(tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [({"feed_forward_proj": "swish"}, "swish"), ({"d_kv": None}, "d_kv")])
-def test_settings_that_cannot_be(change, words, tmp_path):
+def test_unsupported_settings_are_refused(change, words, tmp_path):
     converted(theirs_of("1.0"), tmp_path / "t5")
     file = tmp_path / "t5" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))

@@ -301,12 +301,12 @@ def test_dropout_acts_in_training_only():
         ({"src_key_padding_mask": torch.zeros(SOURCE)}, r"key_padding_mask is \(6,\); expected \(3, 6\)"),
     ],
 )
-def test_what_does_not_fit_is_said(change, words):
+def test_invalid_inputs_are_refused(change, words):
     with pytest.raises(UsageError, match=words):
         Transformer(**SIZES)(**(inputs(1, batch_first=False) | change))
 
 
-def test_a_build_that_cannot_be_is_said():
+def test_invalid_builds_are_refused():
     with pytest.raises(UsageError, match="not a multiple of nhead 3"):
         Transformer(16, 3)
     with pytest.raises(UsageError, match="expected relu, gelu or a function"):

@@ -172,7 +172,7 @@ def test_any_order_generation_can_be_cached():
 def test_a_cache_refuses_tokens_that_earlier_ones_should_have_seen():
     model, ids, mask = body(), draw_ids(1, 4), Mask.bidirectional(torch.ones(1, 4).bool())
     _, cache = model.step(ids[:, :2], mask[:, :2], Cache())
-    with pytest.raises(UsageError, match="no longer true"):
+    with pytest.raises(UsageError, match="no longer valid"):
         model.step(ids[:, 2:], mask[:, 2:], cache)
 
 

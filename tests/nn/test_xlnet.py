@@ -264,7 +264,7 @@ def test_settings_of_the_published_models(tmp_path):
         ({"untie_r": False}, "untie_r"),
     ],
 )
-def test_settings_that_cannot_be(change, words, tmp_path):
+def test_unsupported_settings_are_refused(change, words, tmp_path):
     converted(theirs_of(), tmp_path / "xlnet")
     file = tmp_path / "xlnet" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))

@@ -39,7 +39,8 @@ from allmask.nn.attention import Attention, Route, Scaled
 from allmask.nn.beam_cache import BeamKeyValue
 from allmask.nn.cache import BeamCache
 from allmask.nn.encoder_decoder import EncoderDecoder
-from allmask.nn.layers import ACTIVATIONS, NORM_PLACES, CrossLayer, GatedFeedForward, RelativePositionBias
+from allmask.nn.layers import ACTIVATIONS, NORM_PLACES, CrossLayer, GatedFeedForward
+from allmask.nn.relative_attention import RelativePositionBias
 from allmask.presets import bert_tiny, t5_v1_1_small
 
 log = logging.getLogger("allmask")
@@ -323,8 +324,8 @@ def _queries(attention: Attention) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of the query projection, times the scale of the scores."""
     linear = attention.query
     scale = (linear.weight.shape[0] // attention.heads) ** -0.5
-    if isinstance(attention.stretch, Scaled):
-        scale *= attention.stretch.factor
+    if isinstance(attention.query_scale, Scaled):
+        scale *= attention.query_scale.factor
     return linear.weight.detach().float() * scale, None if linear.bias is None else linear.bias.detach().float() * scale
 
 
