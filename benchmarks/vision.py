@@ -32,10 +32,9 @@ from torch import Tensor, nn
 from allmask.kernels.precision import native_bf16
 from allmask.training import Settings, train
 from allmask.training.loop import Trainer
-from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import Augmented, ImageBatch
+from allmask.vision.images import Images, Preparation
 from allmask.vision.resnet import fresh, small
-from allmask.vision.task import ImageWorkload
+from allmask.vision.training import ImageBatch, ImageWorkload
 
 BATCH, SIDE, CLASSES = 128, 32, 10
 BEST = "bf16" if native_bf16("cpu") else "fp32"
@@ -96,7 +95,7 @@ def work(count: int) -> ImageWorkload:
     pixels = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (count,), generator=rng)
     images = Images(pixels, labels, tuple(map(str, range(CLASSES))))
-    return ImageWorkload(Augmented(images, Preparation.of(pixels), 0, 4, True))
+    return ImageWorkload(images, Preparation.of(pixels), seed=0, crop=4, flip=True)
 
 
 class Ours:

@@ -31,7 +31,7 @@ from allmask.training import Paused, Score, Settings, train
 from allmask.training import checkpoint as runs
 from allmask.training.log import read_metrics
 from allmask.vision.resnet import ResNet, ResNetConfig, fresh, plain, small
-from allmask.vision.task import ImageData, ImageEvaluator, ImageTraining, ImageWorkload
+from allmask.vision.training import ImageData, ImageEvaluator, ImageTraining, ImageWorkload
 
 DEPTHS = (20, 32, 56)
 KINDS = ("plain", "residual")
@@ -75,10 +75,10 @@ class Experiment:
         return plain(shape) if name.startswith("plain") else shape
 
     def work(self, model: ResNet) -> ImageWorkload:
-        learnt = ImageEvaluator(self.data.train.some(SAMPLE), self.data.preparation, self.settings.precision)
+        learnt = ImageEvaluator(self.data.train.subset(SAMPLE), self.data.preparation, self.settings.precision)
         others = None
         if self.data.held_out is not None:
-            others = replace(learnt, images=self.data.held_out.some(SAMPLE))
+            others = replace(learnt, images=self.data.held_out.subset(SAMPLE))
         return replace(self.job.work(self.data, model, self.settings), evaluator=Examiner(learnt, others))
 
     def turn(self, name: str, quiet: bool) -> None:

@@ -24,15 +24,14 @@ from typing import Any
 
 import torch
 
-from allmask.gan import judging, toy
-from allmask.gan.learning import LOSSES, GanWorkload, fixed, generator_loss
+from allmask.gan import metrics, toy
 from allmask.gan.networks import PRESETS, Gan, GanConfig, fresh
-from allmask.gan.task import GanTraining
+from allmask.gan.training import LOSSES, GanTraining, GanWorkload, frozen, generator_loss
 from allmask.runs.driver import resume, start
 from allmask.runs.folder import saved_plan
 from allmask.runs.plan import Plan
 from allmask.training import Score, Settings, train
-from allmask.vision import files
+from allmask.vision import checkpoints
 
 AHEAD = (1, 3, 10, 30, 100, 300, 1000)  # steps of the discriminator
 _METRICS = ("frechet", "classes", "covered")
@@ -106,7 +105,7 @@ def starving(out: Path, ahead: tuple[int, ...]) -> str:
         return None
 
     for steps in ahead:  # a run for each, from the same start
-        work = GanWorkload(toy.examples(torch.Generator().manual_seed(1)), k=steps, batch=256, judge=judge)
+        work = GanWorkload(toy.examples(torch.Generator().manual_seed(1)), k=steps, batch=256, evaluator=judge)
         settings = Settings(
             steps=steps, batch_tokens=256, lr=5e-3, schedule="constant", warmup=0, weight_decay=0.0, clip=1e9,
             precision="fp32", eval_every=steps,
@@ -126,7 +125,7 @@ def _sure(model: Gan) -> float:
 
 
 def _pull(model: Gan, kind: str) -> float:
-    with torch.enable_grad(), fixed(model.discriminator):
+    with torch.enable_grad(), frozen(model.discriminator):
         made = model.sample(4096, torch.Generator().manual_seed(2))
         loss = generator_loss(model.log_odds(made), kind) / len(made)
         found = torch.autograd.grad(loss, list(model.generator.parameters()))
@@ -173,7 +172,7 @@ def _real(data: str, judge: Path) -> list[str]:
     found = GanTraining(data).examples(seed=1)
     if found.images is None or found.images.held_out is None:
         return ["–"] * len(_METRICS)
-    told = judging.Evaluator.of(files.load(judge), found.examples, judge)(found.images.held_out.pixels)
+    told = metrics.Evaluator.of(checkpoints.load(judge), found.examples, judge)(found.images.held_out.pixels)
     return [f"{told[name]:.3g}" for name in _METRICS]
 
 

@@ -6,8 +6,8 @@ import gan
 import pytest
 import torch
 
-from allmask.gan.learning import LOSSES
 from allmask.gan.networks import PRESETS, GanConfig, fresh
+from allmask.gan.training import LOSSES
 
 
 def test_a_sure_discriminator_starves_one_loss(tmp_path):
@@ -23,7 +23,7 @@ def test_the_pull_is_the_gradient_by_differences():
     noise = model.noise(4096, torch.Generator().manual_seed(2)).double()
     model.noise = lambda count, rng=None: noise  # type: ignore[method-assign]
     weights = list(model.generator.parameters())
-    from allmask.gan.learning import generator_loss
+    from allmask.gan.training import generator_loss
 
     for kind in LOSSES:
         squares = 0.0

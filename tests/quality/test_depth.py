@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import depth
 import pytest
 
 from allmask.training import Settings
-from allmask.vision.resnet import parameters
-from allmask.vision.task import ImageTraining
-
-FILE = Path(__file__).parents[2] / "quality" / "depth.py"
+from allmask.vision.training import ImageTraining
+from tests.vision.reference import parameters
 
 
-@pytest.fixture(scope="module")
-def depth():
-    spec = importlib.util.spec_from_file_location("depth", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["depth"] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_networks_take_turns(depth, tmp_path: Path, monkeypatch):
+def test_networks_take_turns(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(depth, "SAMPLE", 20)
     settings = Settings(steps=1000, batch_tokens=8, eval_every=2, keep=1, precision="fp32", schedule="constant")
     data = ImageTraining().images()
