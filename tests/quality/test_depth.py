@@ -25,13 +25,13 @@ def test_networks_take_turns(tmp_path: Path, monkeypatch):
     experiment.run(minutes=0, quiet=True)
     assert [list(experiment.errors(name)) for name in experiment.names] == [[2], [2]]
     experiment.run(minutes=0, quiet=True)
-    told = depth.results(experiment)
-    assert told["steps"] == 4 and [list(curve) for curve in told["curves"].values()] == [[2, 4], [2, 4]]
-    for curve in told["curves"].values():
-        for found in curve.values():
-            assert 0 <= found["train_error"] <= 1 and 0 <= found["test_error"] <= 1
-            assert (found["train_error"] * 20) % 1 == pytest.approx(0, abs=1e-9)
-    shown = depth.table(told, (8,))
+    found = depth.results(experiment)
+    assert found["steps"] == 4 and [list(curve) for curve in found["curves"].values()] == [[2, 4], [2, 4]]
+    for curve in found["curves"].values():
+        for errors in curve.values():
+            assert 0 <= errors["train_error"] <= 1 and 0 <= errors["test_error"] <= 1
+            assert (errors["train_error"] * 20) % 1 == pytest.approx(0, abs=1e-9)
+    shown = depth.table(found, (8,))
     assert shown.count("\n") == 2 and "| 8 layers |" in shown and "4 steps" in shown
-    depth.picture(told, (8,), tmp_path / "depth.png")
+    depth.plot(found, (8,), tmp_path / "depth.png")
     assert (tmp_path / "depth.png").stat().st_size > 5000
