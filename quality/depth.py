@@ -117,7 +117,7 @@ class Experiment:
 def expect_same(experiment: Experiment) -> None:
     """Refuse to continue with another plan or other data: the curves could not be compared."""
     file, plan = experiment.out / "plan.json", Plan(experiment.job, experiment.settings).to_dict()
-    plan["images"] = experiment.data.checksums()
+    plan["images"] = experiment.job.checksums(experiment.data)
     experiment.out.mkdir(parents=True, exist_ok=True)
     if not file.is_file():
         file.write_text(json.dumps(plan, indent=1))

@@ -15,15 +15,7 @@ two_sample.py   balance the files, fit the discriminator, compute the p-value
 compare.py      all of it in one call, and the differences that were found
 """
 
-from allmask.drift.compare import (
-    Difference,
-    Example,
-    Settings,
-    Verdict,
-    compare_images,
-    compare_numbers,
-    compare_texts,
-)
+from allmask.drift.compare import Difference, Example, Settings, Verdict, compare_images, compare_numbers, compare_texts
 from allmask.drift.records import Pictures, Reservoir, read_images
 from allmask.drift.two_sample import binomial_tail, min_records
 

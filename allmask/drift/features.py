@@ -30,6 +30,7 @@ SIDE, COARSE, CELLS = (
 MEASURES = ("width", "height", "brightness", "contrast", "colourfulness", "warmth", "sharpness", "symmetry")
 _LUMA = torch.tensor([0.299, 0.587, 0.114])  # weights of red, green and blue in the brightness
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Chinese characters
+_UNSPACED_TOKEN = re.compile(f"[{_UNSPACED}]")
 _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+|[^\\w\\s]")
 
 
@@ -54,11 +55,8 @@ def grams(text: str) -> Iterator[str]:
     tokens = _TOKEN.findall(text)
     yield from tokens
     for left, right in pairwise(tokens):
-        yield left + right if _is_unspaced(left) and _is_unspaced(right) else f"{left} {right}"
-
-
-def _is_unspaced(token: str) -> bool:
-    return re.match(f"[{_UNSPACED}]", token) is not None
+        unspaced = _UNSPACED_TOKEN.match(left) and _UNSPACED_TOKEN.match(right)
+        yield left + right if unspaced else f"{left} {right}"
 
 
 def count_grams(texts: Sequence[str], is_train: Tensor | None = None) -> tuple[Tensor, list[str]]:

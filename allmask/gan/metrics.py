@@ -19,7 +19,7 @@ from torch import Tensor
 from allmask.errors import DataError
 from allmask.options import IMAGES as DEFAULTS
 from allmask.runs.folder import FINAL, drop_spent
-from allmask.training import Settings, checkpoint, train
+from allmask.training import checkpoint, train
 from allmask.vision import checkpoints
 from allmask.vision.images import Preparation, evenly_spaced
 from allmask.vision.resnet import ResNet, fresh, small
@@ -113,15 +113,10 @@ def train_classifier(
         config = replace(small(8), channels=data.preparation.channels, classes=len(data.train.names))
         model = fresh(config, torch.Generator().manual_seed(seed))
         log.info("training a classifier on the real images, to evaluate generated ones")
-        settings = settings_for(len(data.train), seed)
+        steps = max(1, min(MAX_STEPS, 20 * len(data.train) // 64))  # about twenty epochs
+        settings = replace(DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)
         work = job.settled(data.train).work(data, model, settings)
         train(model, work, settings, folder, resume=folder.exists(), quiet=quiet)
         save_network(model, data, final)
         drop_spent(folder, keep=0)
     return checkpoints.load(final)
-
-
-def settings_for(images: int, seed: int) -> Settings:
-    """Training settings of the classifier: about twenty epochs, but at most MAX_STEPS."""
-    steps = max(1, min(MAX_STEPS, 20 * images // 64))
-    return replace(DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)

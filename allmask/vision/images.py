@@ -56,10 +56,6 @@ class Images:
         files = tuple(self.files[number] for number in chosen.tolist()) if self.files else ()
         return Images(self.pixels[chosen], self.labels[chosen], self.names, files)
 
-    def location(self, number: int) -> str:
-        """The file of an image, or its number."""
-        return self.files[number] if self.files else f"image {number + 1:,}"
-
     def with_names(self, names: tuple[str, ...], where: str | Path) -> Images:
         """The same images with labels that are indices into `names`. A class that `names` lacks is an error."""
         if self.names == names:

@@ -204,7 +204,7 @@ class Plain(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks of one width."""
+    """Blocks of the same width."""
 
     def __init__(self, blocks: list[nn.Module]):
         super().__init__()
@@ -282,15 +282,11 @@ def shape_of(config: ResNetConfig) -> ResNet:
 
 
 def fresh(config: ResNetConfig, rng: Generator | None = None) -> ResNet:
-    """A new network with random weights."""
-    return initialize(shape_of(config).to_empty(device="cpu"), rng)
-
-
-def initialize(model: ResNet, rng: Generator | None = None) -> ResNet:
-    """He initialization of convolutions, identity norms, and a small output layer: all classes start equally likely.
+    """A new network: He initialization of convolutions, and a small output layer, so all classes are equally likely.
 
     He's scale is by fan-out: norms fix the scale of the signal, so it is the gradient's scale that has to be kept.
     """
+    model = shape_of(config).to_empty(device="cpu")
     for part in model.modules():
         if isinstance(part, nn.Conv2d):
             he(part.weight, rng, by="out")

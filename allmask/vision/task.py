@@ -130,7 +130,7 @@ class Recognizer(Predictor):
 
     def _rows(self, data: Images, targets: bool) -> Iterator[Record]:
         for number in range(len(data)):
-            where = data.location(number)
+            where = data.files[number] if data.files else f"image {number + 1:,}"
             other = {"label": data.names[int(data.labels[number])]} if targets else {"file": where}
             yield Record({**other, "image": data.pixels[number]}, where)
 

@@ -76,7 +76,6 @@ def _check_draw(pixels: Tensor, draw: Draw) -> None:
 class ImageBatch:
     pixels: Tensor  # (B, C, H, W), normalized
     labels: Tensor  # (B,)
-    name: str = "image"  # of the loss
 
     @property
     def tokens(self) -> int:
@@ -84,10 +83,10 @@ class ImageBatch:
 
     @property
     def counts(self) -> dict[str, int]:
-        return {self.name: len(self.labels)}
+        return {"image": len(self.labels)}
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        return ImageBatch(self.pixels.to(device), self.labels.to(device), self.name)
+        return ImageBatch(self.pixels.to(device), self.labels.to(device))
 
 
 def plan_images(lengths: Sequence[int] | np.ndarray, most: int, seed: int, epoch: int) -> BatchPlan:
@@ -109,7 +108,7 @@ def losses_of(model: nn.Module, batch: ImageBatch, smoothing: float = 0.0) -> di
     """The summed cross-entropy, and the number of images."""
     logits = model(batch.pixels).float()
     loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
-    return {batch.name: (loss, len(batch.labels))}
+    return {"image": (loss, len(batch.labels))}
 
 
 @torch.no_grad()
@@ -133,10 +132,6 @@ class ImageData:
     held_out: Images | None
     preparation: Preparation
 
-    def checksums(self) -> dict[str, str]:
-        parts = {"data": self.train, "eval": self.held_out}
-        return {name: _checksum(images) for name, images in parts.items() if images is not None}
-
 
 def _checksum(images: Images) -> str:
     """A checksum of the content, independent of the files it came from."""
@@ -157,11 +152,12 @@ class ImageTraining(ImageOptions, Job):
         return self.images()
 
     def images(self) -> ImageData:
+        """Read training and held-out images: the test part of --eval, or all of it, or the test part of the data."""
         images = read(self.data, "train", self.size, self.channels)
         preparation = Preparation.of(images.pixels)
-        held_out = self._held_out()
-        if held_out is not None:
-            where = self.eval or self.data
+        held_out, where = None, self.eval or self.data
+        if self.eval is not None or has_part(where, "test"):
+            held_out = read(where, "test" if has_part(where, "test") else "train", self.size, self.channels)
             held_out = held_out.with_names(images.names, where)
             preparation.expect(where, held_out.pixels)
             if _checksum(held_out) == _checksum(images):
@@ -171,14 +167,9 @@ class ImageTraining(ImageOptions, Job):
         log.info("data: %s images of %d classes, %s", f"{len(images):,}", len(images.names), count)
         return ImageData(images, held_out, preparation)
 
-    def _held_out(self) -> Images | None:
-        """The test part of --eval, or all of it; without --eval the test part of the data, if it has one."""
-        if self.eval is not None:
-            return read(self.eval, "test" if has_part(self.eval, "test") else "train", self.size, self.channels)
-        return read(self.data, "test", self.size, self.channels) if has_part(self.data, "test") else None
-
     def checksums(self, data: ImageData) -> dict[str, str]:
-        return data.checksums()
+        parts = {"data": data.train, "eval": data.held_out}
+        return {name: _checksum(images) for name, images in parts.items() if images is not None}
 
     def settled(self, images: Images) -> ImageTraining:
         """The same job with `crop` and `flip` chosen to suit the images, unless they were given."""
@@ -257,10 +248,9 @@ class ImageWorkload:
 
     def __post_init__(self):
         self.lengths = np.ones(len(self.images), dtype=np.int64)
-        self.step_spec = StepSpec("images", plan_images, losses_of, self._operations)
-
-    def _operations(self, model: ResNet, batch: ImageBatch) -> int:
-        return TRAINING * self.operations * batch.tokens
+        self.step_spec = StepSpec(
+            "images", plan_images, losses_of, lambda model, batch: TRAINING * self.operations * batch.tokens
+        )
 
     def batch(self, numbers: Sequence[int], epoch: int) -> ImageBatch:
         chosen, draw = torch.tensor(numbers), Draw(self.seed, epoch, numbers)
