@@ -157,7 +157,7 @@ def _draw_one(axes: Axes, frame: Frame) -> None:
     axes.plot(frame.x, frame.probability, "--", color=_BLUE, label="discriminator")
     best = best_discriminator(frame.data, frame.made)
     best = np.where(frame.data + frame.made > _VISIBLE, best, np.nan)  # where both are rare, it is noise
-    axes.plot(frame.x, best, "-", color=_BLUE, alpha=0.3, linewidth=1, label="optimal discriminator p/(p+q)")
+    axes.plot(frame.x, best, "-", color=_BLUE, alpha=0.3, linewidth=1, label="optimal discriminator")
     scaled = (LOW + HIGH) / 2.0 + frame.noise * (HIGH - LOW) / 5.0  # the noise, stretched over the grid
     for noise, made in zip(scaled, frame.mapped, strict=True):  # the generator's map, from noise to its output
         axes.plot([noise, made], [-0.45, -0.12], color=_GREY, linewidth=0.6)
