@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from allmask.tasks.embed import Embedder
     from allmask.tasks.fill import Filler
     from allmask.tasks.tag import Tagger
-    from allmask.vision.recognizer import Recognizer
+    from allmask.vision.task import Recognizer
 
 
 @overload

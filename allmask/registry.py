@@ -101,7 +101,7 @@ class UnknownName(UsageError, KeyError):
 TASKS = Registry(
     "task",
     {  # also the order in which they are asked whether they are the task of a model without allmask.json
-        "image": "allmask.vision.recognizer:ImageTask",  # first: the others load the folder as a model of texts
+        "image": "allmask.vision.task:ImageTask",  # first: the others load the folder as a model of texts
         "title": "allmask.tasks.seq2seq:Title",
         "translate": "allmask.tasks.seq2seq:Translate",
         "continue": "allmask.tasks.continuation:Continuation",
@@ -163,7 +163,7 @@ JOBS = Registry(
     {  # what a run does; all tasks that are not named here are fine-tuned
         "finetune": "allmask.runs.finetuning:FineTuning",
         "pretrain": "allmask.runs.pretraining:Pretraining",
-        "image": "allmask.vision.task:ImageTraining",
-        "gan": "allmask.gan.task:GanTraining",
+        "image": "allmask.vision.training:ImageTraining",
+        "gan": "allmask.gan.training:GanTraining",
     },
 )

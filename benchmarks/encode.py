@@ -1,9 +1,9 @@
-"""Sentence vectors of 256 texts of varying length with MiniLM: us, transformers, CTranslate2, ONNX Runtime and others.
+"""Sentence vectors of 256 texts with MiniLM: allmask, transformers, CTranslate2, ONNX Runtime and others.
 
     python benchmarks/encode.py [--quick] [--json]
 
-Everybody gets the same token ids, ready, and gives mean-pooled vectors; the rows "from texts" also tokenize. Batch
-sizes are those with which each peer was fastest. One thread, CPU time, interleaved, medians.
+All get the same token ids and compute mean-pooled vectors; rows "with tokenization" start from texts. Each peer has its
+fastest batch size. One thread, CPU time, interleaved, medians.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx_int8
 import torch
-from texts import stretches
+from texts import pieces
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -49,7 +49,7 @@ def main() -> None:
     with torch.inference_mode():
         reference = cases["transformers fp32, padded"]()
         cosines = {name: cosine_similarity(case(), reference).min().item() for name, case in cases.items()}
-        times = timing.medians(cases, rounds=3 if options.quick else 5)
+        times = timing.medians(cases, 3 if options.quick else 5, warm_up=False)
     peers = ("transformers", "sentence-transformers", "ctranslate2", "onnxruntime")
     about = timing.versions(*peers) | describe(model, ids, texts)
     base = times["transformers fp32, padded"]
@@ -58,8 +58,8 @@ def main() -> None:
             "encoder": name,
             "seconds": f"{times[name]:.2f}",
             "tokens/s": f"{sum(map(len, ids)) / times[name]:,.0f}",
-            "ratio": f"{base / times[name]:.2f}",
-            "lowest cosine": f"{cosines[name]:.5f}",
+            "speed-up": f"{base / times[name]:.2f}",
+            "min cosine": f"{cosines[name]:.5f}",
         }
         for name in sorted(cases, key=lambda name: -times[name])
     ]
@@ -67,10 +67,10 @@ def main() -> None:
 
 
 def corpus(tokenizer: Tokenizer, number: int) -> list[str]:
-    """Stretches of docstrings, 8 to 128 tokens long, 48 on average; the same on every run."""
+    """Pieces of docstrings of 8 to 128 tokens, 48 on average; the same in every run."""
     rng = random.Random(0)
     lengths = (min(LONGEST, max(SHORTEST, round(rng.lognormvariate(3.73, 0.6)))) for _ in range(number))
-    return [stretch.text for stretch in stretches(tokenizer, (length - 2 for length in lengths))]  # [CLS] and [SEP]
+    return [piece.text for piece in pieces(tokenizer, (length - 2 for length in lengths))]  # [CLS] and [SEP]
 
 
 def describe(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def ours(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, Encode]:
         "allmask fp32": lambda: embed_ids(fp32, ids),
         "allmask bf16": lambda: embed_ids(bf16, ids),
         "allmask int8": lambda: embed_ids(int8, ids),
-        "allmask bf16, from texts": lambda: embed(bf16, texts),
+        "allmask bf16, with tokenization": lambda: embed(bf16, texts),
     }
 
 
@@ -125,7 +125,7 @@ def sentence_transformers_cases(folder: str, texts: list[str]) -> dict[str, Enco
     def make(size: int) -> Encode:
         return lambda: torch.from_numpy(model.encode(texts, batch_size=size, show_progress_bar=False))
 
-    return {"sentence-transformers fp32, from texts": make(timing.fastest(make, BATCHES))}
+    return {"sentence-transformers fp32, with tokenization": make(timing.fastest(make, BATCHES))}
 
 
 def ctranslate2_cases(folder: str, ids: Ids) -> dict[str, Encode]:
@@ -188,7 +188,7 @@ def padded_mean(model, batch: Ids) -> Tensor:
 
 
 def padded(batch: Ids) -> tuple[Tensor, Tensor]:
-    """Ids and a mask of ones and zeros."""
+    """Padded ids and attention mask."""
     longest = max(map(len, batch))
     return torch.tensor([[*text, *[0] * (longest - len(text))] for text in batch]), valid_of(batch).long()
 

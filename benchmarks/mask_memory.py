@@ -1,9 +1,9 @@
-"""Memory of a long mask: attention over 16,384 tokens, forward and backward, never holds a T×T tensor.
+"""Memory of a long mask: attention over 16,384 tokens, forward and backward, without any T×T tensor.
 
     python benchmarks/mask_memory.py [--quick] [--json]
 
-Each mask runs in a process of its own. "largest tensor" is the largest one any operation made; what a kernel uses
-inside itself shows in the growth of the process (peak resident memory).
+Each mask runs in its own process. "largest tensor" is the largest output of any operation; memory inside kernels shows
+in the growth of the peak resident memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADS, HEAD_WIDTH = 2, 16
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most bytes of memory that any tensor made under it stands for."""
+    """Records the size in bytes of the largest tensor that was allocated."""
 
     bytes = 0
 
@@ -48,7 +48,7 @@ def make(kind: str, tokens: int) -> Mask:
 def measure(kind: str, tokens: int) -> dict[str, object]:
     torch.set_num_threads(1)
     with Largest():
-        attend_once(make(kind, 64))  # whatever is loaded on first use is loaded before counting
+        attend_once(make(kind, 64))  # first use loads libraries
     before, largest = peak(), Largest()
     with largest:
         mask = make(kind, tokens)
@@ -57,10 +57,10 @@ def measure(kind: str, tokens: int) -> dict[str, object]:
     return {
         "mask": kind,
         "tokens": f"{tokens:,}",
-        "the mask": megabytes(sum(tensor.untyped_storage().nbytes() for tensor in held)),
+        "mask size": megabytes(sum(tensor.untyped_storage().nbytes() for tensor in held)),
         "largest tensor": megabytes(largest.bytes),
-        "process grew by": megabytes(peak() - before),
-        "one T×T boolean": megabytes(tokens * tokens),
+        "peak memory growth": megabytes(peak() - before),
+        "T×T boolean matrix": megabytes(tokens * tokens),
     }
 
 

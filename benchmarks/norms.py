@@ -1,8 +1,8 @@
-"""RMS norm by our kernel and by torch beside torch's layer norm: inference, and forward and backward in training.
+"""RMS norm by our kernel and by torch, and torch's layer norm: inference, and forward and backward in training.
 
     python benchmarks/norms.py [--quick] [--json]
 
-fp32, tokens × width. One thread, CPU time, interleaved, medians; "to" columns are speed-ups of our RMS norm.
+fp32, tokens × width. One thread, CPU time, interleaved, medians; "vs" columns are speed-ups of our RMS norm.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ def measure(shape: tuple[int, int], trains: bool, rounds: int) -> dict[str, obje
     x = torch.randn(shape, requires_grad=trains)
     times = max(1, ELEMENTS // x.numel())
     cases = {name: case(make(shape[1], eps=1e-6), x, trains, times) for name, make in NORMS.items()}
-    for run in cases.values():
-        run()  # warm up
     taken = timing.medians(cases, rounds)
     ours = taken["rms (ours)"]
     return {
-        "work": "forward + backward" if trains else "forward",
+        "pass": "forward + backward" if trains else "forward",
         "tokens × width": f"{shape[0]} × {shape[1]}",
         **{f"{name}, µs": f"{seconds / times * 1e6:,.0f}" for name, seconds in taken.items()},
-        **{f"to {name}": f"{seconds / ours:.2f}" for name, seconds in taken.items() if name != "rms (ours)"},
+        **{f"vs {name}": f"{seconds / ours:.2f}" for name, seconds in taken.items() if name != "rms (ours)"},
     }
 
 

@@ -1,4 +1,4 @@
-"""A BERT folder for ONNX Runtime in int8: exported by torch, its layers fused, its products quantised dynamically."""
+"""A BERT folder for ONNX Runtime in int8: exported by torch, layers fused, matrix products quantized dynamically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ["input_ids", "attention_mask"]
 
 
 class Reader(nn.Module):
-    """Hidden states (B, T, W) of ids and a mask of ones and zeros, and nothing else."""
+    """Ids and attention mask to hidden states (B, T, W)."""
 
     def __init__(self, folder: str):
         from transformers import AutoModel
@@ -30,7 +30,7 @@ class Reader(nn.Module):
 
 
 def encoder(folder: str, made: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """Ids and mask (B, T) in, hidden states (B, T, W) out; files are left in the folder `made`."""
+    """An encoder from ids and mask (B, T) to hidden states (B, T, W); its files are written to `made`."""
     import onnxruntime
 
     reader = Reader(folder)
@@ -51,7 +51,7 @@ def encoder(folder: str, made: Path) -> Callable[[Tensor, Tensor], Tensor]:
 def export(reader: Reader, file: Path) -> None:
     ids = torch.ones(2, 7, dtype=torch.long)
     axes = {name: {0: "texts", 1: "tokens"} for name in (*NAMES, "hidden")}
-    with warnings.catch_warnings():  # of the exporter, that it is old, and of what it traces
+    with warnings.catch_warnings():  # deprecation and tracing warnings of the exporter
         warnings.simplefilter("ignore")
         torch.onnx.export(
             reader, (ids, ids), str(file), input_names=NAMES, output_names=["hidden"], dynamic_axes=axes,
@@ -63,11 +63,11 @@ def quantize(plain: Path, file: Path, config: Any) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers import optimizer
 
-    logging.disable(logging.WARNING)  # each says much about what it does
+    logging.disable(logging.WARNING)  # both are verbose
     try:
         sizes = {"num_heads": config.num_attention_heads, "hidden_size": config.hidden_size}
         optimizer.optimize_model(str(plain), model_type="bert", **sizes).save_model_to_file(str(plain))
-        floats = {"DefaultTensorType": 1}  # it cannot see the types behind fused layers
+        floats = {"DefaultTensorType": 1}  # types cannot be inferred behind fused layers
         quantize_dynamic(str(plain), str(file), weight_type=QuantType.QInt8, per_channel=True, extra_options=floats)
     finally:
         logging.disable(logging.NOTSET)

@@ -1,10 +1,10 @@
-"""One BERT training step on 40 % full batches: ours without padding, against transformers with it.
+"""A BERT training step on batches that are 40 % full: allmask without padding, transformers with it.
 
     python benchmarks/packed_step.py [--quick] [--json]
 
 BERT-small (4 layers, 512 wide), 32 texts of up to 128 tokens, masked-language-model loss on 15 % of the real tokens,
-forward and backward, dropout 0.1 on both sides, no optimizer on either. Both start from the same weights; before the
-clock starts, their losses without dropout are compared. One thread, CPU time, interleaved, medians.
+forward and backward, dropout 0.1 on both sides, no optimizer. Both start from the same weights; their losses without
+dropout are compared first. One thread, CPU time, interleaved, medians.
 """
 
 from __future__ import annotations
@@ -48,22 +48,20 @@ def main() -> None:
         for precision, around in PRECISIONS.items()
         for name, (side, loss) in losses.items()
     }
-    for case in cases.values():
-        case()  # warm up
     times = timing.medians(cases, rounds=1 if options.quick else 3)
     about = timing.versions("transformers") | {
-        "real tokens": f"{int(valid.sum()):,} of {valid.numel():,}",
+        "non-padding tokens": f"{int(valid.sum()):,} of {valid.numel():,}",
         "losses without dropout": f"{plain[0]:.6f} and {plain[1]:.6f}",
     }
     timing.show("A training step of BERT-small", table(times, int(valid.sum())), about, options.json)
 
 
 def draw_batch(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Random ids, where there are any, and labels on 15 % of those (-100 elsewhere)."""
+    """Random ids with padding, and labels at 15 % of the tokens (-100 elsewhere)."""
     mean = FILL * TOKENS
     lengths = (mean + (torch.rand(ROWS, generator=rng) * 2 - 1) * (mean - 8)).round().long()
     lengths[0] += round(mean * ROWS) - lengths.sum()  # 40 % exactly
-    lengths[-1], lengths[1] = TOKENS, lengths[1] + lengths[-1] - TOKENS  # and one row that is full
+    lengths[-1], lengths[1] = TOKENS, lengths[1] + lengths[-1] - TOKENS  # and one full row
     lengths = lengths.clamp(8, TOKENS)
     valid = torch.arange(TOKENS) < lengths[:, None]
     ids = torch.randint(1000, SMALL.vocab_size, valid.shape, generator=rng) * valid
@@ -77,7 +75,7 @@ def padded_loss(model: nn.Module, ids: Tensor, valid: Tensor, labels: Tensor) ->
 
 
 def our_loss(model: allmask.Model, ids: Tensor, valid: Tensor, labels: Tensor) -> Tensor:
-    """Logits only where there is something to guess."""
+    """Logits are computed at the labelled tokens only."""
     chosen = labels >= 0
     hidden = model(ids, Mask.bidirectional(valid)).hidden
     return F.cross_entropy(model.logits(hidden[chosen]).float(), labels[chosen])
@@ -93,10 +91,10 @@ def step(model: nn.Module, loss, around) -> None:
 def table(times: dict[str, float], tokens: int) -> list[dict[str, object]]:
     return [
         {
-            "step": name,
+            "system": name,
             "seconds": f"{taken:.2f}",
-            "real tokens/s": f"{tokens / taken:,.0f}",
-            "to transformers, same precision": f"{times[f'transformers, padded, {name.split()[-1]}'] / taken:.2f}",
+            "non-padding tokens/s": f"{tokens / taken:,.0f}",
+            "vs transformers, same precision": f"{times[f'transformers, padded, {name.split()[-1]}'] / taken:.2f}",
         }
         for name, taken in times.items()
     ]

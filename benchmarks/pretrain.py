@@ -1,14 +1,14 @@
-"""A step of pretraining by masked tokens, and what feeds it: ours against transformers and tokenizers.
+"""A step of masked-language-model pretraining, and its data: allmask, transformers and tokenizers.
 
     python benchmarks/pretrain.py [--quick] [--json]
 
 BERT-small (4 layers, 512 wide, 30,522 tokens), batches of 32 texts, dropout 0.1: forward, backward, clipping, fused
 AdamW on all sides, through our own training loop on ours. Texts have 50 tokens on average and 128 at most, or 128 each.
-"Length buckets" is the best that padding can do: all texts of a batch have its mean length, so nothing is padded.
-One thread, CPU time, interleaved, medians; real tokens only are counted.
+"Length buckets" is the best case of padding: all texts of a batch have the mean length, so nothing is padded. One
+thread, CPU time, interleaved, medians; padding is not counted as tokens.
 
-Below it: making a token store of text on all cores against one `encode_batch` of all lines at once, in wall time, and
-the share of a training run in which the step waits for data.
+Below: writing a token store on all cores, against one `encode_batch` of all lines, in wall time, and the share of a
+training run in which the step waits for data.
 """
 
 from __future__ import annotations
@@ -67,19 +67,17 @@ def main() -> None:
         "allmask bf16, full rows": (Ours("bf16"), full),
     }
     steps = {name: partial(run, side, [side.batch(texts) for texts in data]) for name, (side, data) in cases.items()}
-    for step in steps.values():
-        step()  # warm up
     times = timing.medians(steps, rounds=1 if options.quick else 5)
     tokens = {name: sum(len(text) for texts in data for text in texts) for name, (_, data) in cases.items()}
     speeds = {name: tokens[name] / taken for name, taken in times.items()}
     about = timing.versions("transformers", "tokenizers")
-    timing.show("A step of BERT-small, masked tokens", table(speeds), about, options.json)
+    timing.show("A training step of BERT-small, masked language model", table(speeds), about, options.json)
     print()
-    timing.show("Feeding it", [*store_rows(options.quick), *waiting_rows()], about, options.json)
+    timing.show("Data", [*store_rows(options.quick), *waiting_rows()], about, options.json)
 
 
 def mixed_lengths(rng: np.random.Generator) -> list[int]:
-    """32 lengths from 8 to 128 with the mean 50: many short ones, and one that is full."""
+    """32 lengths from 8 to 128 with a mean of 50: many short ones, and one of 128."""
     lengths = np.clip(rng.exponential(MEAN - 8, ROWS) + 8, 8, FULL).round().astype(int)
     lengths[0] = FULL
     while lengths.sum() != MEAN * ROWS:
@@ -95,7 +93,7 @@ def draw_texts(rng: np.random.Generator, lengths: Sequence[int]) -> Texts:
 
 
 class Ours:
-    """A step of the training loop itself, on batches as the objective makes them."""
+    """A step of the training loop, on batches of the objective."""
 
     def __init__(self, precision: str):
         rng = torch.Generator().manual_seed(0)
@@ -123,7 +121,7 @@ def bundled_vocabulary() -> Vocabulary:
 
 
 class Theirs:
-    """What one writes with transformers: pad, a mask of ones and zeros, loss from labels."""
+    """A usual loop with transformers: padding, attention mask, loss from labels."""
 
     def __init__(self, dtype: torch.dtype):
         torch.manual_seed(0)
@@ -159,20 +157,20 @@ def table(speeds: dict[str, float]) -> list[dict[str, object]]:
     plain, buckets = speeds["transformers fp32, padded"], speeds["transformers bf16, length buckets"]
     return [
         {
-            "step": name,
-            "real tokens/s": f"{speed:,.0f}",
-            "to transformers fp32, padded": f"{speed / plain:.2f}",
-            "to its length buckets": f"{speed / buckets:.2f}",
+            "system": name,
+            "non-padding tokens/s": f"{speed:,.0f}",
+            "vs transformers fp32, padded": f"{speed / plain:.2f}",
+            "vs length buckets": f"{speed / buckets:.2f}",
         }
         for name, speed in speeds.items()
     ]
 
 
-# ---- what feeds it -------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------------------
 
 
 def store_rows(quick: bool) -> list[dict[str, object]]:
-    """Text to tokens on disk, against tokens in memory by one call of tokenizers, which keeps no id."""
+    """Write tokens to disk, against one call of tokenizers that leaves them in memory."""
     lines = list(words(2 if quick else MEGABYTES))
     size = sum(len(line) + 1 for line in lines) / 1e6
     tokenizer = allmask.load("minilm").tokenizer
@@ -181,18 +179,20 @@ def store_rows(quick: bool) -> list[dict[str, object]]:
         text = Path(folder) / "text.txt"
         text.write_text("\n".join(lines))
         cases = {
-            "tokenizers: encode_batch of all lines": partial(tokenizer.backend.encode_batch, lines),
-            "allmask: a token store of the file": partial(fresh_store, text, tokenizer),
+            "tokenizers: encode_batch in memory": partial(tokenizer.backend.encode_batch, lines),
+            "allmask: token store on disk": partial(fresh_store, text, tokenizer),
         }
         taken: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(1 if quick else 3):
             for name, case in cases.items():
-                began = time.perf_counter()
+                before = time.perf_counter()
                 case()
-                taken[name].append(time.perf_counter() - began)
+                taken[name].append(time.perf_counter() - before)
     best = {name: min(times) for name, times in taken.items()}
     peer = next(iter(best.values()))
-    return [{"": name, "MB/s": f"{size / one:.1f}", "to tokenizers": f"{peer / one:.2f}"} for name, one in best.items()]
+    return [
+        {"data": name, "MB/s": f"{size / one:.1f}", "vs tokenizers": f"{peer / one:.2f}"} for name, one in best.items()
+    ]
 
 
 def fresh_store(text: Path, tokenizer: Tokenizer) -> None:
@@ -201,7 +201,7 @@ def fresh_store(text: Path, tokenizer: Tokenizer) -> None:
 
 
 def words(megabytes: int) -> Iterator[str]:
-    """Lines of words from docstrings of the standard library, shuffled: real text wherever Python is."""
+    """Lines of words from docstrings of the standard library, in random order."""
     found = [word for file in sorted(Path(os.__file__).parent.glob("*.py")) for word in prose(file)]
     rng, written = random.Random(0), 0
     while written < megabytes * 1e6:
@@ -218,7 +218,7 @@ def prose(file: Path) -> list[str]:
 
 @contextlib.contextmanager
 def all_cores() -> Iterator[None]:
-    """tokenizers in parallel, which is off elsewhere."""
+    """Let tokenizers run in parallel, which is off elsewhere."""
     before = os.environ["TOKENIZERS_PARALLELISM"]
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
@@ -228,7 +228,7 @@ def all_cores() -> Iterator[None]:
 
 
 class Rows:
-    """Texts of the mean length, masked anew as they are asked for."""
+    """A workload of random texts, masked when a batch is made."""
 
     def __init__(self, count: int):
         rng = np.random.default_rng(1)
@@ -248,7 +248,7 @@ def waiting_rows() -> list[dict[str, object]]:
         settings = Settings(steps=20, batch_tokens=ROWS * MEAN, save_every=10**6)
         result = train(side.trainer.model, Rows(2000), settings, Path(folder) / "run", quiet=True)
     share = result.waited / result.seconds
-    return [{"": "the step waits for data", "MB/s": "", "to tokenizers": f"{share:.2%} of the time"}]
+    return [{"data": "waiting for data", "MB/s": "", "vs tokenizers": f"{share:.2%} of the time"}]
 
 
 if __name__ == "__main__":

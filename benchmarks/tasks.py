@@ -1,14 +1,13 @@
-"""Understanding tasks with MiniLM: fine-tuning a classifier, predicting with it, and the memory that takes.
+"""Text classification with MiniLM: fine-tuning, prediction, and the memory of prediction.
 
     python benchmarks/tasks.py [--only training|predicting|memory] [--quick] [--json]
 
-The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67): stretches of docstrings, to be told
-apart by the module they are from. Fine-tuning: our training loop itself, with its defaults (about 32 texts a step),
-against transformers' `Trainer` (32 texts a step, bf16, its default collator), dropout, clipping and AdamW on both
-sides; blocks of steps take turns. Predicting: from texts to labels, by the model that was fine-tuned just before; each
-peer has the batch size with which it is fastest. One thread, CPU time; means over blocks, medians over rounds. Memory:
-the highest resident size of `allmask predict`, as another process, with a small random model, for files of more and
-more lines.
+The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67): pieces of docstrings, to be classified
+by their module. Fine-tuning: our training loop with its defaults (about 32 texts per step), against transformers'
+`Trainer` (32 texts per step, bf16, its default collator), dropout, clipping and AdamW on both sides; blocks of steps
+take turns. Prediction: from texts to labels, by the model that was fine-tuned before; each peer has its fastest batch
+size. One thread, CPU time; means over blocks, medians over rounds. Memory: the peak resident size of `allmask predict`
+in another process, with a small random model, by the number of lines.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import numpy as np
 import onnx_int8
 import torch
 from encode import BATCHES, Ids, by_length, in_batches, padded
-from texts import documentation, stretches
+from texts import documentation, pieces
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import (
@@ -58,10 +57,10 @@ from allmask.training.log import Metrics
 from allmask.training.loop import Trainer
 from allmask.training.progress import Progress
 
-SHORTEST, LONGEST, SHAPE, SCALE = 1, 65, 3.9, 5.47  # of texts without [CLS] and [SEP]; of the gamma distribution
-LABELS = ("a–i", "j–z")  # the first letter of the module that a text is from
-BATCH, BLOCK = 32, 4  # texts a step; steps until it is the other's turn
-TEXTS = 2000  # to predict, and as many to learn from
+SHORTEST, LONGEST, SHAPE, SCALE = 1, 65, 3.9, 5.47  # lengths without [CLS] and [SEP]; gamma distribution
+LABELS = ("a–i", "j–z")  # first letter of the module
+BATCH, BLOCK = 32, 4  # texts per step; steps per turn
+TEXTS = 2000  # to predict, and as many for training
 PARTS = ("training", "predicting", "memory")
 REFERENCE = "transformers pipeline fp32"
 
@@ -72,20 +71,20 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     start = allmask.load("minilm")
-    learnt, asked = labelled_texts(start, 500 if options.quick else TEXTS)
+    train, test = labelled_texts(start, 500 if options.quick else TEXTS)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        ours, tables = Ours(start, learnt, folder), {}
+        ours, tables = Ours(start, train, folder), {}
         if "training" in parts:
-            tables["Fine-tuning"] = training_rows(ours, learnt, folder, 2 if options.quick else 8)
+            tables["Fine-tuning"] = training_rows(ours, train, folder, 2 if options.quick else 8)
         if "predicting" in parts:
             ours.finish(30 if options.quick else 120)
-            rows = predicting_rows(ours, asked, folder, 1 if options.quick else 5)
-            tables[f"Predicting {len(asked):,} texts"] = rows
+            rows = predicting_rows(ours, test, folder, 1 if options.quick else 5)
+            tables[f"Prediction of {len(test):,} texts"] = rows
         if "memory" in parts:
             lines = (2_000, 20_000) if options.quick else (20_000, 200_000, 1_000_000)
             tables["Memory of allmask predict"] = memory_rows(start, folder, lines)
-    about = timing.versions("transformers", "ctranslate2", "onnxruntime") | lengths_of(start, asked)
+    about = timing.versions("transformers", "ctranslate2", "onnxruntime") | lengths_of(start, test)
     for title, rows in tables.items():
         timing.show(title, rows, about, options.json)
         print()
@@ -95,11 +94,11 @@ def main() -> None:
 
 
 def labelled_texts(model: Model, count: int) -> tuple[list[Record], list[Record]]:
-    """So many to learn from, and as many others."""
+    """`count` texts for training, and as many others."""
     rng = random.Random(0)
-    rooms = [min(LONGEST, max(SHORTEST, round(rng.gammavariate(SHAPE, SCALE)))) for _ in range(2 * TEXTS)]
+    lengths = [min(LONGEST, max(SHORTEST, round(rng.gammavariate(SHAPE, SCALE)))) for _ in range(2 * TEXTS)]
     assert model.tokenizer is not None
-    found = stretches(model.tokenizer, rooms)
+    found = pieces(model.tokenizer, lengths)
     records = [record(one.text, LABELS[one.module[0] > "i"]) for one in found]
     rng.shuffle(records)
     return records[:count], records[TEXTS : TEXTS + count]
@@ -123,7 +122,7 @@ def lengths_of(model: Model, records: list[Record]) -> dict[str, str]:
 
 
 class Ours:
-    """The training loop, step by step, with all it does in a step."""
+    """Complete steps of the training loop, one by one."""
 
     def __init__(self, start: Model, records: list[Record], folder: Path):
         self.task = Classify(kind="single").fitted(start)
@@ -131,19 +130,19 @@ class Ours:
         self.model.save(folder / "start")
         work = self.task.workload(self.model, records)
         settings = {"steps": 200, "eval_every": 10**6, "save_every": 10**6, "schedule": "constant", "precision": "bf16"}
-        chosen = Settings(**settings, **self.task.settings(self.model, records))
+        chosen = Settings(**settings, **self.task.suggested_settings(self.model, records))
         self.trainer = Trainer(self.model, work, chosen, folder, quiet=True)
         self.source = self.trainer.batches_from(0)
         self.metrics, self.bar = Metrics(folder, 0), Progress(0, "", quiet=True)
-        self.tokens = 0  # learnt from so far
+        self.tokens = 0  # trained on so far
         self.mean = statistics.mean(work.lengths)
 
     def block(self) -> float:
-        """Seconds of a text of the mean length: batches of short texts have more of them than those of long ones."""
-        before, begin = self.tokens, time.process_time()
+        """Train for a block of steps; return the seconds per text of the mean length, as batches differ in texts."""
+        before, start = self.tokens, time.process_time()
         for _ in range(BLOCK):
             self.trainer._one_step(self._counted(), self.metrics, self.bar)
-        return (time.process_time() - begin) / (self.tokens - before) * self.mean
+        return (time.process_time() - start) / (self.tokens - before) * self.mean
 
     def _counted(self) -> Any:
         share = next(self.source)
@@ -151,7 +150,7 @@ class Ours:
         return iter([share])
 
     def finish(self, steps: int) -> None:
-        """Learn on until it knows something."""
+        """Continue training, so that predictions are not random."""
         while self.trainer.step < steps:
             self.block()
         self.source.close()
@@ -161,22 +160,22 @@ class Ours:
 
 @dataclass
 class Turns(TrainerCallback):
-    """Between two blocks of their steps comes one of ours, and their clock stands still."""
+    """Runs a block of our steps between two blocks of theirs; both are timed."""
 
     ours: Ours
     blocks: int
-    theirs_took: list[float] = field(default_factory=list)  # seconds of a text, block by block
+    theirs_took: list[float] = field(default_factory=list)  # seconds per text of each block
     ours_took: list[float] = field(default_factory=list)
-    begun: float = 0.0
+    start: float = 0.0
 
     def on_step_end(self, args, state, control, **_) -> None:
         if state.global_step % BLOCK:
             return
         if state.global_step > BLOCK:  # the first one warms up
-            self.theirs_took.append((time.process_time() - self.begun) / (BLOCK * BATCH))
+            self.theirs_took.append((time.process_time() - self.start) / (BLOCK * BATCH))
             self.ours_took.append(self.ours.block())
         control.should_training_stop = len(self.theirs_took) == self.blocks
-        self.begun = time.process_time()
+        self.start = time.process_time()
 
 
 def training_rows(ours: Ours, records: list[Record], folder: Path, blocks: int) -> list[dict[str, object]]:
@@ -193,7 +192,7 @@ def training_rows(ours: Ours, records: list[Record], folder: Path, blocks: int) 
 
 def training_row(who: str, took: list[float], times: str) -> dict[str, object]:
     one = statistics.mean(took)
-    return {"who": who, "texts/s": f"{1 / one:.0f}", "ms a text": f"{1000 * one:.1f}", "allmask is faster": times}
+    return {"system": who, "texts/s": f"{1 / one:.0f}", "ms/text": f"{1000 * one:.1f}", "speed-up of allmask": times}
 
 
 def their_trainer(folder: Path, records: list[Record], strategy: str, turns: Turns) -> TheirTrainer:
@@ -215,12 +214,12 @@ def their_trainer(folder: Path, records: list[Record], strategy: str, turns: Tur
     )
 
 
-# ---- predicting ----------------------------------------------------------------------------------------------
+# ---- prediction ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """Texts in, the number of a label for each out; `hidden` (n, W) is what is read off the body for it."""
+    """Computes label indices for texts; `hidden` (n, W) are the states that the classifier reads."""
 
     labels: Callable[[], Tensor]
     hidden: Callable[[], Tensor]
@@ -229,25 +228,25 @@ class Case:
 def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int) -> list[dict[str, object]]:
     ours.model.save(folder / "model")
     texts = texts_of(records)
-    gold = torch.tensor([LABELS.index(one.fields["label"]) for one in records])
+    targets = torch.tensor([LABELS.index(one.fields["label"]) for one in records])
     with torch.inference_mode():
         cases = pipelines(folder / "model", texts) | our_cases(ours, texts)
         cases |= ctranslate2_cases(ours, folder, texts) | onnx_cases(ours, folder, texts)
         labels = {name: case.labels() for name, case in cases.items()}
         hidden = {name: case.hidden() for name, case in cases.items()}
-        times = timing.medians({name: case.labels for name, case in cases.items()}, rounds)
+        times = timing.medians({name: case.labels for name, case in cases.items()}, rounds, warm_up=False)
     base = min(taken for name, taken in times.items() if "pipeline" in name)
-    alike = {name: cosine_similarity(states, hidden[REFERENCE]) for name, states in hidden.items()}
+    cosines = {name: cosine_similarity(states, hidden[REFERENCE]) for name, states in hidden.items()}
     return [
         {
-            "who": name,
+            "system": name,
             "seconds": f"{times[name]:.2f}",
             "texts/s": f"{len(texts) / times[name]:,.0f}",
-            "to the best pipeline": f"{base / times[name]:.2f}",
-            "accuracy": f"{(labels[name] == gold).float().mean():.2%}",
-            "same as fp32": f"{(labels[name] == labels[REFERENCE]).float().mean():.2%}",
-            "mean cosine": f"{alike[name].mean():.4f}",
-            "lowest": f"{alike[name].min():.4f}",
+            "vs best pipeline": f"{base / times[name]:.2f}",
+            "accuracy": f"{(labels[name] == targets).float().mean():.2%}",
+            "agreement with fp32": f"{(labels[name] == labels[REFERENCE]).float().mean():.2%}",
+            "mean cosine": f"{cosines[name].mean():.4f}",
+            "min cosine": f"{cosines[name].min():.4f}",
         }
         for name in sorted(cases, key=lambda name: -times[name])
     ]
@@ -312,7 +311,7 @@ def onnx_cases(ours: Ours, folder: Path, texts: list[str]) -> dict[str, Case]:
 
 
 def sorted_case(ours: Ours, texts: list[str], first: Callable[[Ids], Tensor]) -> Case:
-    """Of an encoder that gives the first hidden state of texts of about one length; our head reads it, in torch."""
+    """A case from an encoder that returns first hidden states, of texts sorted by length, with our head in torch."""
     tokenizer = ours.model.tokenizer
     assert tokenizer is not None
 
@@ -332,18 +331,18 @@ def sorted_case(ours: Ours, texts: list[str], first: Callable[[Ids], Tensor]) ->
 
 def memory_rows(start: Model, folder: Path, lines: tuple[int, ...]) -> list[dict[str, object]]:
     small_model(start).save(folder / "small")
-    peaks: dict[str, list[int]] = {"a jsonl file": [], "stdin": []}
+    peaks: dict[str, list[int]] = {"jsonl file": [], "stdin": []}
     for count in lines:
         file, plain = folder / "lines.jsonl", folder / "lines.txt"
         with file.open("w") as records, plain.open("w") as texts:
             for text in short_lines(count):
                 texts.write(f"{text}\n")
                 records.write(json.dumps({"text": text}) + "\n")
-        peaks["a jsonl file"].append(peak_of(folder, str(file), None))
+        peaks["jsonl file"].append(peak_of(folder, str(file), None))
         peaks["stdin"].append(peak_of(folder, "-", plain))
     return [
         {
-            "from": name,
+            "input": name,
             **{f"{count:,} lines": f"{size / 1024:.0f} MB" for count, size in zip(lines, sizes, strict=True)},
             "growth": f"{(sizes[-1] - sizes[0]) / 1024:.0f} MB",
         }
@@ -360,14 +359,14 @@ def small_model(start: Model) -> Model:
 
 
 def short_lines(count: int) -> Iterator[str]:
-    """Two to eight words and a number: no two are alike."""
+    """Lines of two to eight words and a number, all different."""
     rng, words = random.Random(0), documentation("random")
     for number in range(count):
         yield f"{' '.join(rng.choices(words, k=rng.randint(2, 8)))} {number}"
 
 
 def peak_of(folder: Path, file: str, stdin: Path | None) -> int:
-    """The largest resident size, in KB, of a process that predicts."""
+    """The peak resident size in KB of `allmask predict`."""
     command = [sys.executable, "-m", "allmask", "predict", str(folder / "small"), file, "-q"]
     with (stdin or Path("/dev/null")).open("rb") as stream:
         process = subprocess.Popen([*command, "-o", str(folder / "predicted.jsonl")], stdin=stream)
@@ -381,7 +380,7 @@ def peak_of(folder: Path, file: str, stdin: Path | None) -> int:
 
 
 def high_water(pid: int) -> int:
-    """As Linux remembers it; 0 when the process is gone."""
+    """The peak that Linux has recorded; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

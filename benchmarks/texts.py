@@ -1,4 +1,4 @@
-"""Text that every machine has: docstrings of Python's own modules, cut into stretches of the lengths that are asked."""
+"""Text that is on every machine: docstrings of the standard library, cut into pieces of given lengths."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MODULES += " functools heapq inspect itertools json logging optparse os pathlib 
 MODULES += " statistics string subprocess tarfile tempfile textwrap threading typing unittest urllib.request zipfile"
 
 
-class Stretch(NamedTuple):
+class Piece(NamedTuple):
     text: str
-    module: str  # the one where it begins
+    module: str  # in which it begins
 
 
-def stretches(tokenizer: Tokenizer, rooms: Iterable[int]) -> list[Stretch]:
-    """One after another, each of as many whole words as have room for their tokens, or of one word."""
+def pieces(tokenizer: Tokenizer, lengths: Iterable[int]) -> list[Piece]:
+    """Consecutive pieces of whole words with at most the given numbers of tokens, but at least one word."""
     found = [(word, name) for name in MODULES.split() for word in documentation(name)]
     words, modules = zip(*found, strict=True)
     sizes = [len(encoded) for encoded in tokenizer.encode_batch(words, special=False)]
     made, at = [], 0
-    for room in rooms:
-        begin = at
-        while room >= sizes[at] or begin == at:
-            room, at = room - sizes[at], at + 1
-        made.append(Stretch(" ".join(words[begin:at]), modules[begin]))
+    for length in lengths:
+        start = at
+        while length >= sizes[at] or start == at:
+            length, at = length - sizes[at], at + 1
+        made.append(Piece(" ".join(words[start:at]), modules[start]))
     return made
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: CPU time of one thread, cases interleaved, medians, tables, versions."""
+"""Shared by the benchmarks: CPU time of one thread, interleaved cases, medians, tables, versions."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+
+from allmask.decoding import Writer
+
 Case = Callable[[], object]
 
 
 def arguments(description: str | None, parts: tuple[str, ...] = ()) -> argparse.Namespace:
-    """`parts` are tables of which one may be asked for alone."""
+    """Parse the options; `parts` are the values of --only."""
     parser = argparse.ArgumentParser(description=description)
     if parts:
-        parser.add_argument("--only", choices=parts, help="one of the tables")
+        parser.add_argument("--only", choices=parts, help="only this table")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quick", action="store_true", help="less work: a first look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     return parser.parse_args()
 
 
 def seconds(case: Case) -> float:
-    """CPU time of this process, so that a busy machine disturbs little."""
-    begin = time.process_time()
+    """CPU time of this process, which other processes affect little."""
+    before = time.process_time()
     case()
-    return time.process_time() - begin
+    return time.process_time() - before
 
 
-def medians(cases: Mapping[str, Case], rounds: int) -> dict[str, float]:
-    """Each case once a round, all in turn, so that what disturbs one round disturbs them alike. Warm up before."""
+def medians(cases: Mapping[str, Case], rounds: int, warm_up: bool = True) -> dict[str, float]:
+    """The median time of each case. In each round all cases run in turn, so that a disturbance affects all of them."""
+    if warm_up:
+        for case in cases.values():
+            case()
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, case in cases.items():
@@ -48,12 +56,12 @@ def medians(cases: Mapping[str, Case], rounds: int) -> dict[str, float]:
 
 
 def fastest(make: Callable[[int], Case], choices: tuple[int, ...]) -> int:
-    """The choice (a batch size) with which a case is quickest."""
+    """The choice (a batch size) with the fastest case."""
     return min(choices, key=lambda choice: seconds(make(choice)))
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """What was measured and on what."""
+    """Versions of the packages, of Python, and the processor."""
     found = {"python": platform.python_version(), "processor": _processor()}
     for package in ("allmask", "torch", *packages):
         try:
@@ -70,7 +78,7 @@ def _processor() -> str:
 
 
 def show(title: str, rows: list[dict[str, object]], about: Mapping[str, object], as_json: bool) -> None:
-    """A table in Markdown, or the same as JSON."""
+    """Print a table in Markdown, or the same as JSON."""
     if as_json:
         print(json.dumps({"title": title, "about": dict(about), "rows": rows}, ensure_ascii=False, indent=2))
         return
@@ -81,3 +89,33 @@ def show(title: str, rows: list[dict[str, object]], about: Mapping[str, object],
     widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
     for line in [header, ["-" * width for width in widths], *cells]:
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+
+
+# ---- steps that several benchmarks measure -------------------------------------------------------------------
+
+
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor], autocast: bool = True
+) -> None:
+    """Forward, backward and optimizer, in bf16 autocast unless it is turned off."""
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = loss_of()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@torch.inference_mode()
+def agreement(writers: Mapping[str, Writer], prompts: list[list[int]], tokens: torch.Tensor) -> str:
+    """The lowest cosine of each writer's logits to those of the first, all fed the same tokens (steps, rows)."""
+    found = {}
+    for name, writer in writers.items():
+        logits, state = writer.begin(prompts)
+        parts = [logits.float()]
+        for row in tokens:
+            logits, state = writer.step(row, state)
+            parts.append(logits.float())
+        found[name] = torch.cat(parts)
+    exact = found.pop(next(iter(found)))
+    return ", ".join(f"{name} {F.cosine_similarity(exact, other).min():.4f}" for name, other in found.items())

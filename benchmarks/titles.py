@@ -1,12 +1,12 @@
-"""Writing titles with MiniLM: decoding and a fine-tuning step, against transformers and against having no cache.
+"""Generating titles with MiniLM: decoding and a fine-tuning step, against transformers, and without a cache.
 
     python benchmarks/titles.py [--quick] [--json]
 
-Decoding: 256 tokens of source, 32 new ones, greedy or four beams. The peer is `generate` of a GPT-2 as large as our
-model (6 layers, 384 wide, 12 heads, the same vocabulary), which has a cache; "no cache" computes the whole sequence for
+Decoding: 256 source tokens, 32 new ones, greedy or four beams. The peer is `generate` of a GPT-2 of the size of our
+model (6 layers, 384 wide, 12 heads, the same vocabulary), with its cache; "no cache" computes the whole sequence for
 each token, as libraries without a cache for the prefix mask do. Fine-tuning: 32 texts of 128–256 source and 16–32
-target tokens, dropout on attention too, forward, backward and fused AdamW; the peer pads to the longest and has a 4D
-mask and the same weights. One thread, CPU time, interleaved, medians.
+target tokens, also attention dropout, forward, backward and fused AdamW; the peer pads to the longest and has a 4D mask
+and the same weights. One thread, CPU time, interleaved, medians.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from allmask.training.optimizer import adamw
 
 VOCABULARY, SOURCE, NEW = 12_000, 256, 32
 TEXTS = 32  # of a fine-tuning step
-WORK = {"batch 1": (1, 1), "batch 16": (16, 1), "beam 4": (1, 4)}  # rows, beams
+CASES = {"batch 1": (1, 1), "batch 16": (16, 1), "beam 4": (1, 4)}  # rows, beams
 PEER = "transformers GPT-2 fp32"
 
 
@@ -49,7 +49,10 @@ def main() -> None:
     writers = {f"allmask {name}": writer_for(model, name) for name in ("fp32", "bf16", "int8")}
     rows = decoding_rows(gpt2(model.config), theirs.eval(), writers, rng, options.quick)
     rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
-    about = timing.versions("transformers") | {"lowest cosine of logits to fp32": agreement(writers, rng)}
+    prompts = torch.randint(1000, VOCABULARY, (8, SOURCE), generator=rng).tolist()
+    tokens = torch.randint(1000, VOCABULARY, (16, 8), generator=rng)
+    cosines = timing.agreement({name.split()[-1]: writer for name, writer in writers.items()}, prompts, tokens)
+    about = timing.versions("transformers") | {"min cosine of logits to fp32": cosines}
     timing.show(f"Titles: {SOURCE} + {NEW} tokens", rows, about, options.json)
 
 
@@ -60,39 +63,19 @@ def decoding_rows(
     peer: GPT2LMHeadModel, bert: nn.Module, writers: dict[str, Writer], rng: torch.Generator, quick: bool
 ) -> list[dict[str, object]]:
     rows = []
-    for name, (count, beams) in WORK.items():
+    for name, (count, beams) in CASES.items():
         prompts = torch.randint(1000, VOCABULARY, (count, SOURCE), generator=rng)
         cases = {PEER: lambda prompts=prompts, beams=beams: peer_writes(peer, prompts, beams)}
         cases |= {who: writing(writer, prompts.tolist(), beams) for who, writer in writers.items()}
         if name == "batch 1":
             cases["no cache, fp32"] = lambda prompts=prompts: write_without_cache(bert, prompts)
-        for case in cases.values():
-            case()  # warm up
         times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
         rows += [decoding_row(name, who, times, count) for who in cases]
     return rows
 
 
-@torch.inference_mode()
-def agreement(writers: dict[str, Writer], rng: torch.Generator) -> str:
-    """Over 16 tokens of 8 texts, all writers fed the same tokens."""
-    prompts = torch.randint(1000, VOCABULARY, (8, SOURCE), generator=rng).tolist()
-    tokens = torch.randint(1000, VOCABULARY, (16, 8), generator=rng)
-    logits = {}
-    for who, writer in writers.items():
-        first, state = writer.begin(prompts)
-        logits[who] = [first]
-        for row in tokens:
-            more, state = writer.step(row, state)
-            logits[who].append(more)
-    exact, *others = (torch.cat(parts).float() for parts in logits.values())
-    names = [who.split()[-1] for who in writers][1:]
-    lowest = [F.cosine_similarity(exact, other).min().item() for other in others]
-    return ", ".join(f"{name} {cosine:.4f}" for name, cosine in zip(names, lowest, strict=True))
-
-
 def gpt2(config: allmask.Config) -> GPT2LMHeadModel:
-    """Of the same size as our model; no token ends a text."""
+    """A GPT-2 of the size of our model, without an end-of-text token."""
     sizes = {"n_embd": config.width, "n_layer": config.layers, "n_head": config.heads, "n_inner": config.ffn_width}
     settings = GPT2Config(vocab_size=VOCABULARY, n_positions=512, bos_token_id=None, eos_token_id=None, **sizes)
     return GPT2LMHeadModel(settings).eval()
@@ -128,14 +111,14 @@ def write_without_cache(model: nn.Module, prompts: Tensor) -> None:
 
 
 def decoding_row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
-    again = times.get("no cache, fp32")
+    uncached = times.get("no cache, fp32")
     return {
-        "work": f"write, {name}",
-        "who": who,
+        "task": f"generate, {name}",
+        "system": who,
         "seconds": f"{times[who]:.3f}",
         "tokens/s": f"{count * NEW / times[who]:,.0f}",
-        "to transformers": f"{times[PEER] / times[who]:.2f}",
-        "to no cache": "" if again is None else f"{again / times[who]:.1f}",
+        "vs transformers": f"{times[PEER] / times[who]:.2f}",
+        "vs no cache": "" if uncached is None else f"{uncached / times[who]:.1f}",
     }
 
 
@@ -153,31 +136,31 @@ def training_rows(
     fused = {side: torch.optim.AdamW(side.parameters(), lr=1e-5, fused=True) for side in (theirs, theirs_bf16)}
     ours = adamw(model, Settings(lr=1e-5))
     cases = {
-        "transformers, bf16 autocast": lambda: learn(theirs, fused[theirs], lambda: peer_loss(theirs, *padded)),
-        "transformers, bf16 weights": lambda: learn(
+        "transformers, bf16 autocast": lambda: timing.train_step(
+            theirs, fused[theirs], lambda: peer_loss(theirs, *padded)
+        ),
+        "transformers, bf16 weights": lambda: timing.train_step(
             theirs_bf16, fused[theirs_bf16], lambda: peer_loss(theirs_bf16, *padded), autocast=False
         ),
-        "allmask, bf16 autocast": lambda: learn(model, ours, lambda: loss_of(model, batch) / batch.targets),
+        "allmask, bf16 autocast": lambda: timing.train_step(model, ours, lambda: loss_of(model, batch) / batch.targets),
     }
-    for case in cases.values():
-        case()  # warm up
     times = timing.medians(cases, rounds=1 if quick else 3)
     best = min(taken for who, taken in times.items() if who.startswith("transformers"))
     return [
         {
-            "work": "fine-tune, a step",
-            "who": who,
+            "task": "fine-tuning step",
+            "system": who,
             "seconds": f"{taken:.3f}",
             "tokens/s": f"{batch.tokens / taken:,.0f}",
-            "to transformers": f"{best / taken:.2f}",
-            "to no cache": "",
+            "vs transformers": f"{best / taken:.2f}",
+            "vs no cache": "",
         }
         for who, taken in times.items()
     ]
 
 
 def draw_examples(rng: torch.Generator) -> list[Example]:
-    """Random tokens; each position from the last of the source on must predict the token after it."""
+    """Random tokens; from the last source token on, each position predicts the next token."""
     examples = []
     for _ in range(TEXTS):
         source = int(torch.randint(128, 257, (), generator=rng))
@@ -190,7 +173,7 @@ def draw_examples(rng: torch.Generator) -> list[Example]:
 
 
 def pad(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ids, 4D mask, segments and labels (-100: none) as wide as the longest."""
+    """Ids, 4D mask, segments and labels (-100: none), padded to the longest."""
     longest = max(map(len, examples))
 
     def rows(name: str, filler: int) -> Tensor:
@@ -200,21 +183,12 @@ def pad(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     segments, labels = rows("segments", 0), rows("labels", -1)
     valid = torch.arange(longest) < torch.tensor([len(example) for example in examples])[:, None]
     mask = Mask.prefix(segments.bool(), valid).visible()[:, None]
-    mask = mask | torch.eye(longest, dtype=torch.bool)  # padding reads itself: their kernel wants no empty row
+    mask = mask | torch.eye(longest, dtype=torch.bool)  # padding attends to itself: no row may be empty
     return rows("ids", 0), mask, segments, labels.masked_fill(labels < 0, -100)
 
 
 def peer_loss(model: nn.Module, ids: Tensor, mask: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
     return model(input_ids=ids, attention_mask=mask, token_type_ids=segments, labels=labels).loss
-
-
-def learn(model: nn.Module, optimizer: torch.optim.AdamW, loss: Callable[[], Tensor], autocast: bool = True) -> None:
-    model.train()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        value = loss()
-    value.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Translation with transformer-base: writing and a training step, against transformers and CTranslate2.
+"""Translation with transformer-base: decoding and a training step, against transformers and CTranslate2.
 
     python benchmarks/translate.py [--quick] [--json]
 
-Writing: 64 tokens of source, exactly 32 new ones, one text and sixteen, greedy and five beams. Weights are random, and
-the same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 pieces), written by
-transformers' `generate` and, converted, by CTranslate2 in int8. Training: pairs as long as sentences are, 6 to 64
-tokens and 20 on average, dropout, label smoothing, forward, backward and Adam in bf16. The peer pads, either what comes
-or, "length groups", as many pairs of about the mean length. One thread, CPU time, interleaved, medians. Where the
-processor does not compute in bf16, both train in fp32.
+Decoding: 64 source tokens, exactly 32 new ones, one text and sixteen, greedy and five beams. Weights are random, the
+same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 tokens), decoded by
+transformers' `generate` and, converted, by CTranslate2 in int8. Training: pairs of 6 to 64 tokens, 20 on average, as
+sentences are, dropout, label smoothing, forward, backward and Adam in bf16. The peer pads these pairs or, in "length
+groups", as many pairs of about the mean length. One thread, CPU time, interleaved, medians. On processors without bf16
+both train in fp32.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ PAIRS, QUICK_PAIRS, SMOOTHING = 96, 24, 0.1
 HALF = native_bf16("cpu")
 TRAINING = {"bf16 autocast": torch.float32, "bf16 weights": torch.bfloat16} if HALF else {"fp32": torch.float32}
 OURS = f"allmask {next(iter(TRAINING))}"
-WORK = {"1 text, greedy": (1, 1), "1 text, beam 5": (1, 5), "16 texts, greedy": (16, 1), "16 texts, beam 5": (16, 5)}
+CASES = {"1 text, greedy": (1, 1), "1 text, beam 5": (1, 5), "16 texts, greedy": (16, 1), "16 texts, beam 5": (16, 5)}
 PRECISIONS = ("fp32", "bf16", "int8") if HALF else ("fp32", "int8")
 PEERS = ("transformers fp32", "CTranslate2 int8")
 CONFIG = transformer_base()
-PAD = CONFIG.vocab_size - 1  # of Marian, which also starts with it
+PAD = CONFIG.vocab_size - 1  # of Marian, and its start token
 
 
 def main() -> None:
@@ -57,8 +57,10 @@ def main() -> None:
     about = timing.versions("transformers", "ctranslate2")
     writers = {precision: pair_writer_for(model.eval(), precision) for precision in PRECISIONS}
     rows = writing_rows(marian, writers, rng, options.quick)
-    agree = {"lowest cosine of logits to fp32": agreement(writers, rng)}
-    timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | agree, options.json)
+    sources = torch.randint(2, PAD, (4, SOURCE), generator=rng).tolist()
+    tokens = torch.randint(2, PAD, (8, 4), generator=rng)
+    cosines = {"min cosine of logits to fp32": timing.agreement(writers, sources, tokens)}
+    timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | cosines, options.json)
     del writers
     rows = training_rows(model, marian, rng, options.quick)
     timing.show("\nTraining transformer-base", rows, about, options.json)
@@ -75,7 +77,7 @@ def marian_config() -> MarianConfig:
 SIZES = {"layers": CONFIG.layers, "attention_heads": CONFIG.heads, "ffn_dim": CONFIG.ffn_width}
 
 
-# ---- writing -----------------------------------------------------------------------------------------------
+# ---- decoding ----------------------------------------------------------------------------------------------
 
 
 Write = Callable[[Tensor, int], None]  # sources (n, SOURCE), beams
@@ -86,46 +88,23 @@ def writing_rows(
 ) -> list[dict[str, object]]:
     writers = peers(marian) | {f"allmask {precision}": ours(writer) for precision, writer in own.items()}
     rows = []
-    for name, (count, beams) in WORK.items():
+    for name, (count, beams) in CASES.items():
         sources = torch.randint(2, PAD, (count, SOURCE), generator=rng)
         cases = {who: lambda write=write: write(sources, beams) for who, write in writers.items()}  # noqa: B023
-        for case in cases.values():
-            case()  # warm up
         times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
         rows += [writing_row(name, who, times, count) for who in cases]
     return rows
 
 
 def writing_row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
-    ratios = {f"to {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in PEERS}
+    ratios = {f"vs {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in PEERS}
     return {
-        "work": name,
-        "who": who,
+        "task": name,
+        "system": who,
         "seconds": f"{times[who]:.3f}",
-        "tokens/s": rate(count * NEW, times[who]),
+        "tokens/s": f"{count * NEW / times[who]:,.0f}",
         **ratios,
     }
-
-
-def rate(tokens: int, taken: float) -> str:
-    return f"{tokens / taken:,.0f}"
-
-
-@torch.inference_mode()
-def agreement(writers: dict[str, Writer], rng: torch.Generator) -> str:
-    """Over 8 tokens of 4 texts, all writers fed the same tokens."""
-    sources = torch.randint(2, PAD, (4, SOURCE), generator=rng).tolist()
-    tokens = torch.randint(2, PAD, (8, 4), generator=rng)
-    found = {}
-    for precision, writer in writers.items():
-        first, state = writer.begin(sources)
-        logits = [first.float()]
-        for row in tokens:
-            more, state = writer.step(row, state)
-            logits.append(more.float())
-        found[precision] = torch.cat(logits)
-    exact = found.pop("fp32")
-    return ", ".join(f"{name} {F.cosine_similarity(exact, x).min():.4f}" for name, x in found.items())
 
 
 def ours(writer: Writer) -> Write:
@@ -161,11 +140,11 @@ def ctranslate2_writes(folder: str) -> Write:
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):
-        """Of a model without a tokenizer: its pieces have made-up names."""
+        """For a model without a tokenizer: tokens have made-up names."""
 
         def load_tokenizer(self, *_: object, **__: object) -> SimpleNamespace:
-            pieces = {"</s>": 0, "<unk>": 1, "<pad>": PAD} | {str(id): id for id in range(2, PAD)}
-            return SimpleNamespace(get_vocab=lambda: pieces, eos_token="</s>", unk_token="<unk>")
+            tokens = {"</s>": 0, "<unk>": 1, "<pad>": PAD} | {str(id): id for id in range(2, PAD)}
+            return SimpleNamespace(get_vocab=lambda: tokens, eos_token="</s>", unk_token="<unk>")
 
     converted = Converter(folder).convert(os.path.join(folder, "ctranslate2"), quantization="int8")
     translator = ctranslate2.Translator(converted, compute_type="int8", inter_threads=1, intra_threads=1)
@@ -192,32 +171,32 @@ def training_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, qui
     adam = {kind: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for kind, side in sides.items()}
     optimizer = adamw(model, Settings(lr=1e-5, weight_decay=0.0))
     cases, real = {}, {}
-    for name, some in (("", pairs), (", length groups", grouped)):
+    for name, group in (("", pairs), (", length groups", grouped)):
         for kind, side in sides.items():
             who = f"transformers {kind}{name}"
-            cases[who] = partial(learn, side, adam[kind], partial(peer_loss, side, *pad(some)))
-            real[who] = tokens_of(some)
-    cases[OURS] = lambda: learn(model, optimizer, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets)
+            cases[who] = partial(train_step, side, adam[kind], partial(peer_loss, side, *pad(group)))
+            real[who] = tokens_of(group)
+    cases[OURS] = partial(
+        train_step, model, optimizer, lambda: loss_of(model, batch, smoothing=SMOOTHING) / batch.targets
+    )
     real[OURS] = tokens_of(pairs)
-    for case in cases.values():
-        case()  # warm up
     times = timing.medians(cases, rounds=1 if quick else 3)
     return [training_row(who, real[who] / taken, real[OURS] / times[OURS]) for who, taken in times.items()]
 
 
 def training_row(who: str, rate: float, ours: float) -> dict[str, object]:
-    return {"a training step": who, "real tokens/s": f"{rate:,.0f}", "allmask is faster": f"{ours / rate:.2f}"}
+    return {"system": who, "non-padding tokens/s": f"{rate:,.0f}", "speed-up of allmask": f"{ours / rate:.2f}"}
 
 
 def draw_pairs(count: int, rng: torch.Generator) -> Pairs:
-    """Targets about as long as their sources."""
+    """Random pairs; targets are about as long as their sources."""
     sources = (torch.randn(count, generator=rng) * 0.5 + 2.9).exp().round().clamp(6, 64)
     targets = (sources * (1 + 0.15 * torch.randn(count, generator=rng))).round().clamp(6, 64)
     return [(random_ids(int(a), rng), random_ids(int(b), rng)) for a, b in zip(sources, targets, strict=True)]
 
 
 def like_lengths(pairs: Pairs, rng: torch.Generator) -> Pairs:
-    """As many of the mean length, give or take a token."""
+    """As many pairs of the mean length, plus or minus one token."""
     mean = round(tokens_of(pairs) / 2 / len(pairs)) - 1
     around = torch.randint(mean - 1, mean + 2, (len(pairs), 2), generator=rng).tolist()
     return [(random_ids(a, rng), random_ids(b, rng)) for a, b in around]
@@ -228,7 +207,7 @@ def random_ids(length: int, rng: torch.Generator) -> list[int]:
 
 
 def tokens_of(pairs: Pairs) -> int:
-    """What both sides read, an end and a start included."""
+    """Tokens of both sides, with an end and a start token."""
     return sum(len(source) + len(target) + 2 for source, target in pairs)
 
 
@@ -237,7 +216,7 @@ def example(source: list[int], target: list[int]) -> Example:
 
 
 def pad(pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sources, what is real of them, what the decoder reads, and labels (-100: none)."""
+    """Sources, their attention mask, the decoder's inputs, and labels (-100: none)."""
 
     def rows(lists: list[list[int]], filler: int) -> Tensor:
         longest = max(map(len, lists))
@@ -257,14 +236,8 @@ def peer_loss(model: nn.Module, sources: Tensor, real: Tensor, targets: Tensor, 
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
-    model.train()
-    whole = next(model.parameters()).dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16, enabled=HALF and whole):
-        value = loss()
-    value.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
+    timing.train_step(model, optimizer, loss, autocast=HALF and next(model.parameters()).dtype == torch.float32)
 
 
 if __name__ == "__main__":

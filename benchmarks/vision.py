@@ -1,14 +1,14 @@
-"""A training step of ResNet-20 on images of 32 × 32: ours, through the training loop, against plain PyTorch.
+"""A training step of ResNet-20 on images of 32 × 32: allmask's training loop, and plain PyTorch.
 
     python benchmarks/vision.py [--quick] [--json]
 
-The peer is a ResNet of the same shape as one writes it with torch.nn, independent of ours: in-place ReLUs, shortcuts
-that pad with zeros, channels-last layout, autocast to bfloat16, clipping and fused AdamW on both sides. Each case has a
-process of its own, because our loop has the C library keep freed memory, which would help the peer, too; they make
-their steps in turn. One thread, CPU time, medians. Where the processor does not compute in bf16, both stay in fp32.
+The peer is a ResNet of the same shape, written with torch.nn independently of ours: in-place ReLUs, zero-padded
+shortcuts, channels-last layout, bf16 autocast, clipping and fused AdamW on both sides. Each case has its own process,
+because our loop makes the C library keep freed memory, which would help the peer, too; their steps are interleaved. One
+thread, CPU time, medians. On processors without bf16 both stay in fp32.
 
-Below it: what drawing, cropping, mirroring and scaling a batch of 128 costs beside such a step, and the share of a
-training run in which the step waits for data, which is made in a second thread.
+Below: the time to build a batch of 128 (selection, crop, flip, normalization) compared with a step, and the share of a
+training run in which the step waits for data, which is prepared in a second thread.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from torch import Tensor, nn
 from allmask.kernels.precision import native_bf16
 from allmask.training import Settings, train
 from allmask.training.loop import Trainer
-from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import Augmented, ImageBatch
+from allmask.vision.images import Images, Preparation
 from allmask.vision.resnet import fresh, small
-from allmask.vision.task import ImageWorkload
+from allmask.vision.training import ImageBatch, ImageWorkload
 
 BATCH, SIDE, CLASSES = 128, 32, 10
 BEST = "bf16" if native_bf16("cpu") else "fp32"
@@ -48,14 +47,14 @@ def main() -> None:
         steps = {name: stack.enter_context(elsewhere(name)) for name in CASES}
         times = medians(steps, rounds=2 if options.quick else 15)
     about = timing.versions()
-    timing.show("A step of ResNet-20, 128 images", table(times), about, options.json)
+    timing.show("A training step of ResNet-20, 128 images", table(times), about, options.json)
     print()
-    timing.show("Feeding it", data_rows(times[f"allmask {BEST}"], options.quick), about, options.json)
+    timing.show("Data", data_rows(times[f"allmask {BEST}"], options.quick), about, options.json)
 
 
 @contextmanager
 def elsewhere(name: str) -> Iterator[Callable[[], float]]:
-    """A process that makes a step of a case when it is asked to, and tells how much CPU time that took."""
+    """Start a process for a case; the function makes a step in it and returns its CPU time."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(name, there))
@@ -75,14 +74,14 @@ def elsewhere(name: str) -> Iterator[Callable[[], float]]:
 def serve(name: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     data = work(1024)
-    lot = data.batch(range(BATCH), 0)
+    batch = data.batch(range(BATCH), 0)
     side = CASES[name](data)
     while pipe.recv():
-        pipe.send(timing.seconds(partial(side.step, lot)))
+        pipe.send(timing.seconds(partial(side.step, batch)))
 
 
 def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Each case once a round, all in turn, after two rounds to warm up."""
+    """The median time of each case; in each round all run in turn, after two rounds of warm-up."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 2):
         for name, step in steps.items():
@@ -91,24 +90,24 @@ def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, flo
 
 
 def work(count: int) -> ImageWorkload:
-    """Images of noise: how fast they are does not depend on what they show."""
+    """Random images: speed does not depend on their content."""
     rng = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (count,), generator=rng)
     images = Images(pixels, labels, tuple(map(str, range(CLASSES))))
-    return ImageWorkload(Augmented(images, Preparation.of(pixels), 0, 4, True))
+    return ImageWorkload(images, Preparation.of(pixels), seed=0, crop=4, flip=True)
 
 
 class Ours:
-    """A step of the training loop itself."""
+    """A step of the training loop."""
 
     def __init__(self, data: ImageWorkload, precision: str):
         model = fresh(small(20), torch.Generator().manual_seed(0))
         settings = Settings(steps=10**6, precision=precision, lr=1e-3, batch_tokens=BATCH)
         self.trainer = Trainer(model, data, settings, Path(), quiet=True)
 
-    def step(self, lot: ImageBatch) -> None:
-        self.trainer._learn([lot])
+    def step(self, batch: ImageBatch) -> None:
+        self.trainer._learn([batch])
 
 
 class Theirs:
@@ -118,10 +117,10 @@ class Theirs:
         self.model = PlainTorch().to(memory_format=layout).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
-    def step(self, lot: ImageBatch) -> None:
-        pixels = lot.pixels.contiguous(memory_format=self.layout)
+    def step(self, batch: ImageBatch) -> None:
+        pixels = batch.pixels.contiguous(memory_format=self.layout)
         with torch.autocast("cpu", self.dtype, self.dtype != torch.float32):
-            loss = F.cross_entropy(self.model(pixels), lot.labels)
+            loss = F.cross_entropy(self.model(pixels), batch.labels)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -129,7 +128,7 @@ class Theirs:
 
 
 class PlainTorch(nn.Module):
-    """ResNet-20 as one writes it down."""
+    """ResNet-20 in torch.nn."""
 
     def __init__(self):
         super().__init__()
@@ -182,10 +181,10 @@ def table(times: dict[str, float]) -> list[dict[str, object]]:
     peer = times[f"torch.nn {BEST}, channels-last"]
     return [
         {
-            "step": name,
+            "system": name,
             "images/s": f"{BATCH / taken:,.0f}",
-            "to torch.nn fp32": f"{times['torch.nn fp32'] / taken:.2f}",
-            f"to torch.nn {BEST}, channels-last": f"{peer / taken:.2f}",
+            "vs torch.nn fp32": f"{times['torch.nn fp32'] / taken:.2f}",
+            f"vs torch.nn {BEST}, channels-last": f"{peer / taken:.2f}",
         }
         for name, taken in times.items()
     ]
@@ -194,16 +193,14 @@ def table(times: dict[str, float]) -> list[dict[str, object]]:
 def data_rows(step: float, quick: bool) -> list[dict[str, object]]:
     data = work(1024)
     numbers = torch.randperm(len(data.lengths), generator=torch.Generator().manual_seed(1))[:BATCH].tolist()
-    make: Callable[[], object] = partial(data.batch, numbers, 1)
-    make()
-    taken = timing.medians({"batch": make}, rounds=5 if quick else 25)["batch"]
+    taken = timing.medians({"batch": partial(data.batch, numbers, 1)}, rounds=5 if quick else 25)["batch"]
     model = fresh(small(20), torch.Generator().manual_seed(0))
     settings = Settings(steps=4 if quick else 20, batch_tokens=BATCH, save_every=10**6)
     with tempfile.TemporaryDirectory() as folder:
         result = train(model, data, settings, Path(folder) / "run", quiet=True)
     return [
-        {"": "a batch is made", "takes": f"{taken * 1000:.1f} ms, {taken / step:.2%} of a step"},
-        {"": "the step waits for data", "takes": f"{result.waited / result.seconds:.2%} of the time"},
+        {"data": "building a batch", "time": f"{taken * 1000:.1f} ms, {taken / step:.2%} of a step"},
+        {"data": "waiting for data", "time": f"{result.waited / result.seconds:.2%} of the time"},
     ]
 
 

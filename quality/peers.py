@@ -1,8 +1,8 @@
-"""transformers' own fine-tuning of the same body: its heads and losses in the usual loop, on the rows that ours reads.
+"""Fine-tuning by transformers: its heads and losses on the same body, in a standard loop, on the same token rows.
 
-AdamW with decay of matrices only, a linear rate with a warm-up, gradients clipped to 1, bf16 autocast where the
-processor has it; batches are the same records in the same order, padded. The best of as many evaluations as ours is
-kept.
+AdamW with weight decay of matrices only, linear warm-up and decay of the learning rate, gradients clipped to 1, bf16
+autocast where the processor has it. Batches are the same records in the same order, padded. The best of ten evaluations
+is kept, as in our runs.
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sheets import Asked, Labelled, Offered, Said, Sheet, Tagged
+from common import autocast, train_step
+from sheets import Asked, Labelled, Logits, Offered, Sheet, Tagged
 from torch import Tensor
 
 from allmask.data import plan_epoch
-from allmask.training import Settings, resolve_precision
+from allmask.training import Settings
 from allmask.training.schedule import SCHEDULES
 
 EVALUATIONS = 10
-ROWS = 32  # read at once where nothing is learnt
+ROWS = 32  # of an evaluation batch
 
 
 @dataclass(frozen=True)
 class Tuned:
     model: Any  # with the weights of the best evaluation
     dev: float
-    minutes: float  # of computing, evaluations included
+    minutes: float  # of CPU time, evaluations included
 
 
-def tune(folder: Path, learn: Sheet, dev: Sheet, how: Settings, told: str = "") -> Tuned:
-    """A body from a folder, with a new head, taught what is on a sheet."""
-    began = time.process_time()
-    torch.manual_seed(how.seed)
-    model = load(folder, learn)
-    optimizer = _optimiser(model, how)
-    batches = [batch for epoch in range(math.ceil(how.epochs)) for batch in _plan(learn, how, epoch)]
+def tune(folder: Path, train: Sheet, dev: Sheet, settings: Settings, title: str = "") -> Tuned:
+    """Fine-tune the body in a folder with a new head. `title` begins each line of progress."""
+    start = time.process_time()
+    torch.manual_seed(settings.seed)
+    model = load(folder, train)
+    optimizer = _optimizer(model, settings)
+    batches = [batch for epoch in range(math.ceil(settings.epochs)) for batch in _plan(train, settings, epoch)]
     steps = len(batches)
     best, weights = -math.inf, {}
     for step, units in enumerate(batches, 1):
-        rate = how.lr * SCHEDULES[how.schedule](step - 1, steps, how.warmup_steps(steps))
-        loss = _learn(model, learn, units, optimizer, rate, how.clip)
+        rate = settings.lr * SCHEDULES[settings.schedule](step - 1, steps, settings.warmup_steps(steps))
+        loss = train_step(model, optimizer, rate, settings.clip, lambda units=units: loss_of(model, train, units))
         if step % math.ceil(steps / EVALUATIONS) == 0 or step == steps:
-            value = dev.score(said_by_peer(model, dev))[dev.metric]
-            _note(f"{told} step {step}/{steps} loss {loss:.3f} dev {value:.2f}")
+            value = dev.score(peer_logits(model, dev))[dev.metric]
+            print(f"{title} step {step}/{steps} loss {loss:.3f} dev {value:.2f}", file=sys.stderr, flush=True)
             if value > best:
                 best, weights = value, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(weights)
-    return Tuned(model, best, (time.process_time() - began) / 60)
+    return Tuned(model, best, (time.process_time() - start) / 60)
 
 
 def load(folder: Path, sheet: Sheet) -> Any:
-    """The body with the head that transformers has for such a sheet; what is missing in the folder is drawn."""
+    """The body with transformers' head for this kind of sheet; weights that the folder lacks are random."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -70,77 +70,57 @@ def load(folder: Path, sheet: Sheet) -> Any:
 
 def _head(sheet: Sheet) -> tuple[str, dict[str, Any]]:
     assert sheet.model.labels is not None
-    number = {"num_labels": len(sheet.model.labels)}
+    count = {"num_labels": len(sheet.model.labels)}
     heads: dict[type, tuple[str, dict[str, Any]]] = {
-        Labelled: ("AutoModelForSequenceClassification", number),
-        Tagged: ("AutoModelForTokenClassification", number),
+        Labelled: ("AutoModelForSequenceClassification", count),
+        Tagged: ("AutoModelForTokenClassification", count),
         Asked: ("AutoModelForQuestionAnswering", {}),
         Offered: ("AutoModelForMultipleChoice", {}),
     }
     return heads[type(sheet)]
 
 
-def _plan(sheet: Sheet, how: Settings, epoch: int) -> list[list[int]]:
-    """The batches that ours sees; of a part of an epoch as many as that part has."""
-    made = list(plan_epoch(sheet.lengths, how.batch_tokens, how.seed, epoch))
-    return made[: round(min(1.0, how.epochs - epoch) * len(made))]
+def _plan(sheet: Sheet, settings: Settings, epoch: int) -> list[list[int]]:
+    """The batches of our own runs; for a fraction of an epoch, that fraction of them."""
+    batches = list(plan_epoch(sheet.lengths, settings.batch_tokens, settings.seed, epoch))
+    return batches[: round(min(1.0, settings.epochs - epoch) * len(batches))]
 
 
-def _optimiser(model: torch.nn.Module, how: Settings) -> torch.optim.AdamW:
+def _optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.AdamW:
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     others = [weight for weight in model.parameters() if weight.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": how.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, eps=how.epsilon, fused=True)
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.adam_eps, fused=True)
 
 
-def _learn(model, sheet: Sheet, units: Sequence[int], optimizer: torch.optim.Optimizer, rate: float, clip: float):
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    model.train()
-    with _autocast():
-        loss = loss_of(model, sheet, units)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.item()
-
-
-@contextmanager
-def _autocast() -> Iterator[None]:
-    dtype = resolve_precision("auto")
-    with torch.autocast("cpu", dtype, dtype != torch.float32):
-        yield
-
-
-# ---- what it learns ------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------------------
 
 
 def loss_of(model: Any, sheet: Sheet, units: Sequence[int]) -> Tensor:
-    """transformers' own loss; choices, of which a question may have any number, share a softmax."""
+    """transformers' own loss; for choices, a softmax over those of a question, however many there are."""
     rows = [row for unit in units for row in sheet.rows_of(unit)]
     inputs = padded(sheet, rows)
     if isinstance(sheet, Labelled):
-        return model(**inputs, labels=sheet.gold[rows]).loss
+        return model(**inputs, labels=sheet.targets[rows]).loss
     if isinstance(sheet, Tagged):
         return model(**inputs, labels=_tags(sheet, rows, inputs["input_ids"])).loss
     if isinstance(sheet, Asked):
-        start, end = torch.from_numpy(sheet.gold[rows]).unbind(1)
+        start, end = torch.from_numpy(sheet.targets[rows]).unbind(1)
         return model(**inputs, start_positions=start, end_positions=end).loss
     scores = _scores(model, inputs).split([len(sheet.rows_of(unit)) for unit in units])
     table = torch.nn.utils.rnn.pad_sequence(list(scores), batch_first=True, padding_value=-math.inf)
-    return torch.nn.functional.cross_entropy(table, torch.tensor([sheet.gold[unit] for unit in units]))
+    return torch.nn.functional.cross_entropy(table, torch.tensor([sheet.targets[unit] for unit in units]))
 
 
 def _tags(sheet: Tagged, rows: Sequence[int], like: Tensor) -> Tensor:
     labels = torch.full_like(like, -100)
     for place, row in enumerate(rows):
-        labels[place, torch.from_numpy(sheet.places[row])] = torch.from_numpy(sheet.gold[row])
+        labels[place, torch.from_numpy(sheet.positions[row])] = torch.from_numpy(sheet.targets[row])
     return labels
 
 
 def _scores(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """(rows,) of choices, each as if it were its question's only one."""
+    """Scores (rows,) of choices, each given to the model as the only choice of its question."""
     return model(**{name: tensor[:, None] for name, tensor in inputs.items()}).logits[:, 0].float()
 
 
@@ -156,21 +136,21 @@ def padded(sheet: Sheet, rows: Sequence[int]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in made.items()}
 
 
-# ---- what it says --------------------------------------------------------------------------------------------
+# ---- logits --------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def said_by_peer(model: Any, sheet: Sheet) -> Said:
+def peer_logits(model: Any, sheet: Sheet) -> Logits:
     model.eval()
-    said: list[Tensor] = [torch.empty(0)] * len(sheet.rows)
-    order = sorted(range(len(said)), key=lambda row: len(sheet.rows[row]))
+    logits: list[Tensor] = [torch.empty(0)] * len(sheet.rows)
+    order = sorted(range(len(logits)), key=lambda row: len(sheet.rows[row]))
     for start in range(0, len(order), ROWS):
         rows = order[start : start + ROWS]
-        with _autocast():
+        with autocast():
             answers = _answers(model, sheet, padded(sheet, rows))
         for row, answer in zip(rows, answers, strict=True):
-            said[row] = answer if sheet.places is None else answer[torch.from_numpy(sheet.places[row])]
-    return said
+            logits[row] = answer if sheet.positions is None else answer[torch.from_numpy(sheet.positions[row])]
+    return logits
 
 
 def _answers(model: Any, sheet: Sheet, inputs: dict[str, Tensor]) -> Tensor:
@@ -178,7 +158,3 @@ def _answers(model: Any, sheet: Sheet, inputs: dict[str, Tensor]) -> Tensor:
         return _scores(model, inputs)[:, None]
     out = model(**inputs)
     return (torch.stack([out.start_logits, out.end_logits], -1) if isinstance(sheet, Asked) else out.logits).float()
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

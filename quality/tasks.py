@@ -4,14 +4,14 @@
     python quality/tasks.py DATA --only sst2,mrpc --seeds 3 --limit 500
 
 DATA holds folders with train, dev and test files: sst2, mrpc, wnut17 (MiniLM) and chnsenticorp, ocnli, cluener,
-cmrc2018, c3 (the body of --chinese); those that are missing are left out. Both sides learn from the same rows in the
-same batches for as many epochs, from the same seeds, keep the best of ten evaluations on dev, and are judged on test by
-the same function. The learning rate of transformers is ours or, of classifiers, its usual one if that is better on
-dev with the first seed. Minutes are those of computing, of all threads together, evaluations included.
+cmrc2018, c3 (the body of --chinese); missing ones are skipped. Both sides train on the same token rows in the same
+batches for the same number of epochs, with the same seeds, keep the best of ten evaluations on dev, and are scored on
+test by the same function. The learning rate of transformers is ours or, for classifiers, its usual one if that is
+better on dev with the first seed. Minutes are CPU time of all threads, evaluations included.
 
-Where there is no test file, dev is it; where there is no dev then, it is the end of train. What is finished stands in
-results.jsonl and is not computed again, so that the command can be stopped at any time, and several can work on one
-folder, each with its own --only.
+Without a test file, dev is the test set; without a dev file, the end of train is. Finished runs are in results.jsonl
+and are not repeated, so the command can be stopped at any time, and several can work on one folder, each with its own
+--only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import common
 import sheets
-from peers import said_by_peer, tune
+from peers import peer_logits, tune
 
 import allmask
 from allmask.checkpoints import resolve
@@ -45,14 +46,14 @@ from allmask.runs.plan import Plan
 from allmask.tasks.answer import learnable, read_questions
 
 T = TypeVar("T")
-USUAL_RATE = 5e-5  # of transformers; of classifiers alone, as elsewhere it was far behind
+USUAL_RATE = 5e-5  # transformers' default; tried for classifiers only, as it was far behind elsewhere
 _SENTENCE_ENDS = re.compile(r"[。！？；.!?;]+[”」』\s]*")
 OURS, PEER = "allmask", "transformers"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A task, its language, and how many records are used: the whole table takes about 100 minutes of two cores."""
+    """A task, its language, and how many records are used: the whole table takes about 100 minutes on two cores."""
 
     task: str
     chinese: bool
@@ -60,7 +61,7 @@ class DataSet:
     dev: int
     test: int
     seeds: int = 3
-    longest: int | None = None  # characters of a context: longer ones are left out, those of questions are cut
+    longest: int | None = None  # characters of a context: longer ones are skipped, or cut around the answer
 
 
 SETS = {
@@ -70,8 +71,8 @@ SETS = {
     "chnsenticorp": DataSet("classify", True, 800, 150, 1000),
     "ocnli": DataSet("classify", True, 2400, 300, 2000, seeds=6),
     "cluener": DataSet("tag", True, 2400, 300, 1343),
-    "cmrc2018": DataSet("answer", True, 1600, 100, 600, seeds=2, longest=160),  # sentences around answers
-    "c3": DataSet("choose", True, 1200, 120, 800, seeds=2, longest=100),  # the dialogues, most of them
+    "cmrc2018": DataSet("answer", True, 1600, 100, 600, seeds=2, longest=160),  # cut around answers
+    "c3": DataSet("choose", True, 1200, 120, 800, seeds=2, longest=100),  # mostly dialogues
 }
 
 
@@ -79,7 +80,7 @@ SETS = {
 
 
 def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[str, int]:
-    """Write train.jsonl, dev.jsonl and test.jsonl, as both sides read them; how many records each has."""
+    """Write train.jsonl, dev.jsonl and test.jsonl for both sides; return how many records each has."""
     found = {part: _read(folder, part, about) for part in ("train", "dev", "test")}
     sizes = (about.train, about.dev, about.test) if limit is None else (limit, min(limit, about.dev), limit)
     parts = split(found["train"], found["dev"], found["test"], *sizes)
@@ -90,22 +91,19 @@ def prepare(folder: Path, about: DataSet, limit: int | None, out: Path) -> dict[
 
 
 def _read(folder: Path, part: str, about: DataSet) -> list[str]:
-    """The records of a file, a line each; none if it is not there. Of SQuAD's layout, those that can be learnt."""
+    """The records of a file as JSON lines; none if it does not exist. Unusable SQuAD records are skipped."""
     if about.task != "answer":
         file = folder / f"{part}.jsonl"
         lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()] if file.exists() else []
-        return lines if about.longest is None else short(lines, about.longest)
+        return [line for line in lines if about.longest is None or len(json.loads(line)["context"]) <= about.longest]
     file = folder / f"{part}.json"
     records = read_questions(file, True, on_bad_record="skip") if file.exists() else []
-    return [json.dumps(_question(record, about.longest), ensure_ascii=False) for record in records if _placed(record)]
+    return [
+        json.dumps(_question(record, about.longest), ensure_ascii=False) for record in records if _is_usable(record)
+    ]
 
 
-def short(lines: list[str], longest: int) -> list[str]:
-    """Those with a context of no more characters."""
-    return [line for line in lines if len(json.loads(line)["context"]) <= longest]
-
-
-def _placed(record: Record) -> bool:
+def _is_usable(record: Record) -> bool:
     try:
         learnable(record.fields)
     except Bad:
@@ -115,9 +113,9 @@ def _placed(record: Record) -> bool:
 
 def _question(record: Record, longest: int | None) -> dict[str, Any]:
     fields = {name: record.fields[name] for name in ("id", "question", "context")}
-    answers, learnt = record.fields["answers"], learnable(record.fields)
-    if longest is not None and learnt is not None:
-        text, at = learnt
+    answers, target = record.fields["answers"], learnable(record.fields)
+    if longest is not None and target is not None:
+        text, at = target
         start, end = around(fields["context"], at, at + len(text), longest, fields["id"])
         fields["context"] = fields["context"][start:end]
         inside = [(text, at - start) for text, at in answers if at >= start]
@@ -127,7 +125,7 @@ def _question(record: Record, longest: int | None) -> dict[str, Any]:
 
 
 def around(context: str, start: int, end: int, longest: int, seed: str) -> tuple[int, int]:
-    """Whole sentences with these characters among them, on either side by chance, as many as there is room for."""
+    """Whole sentences that contain these characters, extended at random to either side, up to `longest` characters."""
     rng, edges = random.Random(seed), [0, *(found.end() for found in _SENTENCE_ENDS.finditer(context)), len(context)]
     first = max(number for number, edge in enumerate(edges) if edge <= start)
     last = min(number for number, edge in enumerate(edges) if edge >= end)
@@ -139,20 +137,20 @@ def around(context: str, start: int, end: int, longest: int, seed: str) -> tuple
         first, last = rng.choice(wider)
 
 
-def split(train: list[T], dev: list[T], test: list[T], learn: int, choose: int, judge: int) -> dict[str, list[T]]:
-    """So many of each, evenly spread. A dev part that is missing, or has to be the test, is the end of train."""
+def split(train: list[T], dev: list[T], test: list[T], trains: int, devs: int, tests: int) -> dict[str, list[T]]:
+    """At most so many of each part, evenly spaced. Without test, dev is the test set; without dev, the end of train."""
     if not test:
         dev, test = [], dev
     if not dev:
-        choose = min(choose, len(train) // 5)
-        train, dev = train[: len(train) - choose], train[len(train) - choose :]
-    return {"train": spread(train, learn), "dev": spread(dev, choose), "test": spread(test, judge)}
+        devs = min(devs, len(train) // 5)
+        train, dev = train[: len(train) - devs], train[len(train) - devs :]
+    return {"train": spread(train, trains), "dev": spread(dev, devs), "test": spread(test, tests)}
 
 
 def spread(items: list[T], count: int) -> list[T]:
-    """So many of them, evenly spread; all if there are no more."""
+    """At most `count` items, evenly spaced."""
     count = min(count, len(items))
-    return [items[place * len(items) // count] for place in range(count)]
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 # ---- runs ----------------------------------------------------------------------------------------------------
@@ -160,10 +158,10 @@ def spread(items: list[T], count: int) -> list[T]:
 
 @dataclass(frozen=True)
 class Case:
-    """A data set as it is used here: files, the body, and the plan of our own runs with nothing left open."""
+    """A data set: its prepared files, and the complete plan of our own runs."""
 
     name: str
-    folder: Path  # of the files
+    folder: Path  # of the prepared files
     sizes: dict[str, int]
     plan: Plan
     job: FineTuning
@@ -174,7 +172,8 @@ class Case:
         sizes = prepare(args.data / name, about, args.limit, folder)
         body = args.chinese if about.chinese else args.english
         given = {"model": str(resolve(body)), "task": about.task, "data": str(folder / "train.jsonl")}
-        plan = Plan.from_dict(given | {"eval": str(folder / "dev.jsonl"), **given_epochs(args)})
+        epochs = {} if args.epochs is None else {"epochs": args.epochs}
+        plan = Plan.from_dict(given | {"eval": str(folder / "dev.jsonl"), **epochs})
         assert isinstance(plan.job, FineTuning)
         data = plan.job.records()
         plan = plan.job.settled(plan, data.task, allmask.load(given["model"]), data.train)
@@ -184,35 +183,29 @@ class Case:
         return replace(self.plan, settings=replace(self.plan.settings, seed=seed))
 
     def key(self, side: str, seed: int, rate: float) -> dict[str, Any]:
-        """What a result must agree in not to be computed again."""
-        how = self.plan.settings
-        told = {"set": self.name, "side": side, "seed": seed, "lr": rate, "records": self.sizes}
-        return told | {"body": Path(self.job.model or "").name, "epochs": how.epochs, "batch_tokens": how.batch_tokens}
+        """Identifies a run in results.jsonl."""
+        settings = self.plan.settings
+        run = {"set": self.name, "side": side, "seed": seed, "lr": rate, "records": self.sizes}
+        body = {"body": Path(self.job.model or "").name}
+        return run | body | {"epochs": settings.epochs, "batch_tokens": settings.batch_tokens}
 
     def test(self) -> list[Record]:
         return self.job.task.read_data(Path(self.job.data), self.folder / "test.jsonl", "stop", Counter())[2]
 
 
-def given_epochs(args: argparse.Namespace) -> dict[str, float]:
-    return {} if args.epochs is None else {"epochs": args.epochs}
-
-
 def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
-    """A run as a user has it, its model judged on test."""
-    shutil.rmtree(run, ignore_errors=True)  # left by one that was stopped
-    began = time.process_time()
-    told = start(case.seeded(seed), run, quiet=True)
-    minutes = (time.process_time() - began) / 60
+    """Fine-tune as a user would, and score the model on test."""
+    shutil.rmtree(run, ignore_errors=True)  # left by an interrupted run
+    before = time.process_time()
+    result = start(case.seeded(seed), run, quiet=True)
+    minutes = (time.process_time() - before) / 60
     model = allmask.load(run / "final")
     sheet = sheets.sheet_of(case.job.task, model, case.test())
-    scores = sheets.judged(model, sheet)
-    for part in ("start", "final", "checkpoints"):  # large, and of no more use
+    scores = sheets.score_of(model, sheet)
+    for part in ("start", "final", "checkpoints"):  # large, and no longer needed
         shutil.rmtree(run / part, ignore_errors=True)
-    return {"dev": _percent(sheet, told["score"]), "scores": scores, "metric": sheet.metric, "minutes": minutes}
-
-
-def _percent(sheet: sheets.Sheet, score: float) -> float:
-    return score if isinstance(sheet, sheets.Asked) else 100.0 * score
+    dev = result["score"] * (1.0 if isinstance(sheet, sheets.Asked) else 100.0)
+    return {"dev": dev, "scores": scores, "metric": sheet.metric, "minutes": minutes}
 
 
 def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
@@ -221,12 +214,11 @@ def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
     data = job.records()
     body = Path(job.model or "")
     model = job.task.prepare(allmask.load(body), data.train, seed)
-    learn, dev, test = (
+    train, dev, test = (
         sheets.sheet_of(job.task, model, records) for records in (data.train, data.held_out, case.test())
     )
-    told = f"{case.name} {PEER} seed {seed} lr {rate:g}"
-    tuned = tune(body, learn, dev, settings, told)
-    scores = test.score(said_by_peer(tuned.model, test))
+    tuned = tune(body, train, dev, settings, f"{case.name} {PEER} seed {seed} lr {rate:g}")
+    scores = test.score(peer_logits(tuned.model, test))
     return {"dev": tuned.dev, "scores": scores, "metric": test.metric, "minutes": tuned.minutes}
 
 
@@ -235,7 +227,7 @@ def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """A line a finished run."""
+    """A file with a line for each finished run."""
 
     file: Path
 
@@ -247,14 +239,14 @@ class Results:
         return next((row for row in rows if key.items() <= row.items()), None)
 
     def add(self, row: dict[str, Any]) -> dict[str, Any]:
-        with self.file.open("a", encoding="utf-8") as stream:  # one write: others may add at the same time
+        with self.file.open("a", encoding="utf-8") as stream:  # one write: another process may add at the same time
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
         return row
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A line of the table."""
+    """A row of the table."""
 
     name: str
     sizes: dict[str, int]
@@ -268,8 +260,8 @@ class Compared:
         sizes = " / ".join(f"{self.sizes[part]:,}" for part in ("train", "dev", "test"))
         rates = f"{self.ours[0]['lr']:g} / {self.theirs[0]['lr']:g}"
         minutes = " / ".join(f"{statistics.mean(row['minutes'] for row in rows):.1f}" for rows in self.sides)
-        told = [self.name, metric, sizes, f"{self.epochs:g}", str(len(self.ours)), rates]
-        return [*told, *map(with_deviation, self.sides), f"{means[0] - means[1]:+.1f}", minutes]
+        first = [self.name, metric, sizes, f"{self.epochs:g}", str(len(self.ours)), rates]
+        return [*first, *map(with_deviation, self.sides), f"{means[0] - means[1]:+.1f}", minutes]
 
     @property
     def sides(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -282,18 +274,18 @@ def _values(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 def with_deviation(rows: Sequence[dict[str, Any]]) -> str:
     values = _values(rows)
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
 
 
 def table(lines: Iterable[Compared]) -> str:
-    names = ("data", "metric", "train / dev / test", "epochs", "seeds", "rates", OURS, PEER, "difference", "minutes")
-    rows = [f"| {' | '.join(line.cells())} |" for line in lines]
-    return "\n".join([f"| {' | '.join(names)} |", "|---" * len(names) + "|", *rows])
+    sizes = ("train / dev / test", "epochs", "seeds", "learning rates")
+    head = ("data", "metric", *sizes, OURS, PEER, "difference", "CPU minutes")
+    return common.table(head, [line.cells() for line in lines])
 
 
 def compare(case: Case, seeds: int, results: Results, runs: Path) -> Compared:
-    """All runs of a data set that are not there yet."""
+    """Do the runs of a data set that are not in the results yet."""
     rate = case.plan.settings.lr
 
     def done(side: str, seed: int, rate: float) -> dict[str, Any]:
@@ -301,7 +293,9 @@ def compare(case: Case, seeds: int, results: Results, runs: Path) -> Compared:
         if (row := results.find(key)) is None:
             made = ours(case, seed, runs / f"{case.name}-{seed}") if side == OURS else theirs(case, seed, rate)
             row = results.add(key | made)
-        _note(row)
+        test, where = row["scores"][row["metric"]], f"{row['set']} {row['side']} seed {row['seed']} lr {row['lr']:g}"
+        line = f"{where}: dev {row['dev']:.2f} test {test:.2f}, {row['minutes']:.1f} minutes"
+        print(line, file=sys.stderr, flush=True)
         return row
 
     mine = [done(OURS, seed, rate) for seed in range(seeds)]
@@ -312,50 +306,45 @@ def compare(case: Case, seeds: int, results: Results, runs: Path) -> Compared:
     return Compared(case.name, case.sizes, case.plan.settings.epochs, mine, others)
 
 
-def _note(row: dict[str, Any]) -> None:
-    test, where = row["scores"][row["metric"]], f"{row['set']} {row['side']} seed {row['seed']} lr {row['lr']:g}"
-    print(f"{where}: dev {row['dev']:.2f} test {test:.2f}, {row['minutes']:.1f} minutes", file=sys.stderr, flush=True)
-
-
 # ---- the command ---------------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__)
     parser.add_argument("data", type=Path, help="a folder of data sets")
     parser.add_argument("--out", default="quality-runs/tasks")
-    parser.add_argument("--only", help="data sets, with commas between")
-    parser.add_argument("--seeds", type=int, help="runs of each side [default: 3, of the large sets 2]")
-    parser.add_argument("--limit", type=int, help="records to learn from, of the other parts no more than that")
-    parser.add_argument("--epochs", type=float, help="[default: as the tasks have it]")
+    parser.add_argument("--only", help="data sets, separated by commas")
+    parser.add_argument("--seeds", type=int, help="runs of each side [default: 2 to 6, by data set]")
+    parser.add_argument("--limit", type=int, help="training records, and at most as many of the other parts")
+    parser.add_argument("--epochs", type=float, help="[default: that of the task]")
     parser.add_argument("--english", default="minilm", help="the body for English")
-    parser.add_argument("--chinese", help="the body for Chinese, a model folder; without it there is none")
+    parser.add_argument("--chinese", help="the body for Chinese, a model folder [default: Chinese data is skipped]")
     return parser.parse_args()
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """Those that were asked for and can be done; it is said why others are not."""
+    """The data sets to run; prints which are skipped and why."""
     names = list(SETS) if args.only is None else args.only.split(",")
     if unknown := [name for name in names if name not in SETS]:
         sys.exit(f"error: unknown data set {', '.join(unknown)}; known: {', '.join(SETS)}")
     missing = [name for name in names if not (args.data / name).is_dir()]
     no_body = [name for name in names if SETS[name].chinese and args.chinese is None]
-    for why, some in ((f"not in {args.data}", missing), ("no --chinese body", no_body)):
-        if some:
-            print(f"left out, {why}: {', '.join(some)}", file=sys.stderr)
+    for reason, skipped in ((f"not in {args.data}", missing), ("no --chinese body", no_body)):
+        if skipped:
+            print(f"skipped, {reason}: {', '.join(skipped)}", file=sys.stderr)
     return [name for name in names if name not in {*missing, *no_body}]
 
 
 def main() -> None:
     logging.getLogger("allmask").setLevel(logging.WARNING)
     try:
-        judge(arguments())
+        run(arguments())
     except AllmaskError as error:
         print(f"error[{error.kind}]: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def judge(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     results, lines = Results(out / "results.jsonl"), []

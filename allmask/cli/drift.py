@@ -14,11 +14,9 @@ from allmask.cli.generate import Precision
 from allmask.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from allmask.drift import Giveaway, Settings, Verdict
-    from allmask.drift.comparing import Represent
-    from allmask.drift.deciding import OnProgress
-    from allmask.drift.files import Sample
-    from allmask.drift.images import Pictures
+    from allmask.drift import Difference, Pictures, Settings, Verdict
+    from allmask.drift.compare import Represent
+    from allmask.drift.records import OnProgress, Sample
 
     Seen = Sample | Pictures
 
@@ -151,7 +149,7 @@ class _Source:
         return kinds[0]
 
     def _is_table(self, path: Path) -> bool:
-        from allmask.drift.files import columns_of
+        from allmask.drift.records import columns_of
 
         if path.suffix.lower() == ".npy":
             if self.field is not None or self.columns is not None:
@@ -163,7 +161,7 @@ class _Source:
         return names is not None and "text" not in names
 
     def texts(self, side: int, most: int, seed: int) -> Sample:
-        from allmask.drift.files import read_texts, sample_texts
+        from allmask.drift.records import read_texts, sample_texts
 
         field, path, skipped = self.field or "text", self.paths[side], Counter()
         if str(path) == "-":
@@ -173,7 +171,7 @@ class _Source:
         return found
 
     def numbers(self, side: int, most: int, seed: int) -> Sample:
-        from allmask.drift.files import read_numbers
+        from allmask.drift.records import read_numbers
 
         skipped: Counter[str] = Counter()
         path = self.paths[side]
@@ -184,7 +182,7 @@ class _Source:
         return found
 
     def images(self, side: int, most: int, seed: int) -> Pictures:
-        from allmask.drift.images import read_images
+        from allmask.drift import read_images
         from allmask.training.progress import Progress
 
         skipped: Counter[str] = Counter()
@@ -225,7 +223,7 @@ def _numbers(source: _Source, settings: Settings, most: int) -> tuple[Verdict, l
     import numpy as np
 
     from allmask.drift import compare_numbers
-    from allmask.drift.files import same_columns
+    from allmask.drift.records import same_columns
 
     samples = [source.numbers(side, most, settings.seed) for side in (0, 1)]
     second = same_columns(samples[0], samples[1], source.paths)
@@ -303,7 +301,7 @@ def _data(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str]) ->
         "differences": [
             {"name": one.name, "more_in": called[one.more_in], "measure": one.measure, "a": one.first, "b": one.second}
             | ({} if one.weight is None else {"weight": one.weight})
-            for one in verdict.giveaways
+            for one in verdict.differences
         ],
         "examples": [
             {"of": called[one.side], "where": samples[one.side].where[one.number], "certainty": one.certainty,
@@ -328,7 +326,7 @@ def _report(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str]) 
 
 
 def _side(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str], side: int) -> list[str]:
-    found = [one for one in verdict.giveaways if one.more_in == side]
+    found = [one for one in verdict.differences if one.more_in == side]
     sure = [one for one in verdict.examples if one.side == side]
     if not found and not sure:
         return []
@@ -341,7 +339,7 @@ def _side(verdict: Verdict, samples: Sequence[Seen], called: tuple[str, str], si
     return lines
 
 
-def _figures(one: Giveaway) -> str:
+def _figures(one: Difference) -> str:
     if one.measure == "share":
         return f"A {one.first:6.1%}  B {one.second:6.1%}"
     return f"{one.measure} A {one.first:.4g}  B {one.second:.4g}"

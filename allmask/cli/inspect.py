@@ -175,9 +175,9 @@ class Images:
 
     @classmethod
     def load(cls, folder: Path) -> Images:
-        from allmask.vision import files
+        from allmask.vision import checkpoints
 
-        model = files.load(folder).model
+        model = checkpoints.load(folder).model
         return cls(model, model.config)
 
     @property
@@ -219,9 +219,9 @@ class Games:
 
     @classmethod
     def load(cls, folder: Path) -> Games:
-        from allmask.gan import files
+        from allmask.gan import networks
 
-        model = files.load(folder)
+        model = networks.load(folder)
         return cls(model, model.config)
 
     @property

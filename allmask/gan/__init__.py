@@ -1,8 +1,7 @@
-"""Generative adversarial networks (arXiv 1406.2661): one network makes examples, another tells them from real ones.
+"""Generative adversarial networks (arXiv 1406.2661): a generator, and a discriminator that tells its output from data.
 
-networks.py   the two, for numbers on a line (toy) and for images (mlp, dcgan)
-learning.py   Algorithm 1 in the project's training loop: k steps of the discriminator, then one of the generator
-theory.py     what the two should arrive at, by integrals: the best discriminator, the value of the game
-judging.py    how good and how varied images are, by a classifier trained apart
-running.py    a run, from its plan to its final folder
+networks.py   both networks, for numbers (toy) and for images (mlp, dcgan); load and save
+training.py   Algorithm 1 in the training loop, and a run (`allmask train --task gan`)
+toy.py        the toy in one dimension: its pictures, and the theory it is compared with
+metrics.py    quality and variety of generated images, measured by a classifier
 """

@@ -1,10 +1,10 @@
-"""A generator and a discriminator, as one model for the training loop.
+"""A generator and a discriminator as one model for the training loop; load and save it.
 
-toy      numbers on a line, for the picture of the game: two small perceptrons
-mlp      images as rows of pixels: perceptrons, the discriminator with dropout (arXiv 1406.2661)
-dcgan    images as maps: strided convolutions, batch norm in both, no pools (arXiv 1511.06434)
+toy      one-dimensional data, to draw the training: two small perceptrons
+mlp      images as vectors: perceptrons, the discriminator with dropout (arXiv 1406.2661)
+dcgan    strided convolutions, batch norm in both networks, no pooling (arXiv 1511.06434)
 
-Examples are between −1 and 1, but for toys; a discriminator gives log-odds that one is real.
+Images are scaled to −1…1. A discriminator returns the log-odds that an example is real.
 Shapes: B examples, Z noise, C channels, H × W pixels.
 """
 
@@ -12,34 +12,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from allmask.checkpoints.config_json import placed
+from allmask.checkpoints.formats.weights import open_weights
+from allmask.checkpoints.reader import compare
+from allmask.checkpoints.writer import fill
 from allmask.errors import CheckpointError, UsageError
+from allmask.files import new_folder
 from allmask.nn.dropout import Dropout
 from allmask.nn.init import he, normal
+from allmask.training import checkpoint
+from allmask.vision.checkpoints import SETTINGS, WEIGHTS, config_fields, read_settings
 
-LEAK = 0.2  # of a rectifier, so that a discriminator passes gradients on
-SPREAD = 2.0  # of the numbers at which a toy's units bend
-_MOST = 1 << 16  # of any number in a config; more is a mistake
+MODEL_TYPE = "allmask-gan"
+LEAK = 0.2  # slope of the leaky ReLU
+SPREAD = 2.0  # standard deviation of the first biases of a toy's discriminator
+_MAX = 1 << 16  # a larger number in a config is a mistake
 
 
 @dataclass(frozen=True)
 class GanConfig:
     kind: str  # toy, mlp, dcgan
-    shape: tuple[int, ...]  # of an example: (1,), or channels, height, width
-    noise: int = 64  # numbers an example is made of
-    width: int = 64  # of the narrowest hidden layer, or maps
+    shape: tuple[int, ...]  # of an example: (1,), or (channels, height, width)
+    noise: int = 64  # dimensions of the noise
+    width: int = 64  # units or channels of the narrowest hidden layer
     dropout: float = 0.0  # in the discriminator of an mlp
 
     def __post_init__(self):
         if self.kind not in BUILDERS:
             raise CheckpointError(f"kind is {self.kind!r}; expected one of {', '.join(BUILDERS)}")
+        if not isinstance(self.shape, tuple):
+            raise CheckpointError(f"shape is {self.shape!r}; expected a list of numbers")
         numbers = (*self.shape, self.noise, self.width)
-        if not all(isinstance(number, int) and 0 < number < _MOST for number in numbers):
+        if not all(isinstance(number, int) and 0 < number < _MAX for number in numbers):
             raise CheckpointError(
                 f"shape {self.shape}, noise {self.noise}, width {self.width}: expected numbers from 1"
             )
@@ -47,8 +58,8 @@ class GanConfig:
             raise CheckpointError(f"a {self.kind} does not make examples of shape {list(self.shape)}")
         if self.kind == "dcgan" and any(side % 4 for side in self.shape[1:]):
             raise UsageError(
-                f"images of {self.shape[2]} × {self.shape[1]} pixels; a dcgan doubles their sides twice",
-                "take sides that 4 divides (--size 32), or --preset mlp",
+                f"images of {self.shape[2]} × {self.shape[1]} pixels; a dcgan needs multiples of 4",
+                "scale them (--size 32), or take --preset mlp",
             )
         if not 0.0 <= self.dropout < 1.0:
             raise CheckpointError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
@@ -62,7 +73,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Gan(nn.Module):
-    """Both networks: the loop has one model, one optimizer, one checkpoint."""
+    """Both networks as one model, with one optimizer and one checkpoint."""
 
     def __init__(self, config: GanConfig):
         super().__init__()
@@ -70,26 +81,26 @@ class Gan(nn.Module):
         self.generator, self.discriminator = BUILDERS[config.kind](config)
 
     def noise(self, count: int, rng: torch.Generator | None = None) -> Tensor:
-        """(B, Z) of a normal distribution."""
+        """(B, Z), standard normal."""
         device = next(self.parameters()).device
         return torch.randn(count, self.config.noise, generator=rng, device=device)
 
     def sample(self, count: int, rng: torch.Generator | None = None) -> Tensor:
-        """New examples."""
+        """Generate examples."""
         return self.generator(self.noise(count, rng))
 
     def log_odds(self, examples: Tensor) -> Tensor:
-        """(B,) that examples are real."""
+        """Log-odds (B,) that examples are real."""
         return self.discriminator(examples).flatten().float()
 
 
 # ---- the three kinds -----------------------------------------------------------------------------------------
 
 
-class Bent(nn.Module):
-    """A straight line, and a bend that begins as nothing: what is made begins as the noise itself.
+class ToyGenerator(nn.Module):
+    """A linear map plus a perceptron that starts at zero, so that the generator starts as the identity.
 
-    One that began with folds would seldom lose them again, on a line where there is no way around.
+    With random weights it could start with folds in the map, which are hard to undo in one dimension.
     """
 
     def __init__(self, inputs: int, width: int, outputs: int):
@@ -102,12 +113,12 @@ class Bent(nn.Module):
 
 
 def _toy(config: GanConfig) -> tuple[nn.Module, nn.Module]:
-    """Smooth, as the curves that they are to draw."""
+    """Tanh in both: their curves are drawn, and should be smooth."""
     w = config.width
     discriminator = nn.Sequential(
         nn.Linear(config.shape[0], w), nn.Tanh(), nn.Linear(w, w), nn.Tanh(), nn.Linear(w, 1)
     )  # fmt: skip
-    return Bent(config.noise, max(1, w // 4), config.shape[0]), discriminator
+    return ToyGenerator(config.noise, max(1, w // 4), config.shape[0]), discriminator
 
 
 def _mlp(config: GanConfig) -> tuple[nn.Module, nn.Module]:
@@ -124,7 +135,7 @@ def _mlp(config: GanConfig) -> tuple[nn.Module, nn.Module]:
 
 
 def _dcgan(config: GanConfig) -> tuple[nn.Module, nn.Module]:
-    """A quarter of each side, then twice as many pixels a side and half the maps, twice; and back."""
+    """The generator starts at a quarter of the image size and doubles it twice; the discriminator halves it twice."""
     w, (channels, height, width) = config.width, config.shape
     small = (2 * w, height // 4, width // 4)
     generator = nn.Sequential(
@@ -140,44 +151,50 @@ def _dcgan(config: GanConfig) -> tuple[nn.Module, nn.Module]:
     return generator, discriminator
 
 
-BUILDERS: dict[str, Callable[[GanConfig], tuple[nn.Module, nn.Module]]] = {
-    "toy": _toy,
-    "mlp": _mlp,
-    "dcgan": _dcgan,
-}
+BUILDERS: dict[str, Callable[[GanConfig], tuple[nn.Module, nn.Module]]] = {"toy": _toy, "mlp": _mlp, "dcgan": _dcgan}
 
 
 def fresh(config: GanConfig, rng: torch.Generator | None = None) -> Gan:
-    """The two as they start: perceptrons by He's rule, convolutions with DCGAN's deviation of 0.02."""
+    """New networks: He initialization for perceptrons, standard deviation 0.02 for dcgan, as in its paper."""
     model = Gan(config)
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             normal(part.weight, 0.02, rng) if config.kind == "dcgan" else he(part.weight, rng)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-    if isinstance(model.generator, Bent):
+    if isinstance(model.generator, ToyGenerator):
         nn.init.eye_(model.generator.straight.weight)
         nn.init.zeros_(model.generator.get_parameter("bend.2.weight"))
-        # with biases of 0, all units of the discriminator that read a number would bend at the same one
+        # with biases of 0, all units of the discriminator's first layer would bend at the same input
         normal(model.discriminator.get_parameter("0.bias"), SPREAD, rng)
     return model
 
 
-@torch.no_grad()
-def multiply_adds(network: nn.Module, example: Tensor) -> int:
-    """Of one example, shaped (1, …)."""
-    counted: list[int] = []
+# ---- load and save -------------------------------------------------------------------------------------------
 
-    def count(part: nn.Module, read: tuple[Tensor, ...], made: Tensor) -> None:
-        if isinstance(part, nn.ConvTranspose2d):  # each number it reads is spread over a kernel
-            counted.append(read[0].numel() * part.weight[0].numel())
-        elif isinstance(part, nn.Linear | nn.Conv2d):
-            counted.append(made.numel() * part.weight[0].numel())
 
-    hooks = [part.register_forward_hook(count) for part in network.modules()]
-    training = network.training
-    network.eval()(example)
-    network.train(training)
-    for hook in hooks:
-        hook.remove()
-    return sum(counted)
+def save(folder: Path, model: Gan) -> None:
+    """Write a new model folder, signed for `allmask verify`; it appears only when it is complete."""
+    with new_folder(folder) as unfinished:
+        fill(unfinished, {"model_type": MODEL_TYPE, **asdict(model.config)}, _weights(model))
+        checkpoint.sign(unfinished)
+
+
+def load(folder: str | Path) -> Gan:
+    """Load both networks, in eval mode. Tensors that do not fit are listed before anything is filled."""
+    folder = Path(folder)
+    settings = read_settings(folder, "give the final folder of a run of --task gan")
+    try:
+        config = GanConfig(**config_fields(GanConfig, settings, MODEL_TYPE))
+    except CheckpointError as error:
+        raise placed(error, folder / SETTINGS, {}) from error
+    model = Gan(config)
+    store = open_weights(folder / WEIGHTS)
+    compare(folder / WEIGHTS, {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}, store)
+    model.load_state_dict({name: stored.load() for name, stored in store.items()}, strict=False)  # compared above
+    return model.eval()
+
+
+def _weights(model: Gan) -> dict[str, Tensor]:
+    """All tensors except the batch counters of norms, on which no result depends."""
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}

@@ -1,202 +1,191 @@
-"""Images: a network learns which class each is of (residual networks, arXiv 1512.03385).
+"""The image task: predict and evaluate with a trained network on image files, arrays and data sets.
 
-The run's folder is that of every run, with confusion.png besides. Models are folders as allmask/vision/files.py writes
-them.
+recognize = allmask.pipeline("image", "runs/digits")
+recognize("seven.png").label             # or an array; or a list of them
+recognize.answers(pixels)                # logits for bytes (N, C, H, W)
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from allmask.errors import UsageError
-from allmask.files import new_folder
+from allmask.data import Record
+from allmask.errors import CheckpointError, UsageError
 from allmask.nn.heads import Labels
-from allmask.options import ImageOptions
-from allmask.runs.plan import Job, Plan
-from allmask.tasks.common.marks import Marks, mark
-from allmask.tasks.metrics.confusion import draw_confusion
-from allmask.training import Result, Score, Settings, StepSpec, Workload, checkpoint, resolve_precision
-from allmask.training.flops import TRAINING
-from allmask.vision import files
-from allmask.vision.images import has_part, read
-from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import Augmented, ImageBatch, losses_of, plan_images, scores_of
-from allmask.vision.operations import multiply_adds
-from allmask.vision.resnet import PRESETS, ResNet, fresh, shape_of
+from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, score_table
+from allmask.tasks.common.marks import Prediction, mark, predictions
+from allmask.tasks.task import ModelFolder, Predictor, Task
+from allmask.training import resolve_precision
+from allmask.vision import checkpoints
+from allmask.vision.datasets import has_part, kind_of, read
+from allmask.vision.images import Images, Preparation, find_images, read_all
+from allmask.vision.resnet import ResNet
+from allmask.vision.training import logits_of
 
-log = logging.getLogger("allmask")
-BATCH_NORM = "the statistics of batch norm are those of the whole batch"
+# a file, or an array: height × width, with channels last or first, bytes or fractions from 0 to 1
+Image = str | Path | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
-class ImageData:
-    """The images of a run."""
+class ImageTask(Task):
+    """Classify images. Classes and image size come from the network's config."""
 
-    train: Images
-    held_out: Images | None
+    name: ClassVar[str] = "image"
+
+    @classmethod
+    def default_for(cls, opened: ModelFolder) -> ImageTask | None:
+        return cls() if opened.settings.get("model_type") == checkpoints.MODEL_TYPE else None
+
+    @classmethod
+    def how_to_train(cls, source: str) -> str:
+        return "train a network: allmask train --task image --data images/ --out runs/images"
+
+    def load(self, opened: ModelFolder) -> checkpoints.Loaded:
+        return checkpoints.load(opened.folder)
+
+    def predictor(self, model: checkpoints.Loaded, precision: str = "auto") -> Recognizer:
+        if model.labels is None or model.preparation is None:
+            raise CheckpointError(
+                "this network has no class names or no input normalization",
+                "train one that has: allmask train --task image",
+            )
+        return Recognizer(model.model, model.labels, model.preparation, precision)
+
+
+@dataclass(frozen=True, eq=False)
+class Recognizer(Predictor):
+    """A trained network with its class names and input normalization."""
+
+    model: ResNet
+    labels: Labels
     preparation: Preparation
+    precision: str = "auto"  # fp32 or bf16; auto: the fastest on this machine
+    _read: dict[Path, Images] = field(default_factory=dict, init=False, repr=False)  # cache: the last data set
 
-    def checksums(self) -> dict[str, str]:
-        parts = {"data": self.train, "eval": self.held_out}
-        return {name: _checksum(images) for name, images in parts.items() if images is not None}
-
-
-def _checksum(images: Images) -> str:
-    """Of what is in them, wherever it came from."""
-    found = hashlib.sha256(repr((tuple(images.pixels.shape), images.names)).encode())
-    for tensor in (images.pixels, images.labels):
-        found.update(np.ascontiguousarray(tensor.numpy()).data)
-    return found.hexdigest()
-
-
-@dataclass(frozen=True)
-class ImageTraining(ImageOptions, Job):
-    """A new network learns the classes of images."""
-
-    task_name: ClassVar[str] = "image"
-    one_process: ClassVar[str] = BATCH_NORM
-
-    # ---- data and model ------------------------------------------------------------------------------------
-
-    def read(self, plan: Plan, out: Path, quiet: bool) -> ImageData:
-        return self.images()
-
-    def images(self) -> ImageData:
-        images = read(self.data, "train", self.size, self.channels)
-        preparation = Preparation.of(images.pixels)
-        others = self._held_out()
-        if others is not None:
-            where = self.eval or self.data
-            others = others.renumbered(images.names, where)
-            preparation.expect(where, others.pixels)
-            if _checksum(others) == _checksum(images):
-                hint = "a score on images that were learnt says nothing: name others, or leave --eval out"
-                raise UsageError(f"--eval {where}: the same images are trained on (--data)", hint)
-        held_out = f"{len(others):,} held out" if others is not None else "none held out"
-        log.info("data: %s images of %d classes, %s", f"{len(images):,}", len(images.names), held_out)
-        return ImageData(images, others, preparation)
-
-    def _held_out(self) -> Images | None:
-        """The images that --eval names, or their test part; without it the test part of the data, if there is one."""
-        if self.eval is not None:
-            return read(self.eval, "test" if has_part(self.eval, "test") else "train", self.size, self.channels)
-        return read(self.data, "test", self.size, self.channels) if has_part(self.data, "test") else None
-
-    def checksums(self, data: ImageData) -> dict[str, str]:
-        return data.checksums()
-
-    def settled(self, images: Images) -> ImageTraining:
-        """The same with nothing left open."""
-        sides = images.pixels.shape[2:]
-        crop = min(sides) // 8 if self.crop is None else self.crop
-        if crop >= min(sides):
-            raise UsageError(f"crop is {crop}; an image of {sides[1]} × {sides[0]} could be shifted out of sight")
-        return replace(self, crop=crop, flip=images.pixels.shape[1] > 1 if self.flip is None else self.flip)
-
-    def begin(self, plan: Plan, data: ImageData) -> tuple[Plan, ResNet]:
-        plan = replace(plan, job=self.settled(data.train))
-        config = replace(PRESETS[self.preset](), channels=data.preparation.channels, classes=len(data.train.names))
-        model = fresh(config, torch.Generator().manual_seed(plan.settings.seed))
-        size = sum(parameter.numel() for parameter in model.parameters())
-        log.info("a new %s: %d layers, %s parameters", self.preset, config.depth, f"{size:,}")
-        return plan, model
-
-    def save(self, model: ResNet, data: ImageData, folder: Path) -> None:
-        save_network(model, data, folder)
-
-    def load(self, folder: Path, device: torch.device) -> ResNet:
-        return files.load(folder).model
-
-    # ---- training ------------------------------------------------------------------------------------------
-
-    def workload(self, plan: Plan, data: ImageData, model: ResNet, out: Path, quiet: bool) -> ImageWorkload:
-        if data.held_out is None:
-            log.info("no images are held out: the weights of the last step are kept")
-        return self.work(data, model, plan.settings)
-
-    def work(self, data: ImageData, model: ResNet, settings: Settings) -> ImageWorkload:
-        """What a network learns, with nothing left open."""
-        assert self.crop is not None and self.flip is not None
-        source = Augmented(data.train, data.preparation, settings.seed, self.crop, self.flip)
-        shape = data.preparation
-        each = 2 * multiply_adds(shape_of(model.config), shape.channels, shape.height, shape.width)
-        evaluator = None
-        if data.held_out is not None:
-            evaluator = ImageEvaluator(data.held_out, data.preparation, settings.precision)
-        return ImageWorkload(source, evaluator, each)
-
-    def evaluation_size(self, data: ImageData, work: Workload) -> int:
-        return 0 if data.held_out is None else len(data.held_out)
-
-    def finish(
-        self, plan: Plan, data: ImageData, work: Workload, model: ResNet, result: Result, out: Path
-    ) -> tuple[ImageTraining, dict[str, Any]]:
-        if data.held_out is not None:
-            evaluator = ImageEvaluator(data.held_out, data.preparation, plan.settings.precision)
-            draw_confusion(evaluator.marks(model)[1].confusion, data.train.names, out / "confusion.png")
-        waited = round(result.waited / max(result.seconds, 1e-9), 4)  # share of the time in which no batch was ready
-        return self, {"task": self.task_name, "preset": self.preset, "images": len(data.train), "waited": waited}
-
-    def hints(self, result: Mapping[str, Any]) -> list[str]:
-        return [f"use it: allmask predict {result['final']} images/ -o classes.jsonl"]
-
-
-def save_network(model: ResNet, data: ImageData, folder: Path) -> None:
-    """Write a model folder, signed for `allmask verify`; whole or not at all."""
-    with new_folder(folder) as beside:
-        files.save(beside, model, Labels("single", data.train.names), data.preparation)
-        checkpoint.sign(beside)
-
-
-@dataclass
-class ImageWorkload:
-    """What the training loop asks for: images by number, and an evaluator."""
-
-    source: Augmented
-    evaluator: Callable[[ResNet], Score] | None = None
-    operations: int = 0  # of the network, on one image
+    does: ClassVar[str] = "classifies images"
+    done: ClassVar[str] = "classified"
+    hidden: ClassVar[frozenset[str]] = frozenset({"image"})
 
     def __post_init__(self):
-        self.lengths = np.ones(len(self.source.images), dtype=np.int64)
-        self.step_spec = StepSpec("images", plan_images, losses_of, self._operations)
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UsageError(f"precision is {self.precision}", "for images it is auto, fp32 or bf16")
 
-    def _operations(self, model: ResNet, batch: ImageBatch) -> int:
-        return TRAINING * self.operations * batch.tokens
+    @classmethod
+    def open(cls, folder: str | Path, precision: str = "auto") -> Recognizer:
+        return ImageTask().predictor(checkpoints.load(folder), precision)
 
-    def batch(self, numbers: Sequence[int], epoch: int) -> ImageBatch:
-        return self.source.batch(numbers, epoch)
+    @overload
+    def __call__(self, images: str | Path) -> Prediction: ...
+    @overload
+    def __call__(self, images: Sequence[Image]) -> list[Prediction]: ...
+    @overload
+    def __call__(self, images: np.ndarray | Tensor) -> Prediction | list[Prediction]: ...
 
-    def evaluate(self, model: ResNet, step: int = 0) -> Score | None:
-        return None if self.evaluator is None else self.evaluator(model)
+    def __call__(self, images: Image | Sequence[Image]) -> Prediction | list[Prediction]:
+        """Classify a file or an array of any size, or several; an array with four dimensions is several images."""
+        if isinstance(images, str | Path) or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
+            return next(self._predictions([_path_or_array(images)]))
+        return list(self._predictions([_path_or_array(image) for image in images]))
+
+    def _predictions(self, images: Sequence[Path | np.ndarray]) -> Iterator[Prediction]:
+        shape = self.preparation
+        for start in range(0, len(images), self.window):
+            window = images[start : start + self.window]
+            pixels = read_all(window, shape.height, shape.width, shape.channels, first=start + 1)
+            yield from predictions(self.labels, self.answers(pixels))
+
+    def answers(self, pixels: Tensor) -> Tensor:
+        """Logits (N, classes) for bytes (N, C, H, W) of the network's image size."""
+        self.preparation.expect("pixels", pixels)
+        return logits_of(self.model, pixels, self.preparation, resolve_precision(self.precision))
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def read(
+        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        targets: bool = False, limit: int | None = None,
+    ) -> Iterator[Record]:  # fmt: skip
+        """Records of an image file, a folder of images or a data set; with targets it must be a data set.
+
+        The field `image` is a path, or the pixels. A limit takes images evenly spaced over a data set, which may be
+        ordered by class.
+        """
+        if on_bad_record != "stop":
+            raise UsageError("--on-bad-record is for records", "remove images that cannot be read")
+        if keep:
+            raise UsageError("--keep is for records; an image has no other fields", "leave it out")
+        if not targets and kind_of(path) in ("folder", None):
+            files = find_images(path)
+            return islice((Record({"file": str(file), "image": file}, str(file)) for file in files), limit)
+        return self._rows(self.data_set(path).subset(limit), targets)
+
+    def _rows(self, data: Images, targets: bool) -> Iterator[Record]:
+        for number in range(len(data)):
+            where = data.files[number] if data.files else f"image {number + 1:,}"
+            other = {"label": data.names[int(data.labels[number])]} if targets else {"file": where}
+            yield Record({**other, "image": data.pixels[number]}, where)
+
+    def data_set(self, path: Path) -> Images:
+        """The test part of a data set, or all of it; images of a folder are converted to the network's input."""
+        if path in self._read:
+            return self._read[path]
+        shape, size, channels = self.preparation, None, None
+        if kind_of(path) == "folder":
+            size, channels = shape.height if shape.height == shape.width else None, shape.channels
+        images = read(path, "test" if has_part(path, "test") else "train", size, channels)
+        shape.expect(path, images.pixels)
+        self._read.clear()
+        return self._read.setdefault(path, images.with_names(self.labels.names, path))
+
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        images = [record.fields["image"] for record in records]
+        if isinstance(images[0], Path):
+            found = self._predictions(images)
+        else:
+            found = predictions(self.labels, self.answers(torch.stack(images)))
+        return (prediction.to_dict() for prediction in found)
+
+    def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
+        """All metrics; `show` errors, those with the highest probability first."""
+        source, answers, targets, worst = iter(records), [], [], Worst(show)
+        while window := list(islice(source, self.window)):
+            answers.append(self.answers(torch.stack([record.fields["image"] for record in window])))
+            for record, found in zip(window, predictions(self.labels, answers[-1]), strict=True):
+                label = record.fields["label"]
+                targets.append(self.labels.names.index(label))
+                size = 0.0 if found.label == label else found.probability or 0.0
+                worst.add(size, lambda record=record, found=found: {
+                    "where": record.where, "label": record.fields["label"], "prediction": found.label,
+                    "probability": found.probability,
+                })  # fmt: skip
+        marks = mark(self.labels, torch.cat(answers), torch.tensor(targets))
+        classes = {
+            name: {"images" if key == "texts" else key: value for key, value in row.items()}
+            for name, row in marks.labels.items()
+        }
+        errors, confusion = worst.rows(), marks.confusion.tolist()
+        values = {"scores": marks.scores, "classes": classes, "confusion": confusion}
+        values |= {"errors": errors} if show else {}
+        tables = [score_table(marks.scores), label_table(classes, confusion, "true class", "images", "images")]
+        lines = [
+            [f"{row['where']}: true {row['label']}, predicted {row['prediction']} ({row['probability']:.0%})"]
+            for row in errors
+        ]
+        return Evaluation(len(targets), values, tables, examples=lines, unit="image")
 
 
-@dataclass
-class ImageEvaluator:
-    """All metrics on held-out images."""
-
-    images: Images
-    preparation: Preparation
-    precision: str = "auto"
-
-    def __call__(self, model: ResNet) -> Score:
-        loss, marks = self.marks(model)
-        accuracy = marks.scores["accuracy"]
-        stderr = math.sqrt(accuracy * (1.0 - accuracy) / len(self.images))
-        return Score(accuracy, {"loss": loss, **marks.scores}, loss=loss, stderr=stderr, metric="accuracy")
-
-    def marks(self, model: ResNet) -> tuple[float, Marks]:
-        """The mean loss, and all metrics with the confusion matrix."""
-        dtype = resolve_precision(self.precision)
-        scores = scores_of(model.eval(), self.images.pixels, self.preparation, dtype)
-        loss = F.cross_entropy(scores, self.images.labels).item()
-        return loss, mark(Labels("single", self.images.names), scores, self.images.labels)
+def _path_or_array(image: Any) -> Path | np.ndarray:
+    if isinstance(image, str | Path):
+        return Path(image)
+    if isinstance(image, np.ndarray | Tensor):
+        return np.asarray(image)
+    raise UsageError(f"an image is a file or an array, not {type(image).__name__}", "give np.asarray(image)")

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from allmask.gan import files as gan_files
 from allmask.gan import networks
 from allmask.model import Model, load
 from allmask.nn.attention import Route
 from allmask.presets import bert_tiny, gpt2
-from allmask.vision import files as vision_files
-from allmask.vision import resnet
+from allmask.vision import checkpoints, resnet
 
 
 @pytest.fixture
@@ -160,8 +158,8 @@ def test_folders_and_runs_of_images_and_games(cli, tmp_path: Path):
     run = tmp_path / "runs" / "digits"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("task: image\n")
-    vision_files.save(run / "final", resnet.fresh(replace(resnet.PRESETS["resnet20"](), channels=1), rng))
-    gan_files.save(tmp_path / "game", networks.fresh(networks.GanConfig("dcgan", (1, 8, 8), width=4), rng))
+    checkpoints.save(run / "final", resnet.fresh(replace(resnet.PRESETS["resnet20"](), channels=1), rng))
+    networks.save(tmp_path / "game", networks.fresh(networks.GanConfig("dcgan", (1, 8, 8), width=4), rng))
     for folder, title in (
         (run, "residual network, 20 layers, 1 channel, 10 classes"),
         (run / "final", "residual network, 20 layers, 1 channel, 10 classes"),

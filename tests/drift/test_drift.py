@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from allmask.drift import Reservoir, Settings, binomial_tail, compare_numbers, compare_texts, needed
-from allmask.drift.deciding import by_relabelling
-from allmask.drift.discriminator import fit
+from allmask.drift import Reservoir, Settings, binomial_tail, compare_numbers, compare_texts, min_records
 from allmask.drift.features import (
+    count_grams,
     grams,
     ngram_features,
     normal_scores,
     number_features,
-    presence,
     vector_features,
 )
-from allmask.drift.sampling import balance
+from allmask.drift.two_sample import balance, fit, permutation_test
 from allmask.errors import DataError, UsageError
 
 WORDS = [f"w{number}" for number in range(60)]
@@ -55,11 +53,11 @@ def test_binomial_tail_is_scipys(trials: int, data: st.DataObject):
     assert binomial_tail(right, trials) == pytest.approx(stats.binom.sf(right - 1, trials, 0.5), rel=1e-9)
 
 
-def test_needed_is_the_least_that_can_reach_alpha():
+def test_min_records_is_the_least_that_can_reach_alpha():
     for alpha in (0.5, 0.05, 0.01, 0.001):
-        tested = needed(alpha)  # half of two files' records
+        tested = min_records(alpha)  # half of two files' records
         assert 0.5**tested <= alpha < 0.5 ** (tested - 2)
-    assert needed(0.05) == 6
+    assert min_records(0.05) == 6
 
 
 def test_normal_scores_are_scipys_ranks():
@@ -81,21 +79,21 @@ def test_a_reservoir_keeps_each_as_often():
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.lists(st.integers(0, 12), min_size=1, max_size=40))
-def test_no_text_teaches_and_tests(first: list[int], second: list[int]):
+def test_no_text_is_in_both_halves(first: list[int], second: list[int]):
     rng = torch.Generator().manual_seed(0)
-    units = balance(first, second, True, rng)
-    keys = [(first, second)[side][number] for side, number in zip(units.side, units.number, strict=True)]
-    assert int((units.side == 0).sum()) == int((units.side == 1).sum()) == units.each
-    assert max(Counter(zip(keys, units.side.tolist(), strict=True)).values(), default=1) == 1  # once a file
-    teaches = units.halves(rng).tolist()
-    assert not {key for key, one in zip(keys, teaches, strict=True) if one} & {
-        key for key, one in zip(keys, teaches, strict=True) if not one
+    records = balance(first, second, True, rng)
+    keys = [(first, second)[side][number] for side, number in zip(records.side, records.number, strict=True)]
+    assert int((records.side == 0).sum()) == int((records.side == 1).sum()) == records.each
+    assert max(Counter(zip(keys, records.side.tolist(), strict=True)).values(), default=1) == 1  # once a file
+    is_train = records.halves(rng).tolist()
+    assert not {key for key, one in zip(keys, is_train, strict=True) if one} & {
+        key for key, one in zip(keys, is_train, strict=True) if not one
     }
-    fold = units.folds(3, rng).tolist()
+    fold = records.folds(3, rng).tolist()
     assert len(set(zip(keys, fold, strict=True))) == len(set(keys))
-    labels = units.relabelled(4, rng)
-    assert (labels.sum(0) == units.each).all() and (labels[units.shared] == labels[units.shared][:, :1]).all()
-    assert [key in second and key in first for key in keys].count(True) >= int(units.shared.sum())
+    labels = records.permuted(4, rng)
+    assert (labels.sum(0) == records.each).all() and (labels[records.shared] == labels[records.shared][:, :1]).all()
+    assert [key in second and key in first for key in keys].count(True) >= int(records.shared.sum())
 
 
 # ---- calibration -----------------------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ def test_false_alarms_of_relabelling():
 def test_relabelling_counts_the_true_labelling_among_the_rest():
     rng = torch.Generator().manual_seed(0)
     x = torch.cat([torch.full((20, 1), -1.0), torch.full((20, 1), 1.0)]).double()
-    decision = by_relabelling(x, balance(range(20), range(20), False, rng), rng, 199, 5)
+    decision = permutation_test(x, balance(range(20), range(20), False, rng), rng, 199, 5)
     assert decision.p == 1 / 200 and decision.right == decision.trials == 40 and decision.accuracy == 1.0
 
 
@@ -164,7 +162,7 @@ def test_one_column_beside_classical_tests(shift: float, scale: float, differs: 
     if scale == 1.0:  # the rank sum sees levels only
         assert (stats.mannwhitneyu(first, second).pvalue <= 0.05) == differs
     if differs:
-        best = next(one for one in verdict.giveaways if one.more_in == 1)
+        best = next(one for one in verdict.differences if one.more_in == 1)
         assert best.name == ("size" if scale == 1.0 else "size (spread)")
         assert best.second > best.first
 
@@ -184,7 +182,7 @@ def test_a_correlation_that_no_column_alone_shows():
     first = rng.normal(size=(400, 2))
     second = rng.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]], size=400)
     verdict = compare_numbers(first, second, names=["age", "income"])
-    best = next(one for one in verdict.giveaways if one.more_in == 1)
+    best = next(one for one in verdict.differences if one.more_in == 1)
     assert verdict.shifted and (best.name, best.measure) == ("age × income", "correlation")
     assert abs(best.first) < 0.15 and best.second == pytest.approx(0.8, abs=0.1)
 
@@ -195,7 +193,7 @@ def test_the_word_that_gives_it_away(test: str, word: str):
     first, second = sentences(200, 1), sentences(200, 2, word, 0.6)
     verdict = compare_texts(first, second, settings=Settings(test=test, permutations=99))
     assert verdict.shifted and verdict.accuracy > 0.65
-    shown = {one.name: one for one in verdict.giveaways if one.more_in == 1}
+    shown = {one.name: one for one in verdict.differences if one.more_in == 1}
     assert word in shown and shown[word].first == 0 and shown[word].second == pytest.approx(0.6, abs=0.1)
     of_second = [one for one in verdict.examples if one.side == 1]
     assert of_second and all(word in one.text and second[one.number] == one.text for one in of_second)
@@ -207,8 +205,8 @@ def test_vectors_instead_of_words():
 
     first, second = sentences(100, 1), sentences(100, 2, "zz", 0.9)
     verdict = compare_texts(first, second, represent)
-    assert verdict.shifted and verdict.giveaways[-1].name and verdict.giveaways[-1].weight is None
-    assert any(one.name == "zz" and one.more_in == 1 for one in verdict.giveaways)
+    assert verdict.shifted and verdict.differences[-1].name and verdict.differences[-1].weight is None
+    assert any(one.name == "zz" and one.more_in == 1 for one in verdict.differences)
     assert not compare_texts(first, sentences(100, 3), represent).shifted
 
 
@@ -225,7 +223,7 @@ def test_too_few_texts_of_ones_own_are_no_verdict():
     both = sentences(300, 0)
     first, second = [*both, "this", "that"], [*both, "these", "those"]
     for test in ("binomial", "permutation"):
-        with pytest.raises(DataError, match="300 texts stand in both, and 2 others of each are too few"):
+        with pytest.raises(DataError, match="300 texts are in both, and 2 others of each are too few"):
             compare_texts(first, second, settings=Settings(test=test))
     with pytest.raises(DataError, match="0 others of each"):
         compare_texts(both, both + both[:50])
@@ -236,23 +234,23 @@ def test_too_few_texts_of_ones_own_are_no_verdict():
 def test_what_is_seen_of_a_guessed_record_depends_on_it_and_the_teachers(kind: str):
     """Else guesses would depend on each other, and the binomial test would not be exact."""
     rng = torch.Generator().manual_seed(0)
-    table, teaches = torch.randn(40, 3, generator=rng, dtype=torch.float64), torch.arange(40) % 2 == 0
+    table, is_train = torch.randn(40, 3, generator=rng, dtype=torch.float64), torch.arange(40) % 2 == 0
 
     def seen(table: torch.Tensor) -> torch.Tensor:
         if kind == "numbers":
-            return number_features(table, ["a", "b", "c"], teaches).rows
+            return number_features(table, ["a", "b", "c"], is_train).rows
         if kind == "vectors":
-            return vector_features(table, teaches).rows
+            return vector_features(table, is_train).rows
         texts = [" ".join(WORDS[int(abs(value) * 3) % 20] for value in row) for row in table.tolist()]
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.float64)
-        return ngram_features(*presence(texts, teaches), lengths, teaches).rows
+        return ngram_features(*count_grams(texts, is_train), lengths, is_train).rows
 
     before = seen(table)
     changed = torch.where((torch.arange(40) == 5)[:, None], table * 7.0 + 3.0, table)  # it is guessed
     after = seen(changed)
     assert after.isfinite().all() and not torch.equal(after[5], before[5])
-    assert torch.equal(after[teaches], before[teaches]) and torch.equal(after[7:], before[7:])
-    constant = torch.where(teaches[:, None], 1.5, table)  # nothing to learn from
+    assert torch.equal(after[is_train], before[is_train]) and torch.equal(after[7:], before[7:])
+    constant = torch.where(is_train[:, None], 1.5, table)  # nothing to learn from
     assert kind == "ngrams" or seen(constant).abs().max() < 1e-9
 
 
@@ -261,7 +259,7 @@ def test_names_of_columns_may_say_anything():
     first, second = rng.normal(size=(300, 2)), rng.normal(size=(300, 2))
     second[:, 1] = second[:, 0]
     verdict = compare_numbers(first, second, ["w × h", "d (spread)"])
-    found = {(one.name, one.measure) for one in verdict.giveaways}
+    found = {(one.name, one.measure) for one in verdict.differences}
     assert ("w × h × d (spread)", "correlation") in found
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy import stats
 
 from allmask.drift import Pictures, Settings, compare_images, read_images
-from allmask.drift.images import MEASURES, SIDE, image_features, table_of
+from allmask.drift.features import MEASURES, SIDE, image_features, table_of
 from allmask.errors import DataError
 
 
@@ -51,7 +51,7 @@ def test_p_is_no_smaller_than_uniform_without_a_shift():
 def test_brightness_is_seen_and_named():
     verdict = compare_images(noise(120, 1), noise(120, 2, brighter=25.0))
     assert verdict.shifted and verdict.accuracy > 0.65
-    found = next(one for one in verdict.giveaways if one.name == "brightness")
+    found = next(one for one in verdict.differences if one.name == "brightness")
     assert found.more_in == 1 and found.measure == "median"
     assert found.second - found.first == pytest.approx(25.0, abs=8.0)
 
@@ -59,7 +59,7 @@ def test_brightness_is_seen_and_named():
 def test_a_blur_is_seen_and_named():
     verdict = compare_images(noise(80, 1), noise(80, 2, blurred=True))
     assert verdict.shifted and verdict.accuracy > 0.95
-    assert any(one.name == "sharpness" and one.more_in == 0 for one in verdict.giveaways)
+    assert any(one.name == "sharpness" and one.more_in == 0 for one in verdict.differences)
     assert verdict.examples and verdict.examples[0].text == "64 × 64 pixels"
 
 
@@ -67,7 +67,7 @@ def test_sizes_alone_are_seen():
     first, second = noise(60, 1), noise(60, 2)
     wide = Pictures(second.pixels, torch.tensor([[96, 64]]).repeat(60, 1), second.where, 60)
     verdict = compare_images(first, wide)
-    assert verdict.shifted and any(one.name == "width" and one.second == 96 for one in verdict.giveaways)
+    assert verdict.shifted and any(one.name == "width" and one.second == 96 for one in verdict.differences)
 
 
 def test_the_same_images_in_both_folders_give_nothing_away():

@@ -6,8 +6,8 @@ import gan
 import pytest
 import torch
 
-from allmask.gan.learning import LOSSES
 from allmask.gan.networks import PRESETS, GanConfig, fresh
+from allmask.gan.training import LOSSES
 
 
 def test_a_sure_discriminator_starves_one_loss(tmp_path):
@@ -18,12 +18,12 @@ def test_a_sure_discriminator_starves_one_loss(tmp_path):
     assert calm[1] / calm[0] < 0.5 * full[1] / full[0]
 
 
-def test_the_pull_is_the_gradient_by_differences():
+def test_the_gradient_norm_is_that_of_finite_differences():
     model = fresh(GanConfig("toy", (1,), **PRESETS["toy"]), torch.Generator().manual_seed(1)).double()
     noise = model.noise(4096, torch.Generator().manual_seed(2)).double()
     model.noise = lambda count, rng=None: noise  # type: ignore[method-assign]
     weights = list(model.generator.parameters())
-    from allmask.gan.learning import generator_loss
+    from allmask.gan.training import generator_loss
 
     for kind in LOSSES:
         squares = 0.0
@@ -37,7 +37,7 @@ def test_the_pull_is_the_gradient_by_differences():
                         ends.append((generator_loss(odds, kind) / 4096).item())
                         weight.view(-1)[at] -= step
                 squares += ((ends[0] - ends[1]) / 2e-5) ** 2
-        assert gan._pull(model, kind) == pytest.approx(squares**0.5, rel=1e-3)
+        assert gan.gradient_norm(model, kind) == pytest.approx(squares**0.5, rel=1e-3)
 
 
 def test_as_many_epochs_as_there_is_time_for(tmp_path, monkeypatch):

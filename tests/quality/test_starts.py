@@ -34,16 +34,16 @@ def test_all_of_it(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     words += ["--batch-tokens", "64", "--eval-every", "2", "--warmup", "2", "--precision", "fp32"]
     words += ["--max-source", "9", "--max-target", "8"]
     starts.main(words)
-    told = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
-    assert told.count("\n") == 6 and all(words in told for words in starts.SYSTEMS.values())
+    found = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert found.count("\n") == 6 and all(words in found for words in starts.SYSTEMS.values())
     assert (tmp_path / "out" / "starts.png").stat().st_size > 1000
     starts.main(words)  # nothing is left to do
-    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == told
+    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == found
 
 
 def test_when_a_level_was_reached():
-    told = starts.Told("pair", 1_000_000, [(50, 1.0, 3.0), (100, 2.0, 12.0), (150, 3.0, 11.0)], ["a | b"])
-    assert told.reached(10.0) == (100, 2.0) and told.reached(13.0) is None
-    *_, reached = starts.table([told], 10.0).splitlines()
-    assert reached == "| encoder–decoder from nothing | 1.0M | 100 | 2.0 | 150 | 11.0 | a / b |"
-    assert "not reached" in starts.table([told], 13.0)
+    found = starts.Outcome("pair", 1_000_000, [(50, 1.0, 3.0), (100, 2.0, 12.0), (150, 3.0, 11.0)], ["a | b"])
+    assert found.reached(10.0) == (100, 2.0) and found.reached(13.0) is None
+    *_, reached = starts.table([found], 10.0).splitlines()
+    assert reached == "| encoder–decoder from scratch | 1.0M | 100 | 2.0 | 150 | 11.0 | a / b |"
+    assert "not reached" in starts.table([found], 13.0)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import common
 import peers
 import pytest
 import sheets
@@ -17,6 +18,7 @@ import torch
 from allmask.model import load
 from allmask.objectives import losses_of
 from allmask.registry import TASKS
+from allmask.training import Settings
 from tests import tiny
 
 CONTEXT = "北京欢迎你 red cat runs here there 白切鸡"
@@ -49,7 +51,7 @@ def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "resolve_precision", lambda name: torch.float32)
+    monkeypatch.setattr(common, "resolve_precision", lambda name: torch.float32)
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -63,12 +65,12 @@ def test_both_sides_read_learn_and_score_alike(kind: str, body: Path, tmp_path: 
     model.save(tmp_path / "tuned")
     sheet = sheets.sheet_of(task, model, records)
     peer = peers.load(tmp_path / "tuned", sheet).eval()
-    said, theirs = sheets.said_by(model, sheet, "fp32"), peers.said_by_peer(peer, sheet)
-    for mine, other in zip(said, theirs, strict=True):
+    ours, theirs = sheets.logits_of(model, sheet, "fp32"), peers.peer_logits(peer, sheet)
+    for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
-    assert sheet.score(said) == sheet.score(theirs)
+    assert sheet.score(ours) == sheet.score(theirs)
     work = task.workload(model, records, records, precision="fp32")
-    assert sheet.score(said)[sheet.metric] == pytest.approx(work.evaluate(model).value * (kind == "answer" or 100))
+    assert sheet.score(ours)[sheet.metric] == pytest.approx(work.evaluate(model).value * (kind == "answer" or 100))
     units = list(range(len(sheet.lengths)))[::-1]
     units = units[:1] if kind == "answer" else units  # transformers lets padding be an answer
     ((loss, count),) = losses_of(model, work.batch(units, 0)).values()
@@ -86,15 +88,15 @@ def test_perfect_answers_are_worth_everything(kind: str, body: Path, tmp_path: P
 
 def perfect(sheet: sheets.Sheet) -> list[torch.Tensor]:
     if isinstance(sheet, sheets.Labelled):
-        return list(torch.eye(len(sheet.model.labels))[sheet.gold])
+        return list(torch.eye(len(sheet.model.labels))[sheet.targets])
     if isinstance(sheet, sheets.Tagged):
-        return [torch.eye(len(sheet.names))[torch.from_numpy(gold)] for gold in sheet.gold]
+        return [torch.eye(len(sheet.names))[torch.from_numpy(targets)] for targets in sheet.targets]
     if isinstance(sheet, sheets.Offered):
-        units = range(len(sheet.gold))
+        units = range(len(sheet.targets))
         return [
-            torch.tensor([float(row == sheet.rows_of(u)[sheet.gold[u]])]) for u in units for row in sheet.rows_of(u)
+            torch.tensor([float(row == sheet.rows_of(u)[sheet.targets[u]])]) for u in units for row in sheet.rows_of(u)
         ]
-    return [spans(len(row), *gold) for row, gold in zip(sheet.rows, sheet.gold, strict=True)]
+    return [spans(len(row), *span) for row, span in zip(sheet.rows, sheet.targets, strict=True)]
 
 
 def spans(length: int, start: int, end: int) -> torch.Tensor:
@@ -116,6 +118,14 @@ def test_one_softmax_for_the_choices_of_a_question(body: Path, tmp_path: Path):
 
     by_hand = [-scores[:2].log_softmax(0)[1], -scores[2:].log_softmax(0)[0]]
     torch.testing.assert_close(peers.loss_of(peer, sheet, [0, 1]), torch.stack(by_hand).mean())
+
+
+def test_the_peer_is_tuned(body: Path, tmp_path: Path):
+    file = tiny.write_jsonl(tmp_path / "train.jsonl", RECORDS["classify"])
+    task, records, _ = TASKS["classify"]().read_data(file, None, "stop", Counter())
+    sheet = sheets.sheet_of(task, task.prepare(load(body), records), records)
+    tuned = peers.tune(body, sheet, sheet, Settings(epochs=40.0, batch_tokens=64, lr=1e-2, seed=1))
+    assert tuned.dev == 100.0 and sheet.score(peers.peer_logits(tuned.model, sheet))["accuracy"] == 100.0
 
 
 # ---- records -------------------------------------------------------------------------------------------------

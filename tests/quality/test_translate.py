@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+import common
 import phonemes
 import pytest
-import timed
 import torch
 import translate
 from hypothesis import given
@@ -68,7 +68,7 @@ def test_the_peer_begins_with_our_weights(model):
     from transformers import MarianMTModel
 
     made = MarianMTModel(translate.marian_config(model, 0.1)).eval()
-    translate.begin_alike(made, model)
+    translate.copy_weights(model, made)
     examples = Translate().fitted(model).examples(tokenizer_of(model), RECORDS[:3])
     inputs, labels = translate.padded(examples, made.config.pad_token_id)
     other = made(**inputs).logits[labels != -100]
@@ -84,7 +84,7 @@ def test_the_peer_begins_with_our_weights(model):
 def test_a_curve_counts_training_alone(tmp_path: Path):
     rows = [{"step": 1, "tokens": 600, "speed": 10.0}, {"step": 2, "tokens": 1200, "speed": 10.0}]
     tiny.write_jsonl(tmp_path / "metrics.jsonl", [*rows, {"step": 2, "eval_bleu": 7.0}, {**rows[0], "step": 3}])
-    assert timed.curve_of(tmp_path, "bleu") == [(2, 3.0, 7.0), (3, 4.0, None)]
+    assert common.curve_of(tmp_path, "bleu") == [(2, 3.0, 7.0), (3, 4.0, None)]
 
 
 # ---- sounds ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""A ResNet as plain code over a state dict with torchvision's names: what the module is compared with."""
+"""References: a ResNet as plain code over a state dict with torchvision's names, and VGG-19."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allmask.vision.resnet import ResNetConfig, shape_of
 
 
 def _bn(state, name, x):
@@ -56,3 +59,27 @@ def resnet(state, x, shortcut=True, early=False):
         stage += 1
     x = F.adaptive_avg_pool2d(x, 1).flatten(1)
     return F.linear(x, state["fc.weight"], state["fc.bias"])
+
+
+def vgg19() -> nn.Sequential:
+    """VGG-19 (arXiv 1409.1556, column E) on the meta device, for images of 224 × 224."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    with torch.device("meta"):
+        for width, depth in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+            for _ in range(depth):
+                layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+                inputs = width
+            layers.append(nn.MaxPool2d(2))
+        dense = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+        return nn.Sequential(*layers, nn.Flatten(), *dense)
+
+
+def image(side: int = 224) -> Tensor:
+    """An image without pixels, on the meta device."""
+    return torch.empty(1, 3, side, side, device="meta")
+
+
+def parameters(config: ResNetConfig) -> int:
+    """Number of trainable parameters."""
+    return sum(parameter.numel() for parameter in shape_of(config).parameters())

@@ -13,14 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allmask.errors import CheckpointError, UsageError
 from allmask.nn.init import signal_report
-from allmask.vision.files import load, to_torchvision
-from allmask.vision.operations import multiply_adds, vgg19
+from allmask.vision.checkpoints import load, to_torchvision
 from allmask.vision.resnet import (
     PRESETS,
     Padded,
     ResNetConfig,
     fresh,
-    parameters,
+    multiply_adds,
     plain,
     resnet18,
     resnet34,
@@ -28,7 +27,7 @@ from allmask.vision.resnet import (
     shape_of,
     small,
 )
-from tests.vision.reference import resnet
+from tests.vision.reference import image, parameters, resnet, vgg19
 
 TINY = ResNetConfig((2, 1, 2), (4, 8, 12), classes=5)
 VARIANTS = {
@@ -106,23 +105,25 @@ def test_operations_of_vgg_by_hand():
         )
     )
     model = vgg19()
-    assert multiply_adds(model) == conv + 512 * 49 * 4096 + 4096 * 4096 + 4096 * 1000 == 19_632_062_464
+    assert multiply_adds(model, image()) == conv + 512 * 49 * 4096 + 4096 * 4096 + 4096 * 1000 == 19_632_062_464
     assert sum(p.numel() for p in model.parameters()) == 143_667_240
 
 
 def test_resnet34_costs_18_per_cent_of_vgg19_and_bottlenecks_about_the_same():
-    whole = multiply_adds(vgg19())
-    assert 0.18 < multiply_adds(shape_of(resnet34())) / whole < 0.19
-    assert 1.0 < multiply_adds(shape_of(resnet50())) / multiply_adds(shape_of(resnet34())) < 1.15
+    vgg, basic, bottleneck = (
+        multiply_adds(model, image()) for model in (vgg19(), shape_of(resnet34()), shape_of(resnet50()))
+    )
+    assert 0.18 < basic / vgg < 0.19
+    assert 1.0 < bottleneck / basic < 1.15
 
 
 @pytest.mark.parametrize("config", [resnet18(), resnet50(), replace(resnet50(), early_stride=True), small(20)])
 def test_operations_are_those_torch_counts(config):
     model, side = shape_of(config), 32 if config.stem == "small" else 224
     with FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, 3, side, side, device="meta"))
+        model(image(side))
     assert model.training
-    assert multiply_adds(model, side=side) == counter.get_total_flops() // 2
+    assert multiply_adds(model, image(side)) == counter.get_total_flops() // 2
     assert model.training and not any(part._forward_hooks for part in model.modules())
 
 

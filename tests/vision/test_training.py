@@ -14,21 +14,30 @@ import pytest
 import sklearn.metrics  # pyright: ignore[reportMissingImports]
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from allmask.errors import DivergedError
+from allmask.errors import DivergedError, UsageError
+from allmask.objectives.draws import Draw
 from allmask.options import IMAGES as DEFAULTS
 from allmask.training import Settings, train
 from allmask.training.checkpoint import load_state
 from allmask.training.progress import Progress
-from allmask.vision.files import load
-from allmask.vision.images import has_part, read
-from allmask.vision.labelled import Images, Preparation
-from allmask.vision.learning import ImageBatch, losses_of, plan_images, scores_of
+from allmask.vision.checkpoints import load
+from allmask.vision.datasets import has_part, read
+from allmask.vision.images import Images, Preparation
 from allmask.vision.resnet import ResNetConfig, fresh
-from allmask.vision.task import ImageEvaluator, ImageTraining
+from allmask.vision.training import (
+    ImageBatch,
+    ImageEvaluator,
+    ImageTraining,
+    logits_of,
+    losses_of,
+    plan_images,
+    random_crop,
+    random_flip,
+)
 from tests import tiny
 
 COLOURS = {"红": (200, 60, 60), "绿": (60, 200, 60), "蓝": (60, 60, 200)}
@@ -269,6 +278,61 @@ def test_values_that_are_none(cli, colours: Path, tmp_path: Path, monkeypatch, w
     assert ran.code == 2 and told in ran.err and not (tmp_path / "run").exists(), ran.err
 
 
+# ---- augmentation: the same for an image in any batch, compared with a loop over images ------------------------------
+
+PIXELS = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (400, 3, 6, 5), dtype=np.uint8))
+
+
+def places(image, made, padding):
+    """Where in the padded image this crop is."""
+    padded = np.pad(image.numpy(), ((0, 0), (padding, padding), (padding, padding)))
+    span = range(2 * padding + 1)
+    return [(y, x) for y in span for x in span if np.array_equal(padded[:, y : y + 6, x : x + 5], made.numpy())]
+
+
+def test_every_crop_is_one_and_all_places_occur():
+    made = random_crop(PIXELS, Draw(1, 0, range(400)), padding=2)
+    assert made.shape == PIXELS.shape and made.dtype == torch.uint8 and made.is_contiguous()
+    found = [places(image, crop, 2) for image, crop in zip(PIXELS, made, strict=True)]
+    assert all(len(place) == 1 for place in found)
+    counts = {place: sum(place == f[0] for f in found) for place in {f[0] for f in found}}
+    assert len(counts) == 25 and max(counts.values()) < 40  # 16 of each expected
+
+
+def test_flips_are_about_half():
+    made = random_flip(PIXELS, Draw(1, 0, range(400)))
+    flipped = [bool((a == b.flip(2)).all()) for a, b in zip(made, PIXELS, strict=True)]
+    same = [bool((a == b).all()) for a, b in zip(made, PIXELS, strict=True)]
+    assert all(a != b for a, b in zip(flipped, same, strict=True)) and 160 < sum(flipped) < 240
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 399), min_size=1, max_size=8), st.integers(0, 2**62), st.integers(0, 1000))
+def test_batches_do_not_matter(numbers, seed, epoch):
+    for change in (random_crop, random_flip):
+        together = change(PIXELS[numbers], Draw(seed, epoch, numbers))
+        for place, number in enumerate(numbers):
+            alone = change(PIXELS[number : number + 1], Draw(seed, epoch, [number]))
+            assert torch.equal(together[place], alone[0])
+
+
+@pytest.mark.parametrize("change", [random_crop, random_flip])
+def test_another_seed_or_epoch_is_another_draw(change):
+    made = [change(PIXELS, Draw(seed, epoch, range(400))) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    assert torch.equal(made[0], made[3])
+    assert not torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2]) and not torch.equal(made[1], made[2])
+
+
+def test_no_padding_is_no_crop():
+    assert torch.equal(random_crop(PIXELS, Draw(0, 0, range(400)), padding=0), PIXELS)
+
+
+@pytest.mark.parametrize("change", [random_crop, random_flip])
+def test_a_draw_for_others(change):
+    with pytest.raises(UsageError, match="400 images, but a draw for 3"):
+        change(PIXELS, Draw(0, 0, range(3)))
+
+
 # ---- parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -294,12 +358,12 @@ def test_an_image_is_changed_alike_in_any_batch(colours: Path):
 def test_a_bad_step_leaves_the_statistics(colours: Path, tmp_path: Path):
     job = ImageTraining(str(colours)).settled(read(colours))
     model = fresh(TINY, torch.Generator().manual_seed(0)).train()
-    lot = ImageBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
-    losses_of(model, lot)["image"][0].backward()
+    batch = ImageBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
+    losses_of(model, batch)["image"][0].backward()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model.stem.conv.weight.fill_(torch.inf)
-    loss, count = losses_of(copy.deepcopy(model), lot)["image"]
+    loss, count = losses_of(copy.deepcopy(model), batch)["image"]
     assert not loss.isfinite() and count == 4
     with pytest.raises(DivergedError):
         train(model, job.work(job.images(), model, DEFAULTS), Settings(steps=9, batch_tokens=8), tmp_path, quiet=True)
@@ -313,7 +377,7 @@ def test_confusion_is_that_of_scikit_learn(colours: Path):
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(4))
     evaluator = ImageEvaluator(images, preparation, "fp32")
     loss, marks = evaluator.marks(model)
-    scores = scores_of(model.eval(), images.pixels, preparation)
+    scores = logits_of(model.eval(), images.pixels, preparation)
     found = scores.argmax(1)
     assert len(found.unique()) > 1
     assert (marks.confusion == sklearn.metrics.confusion_matrix(images.labels, found, labels=[0, 1, 2])).all()
@@ -327,7 +391,7 @@ def test_confusion_is_that_of_scikit_learn(colours: Path):
 def test_classes_keep_their_numbers():
     pixels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
     images = Images(pixels, torch.tensor([1, 0, 1]), ("b", "c"))
-    assert images.renumbered(("a", "b", "c"), "x").labels.tolist() == [2, 1, 2]
+    assert images.with_names(("a", "b", "c"), "x").labels.tolist() == [2, 1, 2]
 
 
 def test_parts(colours: Path, tmp_path: Path):

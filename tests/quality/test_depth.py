@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import depth
 import pytest
 
 from allmask.training import Settings
-from allmask.vision.resnet import parameters
-from allmask.vision.task import ImageTraining
-
-FILE = Path(__file__).parents[2] / "quality" / "depth.py"
+from allmask.vision.training import ImageTraining
+from tests.vision.reference import parameters
 
 
-@pytest.fixture(scope="module")
-def depth():
-    spec = importlib.util.spec_from_file_location("depth", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["depth"] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_networks_take_turns(depth, tmp_path: Path, monkeypatch):
+def test_networks_take_turns(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(depth, "SAMPLE", 20)
     settings = Settings(steps=1000, batch_tokens=8, eval_every=2, keep=1, precision="fp32", schedule="constant")
     data = ImageTraining().images()
@@ -38,13 +25,13 @@ def test_networks_take_turns(depth, tmp_path: Path, monkeypatch):
     experiment.run(minutes=0, quiet=True)
     assert [list(experiment.errors(name)) for name in experiment.names] == [[2], [2]]
     experiment.run(minutes=0, quiet=True)
-    told = depth.results(experiment)
-    assert told["steps"] == 4 and [list(curve) for curve in told["curves"].values()] == [[2, 4], [2, 4]]
-    for curve in told["curves"].values():
-        for found in curve.values():
-            assert 0 <= found["train_error"] <= 1 and 0 <= found["test_error"] <= 1
-            assert (found["train_error"] * 20) % 1 == pytest.approx(0, abs=1e-9)
-    shown = depth.table(told, (8,))
+    found = depth.results(experiment)
+    assert found["steps"] == 4 and [list(curve) for curve in found["curves"].values()] == [[2, 4], [2, 4]]
+    for curve in found["curves"].values():
+        for errors in curve.values():
+            assert 0 <= errors["train_error"] <= 1 and 0 <= errors["test_error"] <= 1
+            assert (errors["train_error"] * 20) % 1 == pytest.approx(0, abs=1e-9)
+    shown = depth.table(found, (8,))
     assert shown.count("\n") == 2 and "| 8 layers |" in shown and "4 steps" in shown
-    depth.picture(told, (8,), tmp_path / "depth.png")
+    depth.plot(found, (8,), tmp_path / "depth.png")
     assert (tmp_path / "depth.png").stat().st_size > 5000

@@ -1,8 +1,8 @@
-"""Arrays out of a pickle of which nothing is run.
+"""Read numpy arrays from a pickle without executing any of it.
 
-A pickle is a program, so those of others are not given to Python's reader. Here its few instructions that build tuples
-are followed by hand; where it says to call something, what and with what is only written down. Arrays of numpy are
-recognized in these notes, anything else is an error.
+A pickle is a program, so a foreign one is never given to Python's `pickle`. Here the few instructions that build tuples
+are interpreted; a function call is only recorded, with its arguments. Recorded calls that build numpy arrays are
+recognized; anything else is an error.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _PUSHED = frozenset(
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
-_ENCODED = "_codecs encode"  # how Python 3 writes bytes for Python 2
+_ENCODE = "_codecs encode"  # how Python 3 writes bytes for Python 2
 _TYPES = frozenset(("u1", "i1", "i2", "i4", "i8", "f4", "f8"))
 
 
 @dataclass(eq=False)
 class Call:
-    """A note that something was to be called. `state` is what its result was to be told, of an array the array."""
+    """A function call that was recorded, not executed."""
 
-    what: Any
+    function: Any
     arguments: Any
-    state: Any = None
+    state: Any = None  # what BUILD would have passed to the result; for an array, the array itself
 
 
-def notes_of(pickled: bytes) -> Any:
-    """What a pickle builds: tuples of plain values, and a note for all else."""
+def parse_pickle(pickled: bytes) -> Any:
+    """The object that a pickle would build: tuples of plain values, and a `Call` for everything else."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -56,7 +56,7 @@ def notes_of(pickled: bytes) -> Any:
             case "STACK_GLOBAL":
                 stack[-2:] = [f"{stack[-2]} {stack[-1]}"]
             case "REDUCE":
-                stack[-2:] = [_called(*stack[-2:])]
+                stack[-2:] = [_record_call(*stack[-2:])]
             case "BUILD":
                 _build(stack[-2], stack.pop())
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
@@ -74,22 +74,22 @@ def _fold(stack: list[Any], count: int) -> None:
     stack[at:] = [tuple(stack[at:])]
 
 
-def _called(what: Any, arguments: Any) -> Any:
-    if what == _ENCODED and len(arguments) == 2 and arguments[1] == "latin1":
+def _record_call(function: Any, arguments: Any) -> Any:
+    if function == _ENCODE and len(arguments) == 2 and arguments[1] == "latin1":
         return arguments[0].encode("latin1")
-    return Call(what, arguments)
+    return Call(function, arguments)
 
 
 def _build(call: Call, state: Any) -> None:
-    """In place, because others may refer to it; an array at once, so that its bytes are not kept twice."""
-    call.state = _array(*state) if call.what in _ARRAYS else state
+    """Set the state in place, since others may refer to the call; build an array now, not to keep its bytes twice."""
+    call.state = _array(*state) if call.function in _ARRAYS else state
 
 
-def _array(version: int, shape: Any, kind: Any, by_columns: bool, content: str | bytes) -> np.ndarray:
+def _array(version: int, shape: Any, kind: Any, fortran_order: bool, content: str | bytes) -> np.ndarray:
     content = content.encode("latin1") if isinstance(content, str) else content
-    if not isinstance(kind, Call) or kind.what != "numpy dtype" or kind.arguments[0] not in _TYPES:
-        raise ValueError("an array of something else than numbers")
+    if not isinstance(kind, Call) or kind.function != "numpy dtype" or kind.arguments[0] not in _TYPES:
+        raise ValueError("an array that does not hold numbers")
     dtype = np.dtype(kind.arguments[0]).newbyteorder(">" if kind.state[1] == ">" else "<")
     if not all(type(size) is int for size in shape) or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"an array of {shape} that has {len(content):,} bytes")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if by_columns else "C")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran_order else "C")

@@ -1,4 +1,4 @@
-"""The judge: distances against scipy's matrix root and by hand, and a collapse that it sees."""
+"""Metrics of generated images: the Fréchet distance against scipy's matrix root and by hand, mode collapse."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from scipy import linalg
 
 from allmask.errors import DataError
-from allmask.gan import judging
-from allmask.gan.judging import Evaluator, Moments, frechet
-from allmask.gan.pictures import as_examples, as_pixels, write_grid
-from allmask.vision.files import Loaded
-from allmask.vision.labelled import Preparation
+from allmask.gan import metrics
+from allmask.gan.metrics import Evaluator, Moments, frechet
+from allmask.vision.checkpoints import Loaded
+from allmask.vision.images import Preparation
 from allmask.vision.resnet import ResNetConfig, fresh
 
 
@@ -51,7 +50,7 @@ def test_what_is_the_same_has_no_distance_also_with_features_that_never_change()
 
 def test_real_images_are_looked_at_from_all_over_the_data(judge: Evaluator, monkeypatch: pytest.MonkeyPatch):
     """Folders are read class by class: the first thousands of them are of the first classes."""
-    monkeypatch.setattr(judging, "MOST", 40)
+    monkeypatch.setattr(metrics, "MAX_IMAGES", 40)
     ordered = quarters(torch.arange(80) // 20)
     found = Evaluator.of(Loaded(judge.network, None, judge.preparation), ordered, "here")
     assert found.shares.tolist() == pytest.approx([0.25] * 4, abs=0.03)
@@ -97,26 +96,5 @@ def test_a_class_with_a_few_images_only_is_lost(judge: Evaluator):
 def test_images_of_another_size_are_refused(judge: Evaluator):
     with pytest.raises(DataError, match="here: images of 1 × 6 × 6"):
         Evaluator.of(Loaded(judge.network, None, judge.preparation), torch.zeros(5, 1, 6, 6, dtype=torch.uint8), "here")
-    with pytest.raises(DataError, match="does not say"):
+    with pytest.raises(DataError, match="no input normalization"):
         Evaluator.of(Loaded(judge.network), torch.zeros(5, 1, 4, 4, dtype=torch.uint8), "here")
-
-
-def test_bytes_and_what_is_made_are_each_others_inverse():
-    every = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(as_pixels(as_examples(every)), every)
-    assert as_examples(every).min() == -1.0 and as_examples(every).max() == 1.0
-    assert as_pixels(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_grid_has_each_image_in_its_place(tmp_path, channels: int):
-    from PIL import Image
-
-    pixels = torch.arange(5 * channels, dtype=torch.uint8).view(5, channels, 1, 1).expand(5, channels, 2, 3) * 10
-    write_grid(pixels, 3, tmp_path / "grid.png")
-    with Image.open(tmp_path / "grid.png") as image:
-        found = np.asarray(image).reshape(image.height, image.width, channels)
-    step = (found.shape[0] - 1) // 2, (found.shape[1] - 1) // 3
-    for number in range(5):
-        at = found[(number // 3) * step[0] + step[0] // 2, (number % 3) * step[1] + step[1] // 2]
-        assert at.tolist() == pixels[number, :, 0, 0].tolist()

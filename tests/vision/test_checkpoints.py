@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from allmask.errors import CheckpointError, ResourceError
-from allmask.gan import files as gans
+from allmask.gan import networks as gans
 from allmask.gan.networks import PRESETS, Gan, GanConfig
 from allmask.nn.heads import Labels
-from allmask.vision.files import TORCHVISION, load, renamed, save, to_torchvision
+from allmask.vision.checkpoints import TORCHVISION, load, renamed, save, to_torchvision
 from allmask.vision.resnet import ResNetConfig, fresh, plain, resnet18, resnet50, shape_of, small
 from tests.vision.test_resnet import TINY, VARIANTS, images, randomised, variants
 
@@ -144,10 +144,10 @@ def test_a_folder_is_never_overwritten(tmp_path):
     model = fresh(TINY)
     (tmp_path / "empty").mkdir()
     save(tmp_path / "empty", model)
-    with pytest.raises(CheckpointError, match="already there"):
+    with pytest.raises(CheckpointError, match="exists already"):
         save(tmp_path / "empty", model)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="already there"):
+    with pytest.raises(CheckpointError, match="exists already"):
         save(tmp_path / "file", model)
     with pytest.raises(ResourceError, match="cannot be written"):
         save(tmp_path / "file" / "below", model)
@@ -245,7 +245,7 @@ def test_damaged_files(tmp_path, ending):
 
 
 def test_what_is_no_file_of_weights(tmp_path):
-    refused(tmp_path / "nothing.pth", "not there")
+    refused(tmp_path / "nothing.pth", "does not exist")
     (tmp_path / "a.txt").write_text("x")
     refused(tmp_path / "a.txt", "not a file of weights")
     refused(tmp_path, "no config.json")
