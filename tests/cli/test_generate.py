@@ -202,7 +202,7 @@ def test_of_a_long_prompt_the_end_counts(cli, gpt2: Path):
         (["{bert}", "--text", "x"], 4, "has no language model head, so it cannot write yet"),
         (["{bert}", "--text", "x"], 4, "allmask finetune"),
         (["nosuch", "--text", "x"], 4, "nosuch: no such folder"),
-        (["{run}", "--text", "x", "--top-p", "0.5"], 2, "--top-p: nothing is drawn without --sample"),
+        (["{run}", "--text", "x", "--top-p", "0.5"], 2, "--top-p: no effect without --sample"),
         (["{run}", "--text", "x", "--sample", "--beams", "2"], 2, "exclude each other"),
         (["{run}", "--text", "x", "--n-best", "2"], 2, "n_best is 2 of 1 beams"),
         (["{run}", "--text", "x", "--stream", "--beams", "2"], 2, "only where there is one hypothesis"),
