@@ -205,7 +205,7 @@ def test_of_a_long_prompt_the_end_counts(cli, gpt2: Path):
         (["{run}", "--text", "x", "--top-p", "0.5"], 2, "--top-p: no effect without --sample"),
         (["{run}", "--text", "x", "--sample", "--beams", "2"], 2, "exclude each other"),
         (["{run}", "--text", "x", "--n-best", "2"], 2, "n_best is 2 of 1 beams"),
-        (["{run}", "--text", "x", "--stream", "--beams", "2"], 2, "only where there is one hypothesis"),
+        (["{run}", "--text", "x", "--stream", "--beams", "2"], 2, "only for a single hypothesis"),
         (["{run}", "--text", "x", "--stream", "--json"], 2, "--stream and --json"),
         (["{run}", "--show-mask"], 2, "--show-mask"),
         (["{run}", "--text", "x", "--beams", "0"], 2, "--beams"),
