@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# Torch keeps a prepared kernel for each shape it has met, 1024 of a kind: gigabytes where every row has its own length.
+# Torch caches a prepared kernel for each shape, up to 1024 per kind: gigabytes if every row has another length.
 for _name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "64")
 

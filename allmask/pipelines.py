@@ -1,4 +1,4 @@
-"""A model folder in, something to call out: `allmask.pipeline(task, model)`.
+"""`allmask.pipeline(task, model)`: a model folder in, a function out.
 
 write = allmask.pipeline("title", "runs/title/final")
 write("北京欢迎你，…")                       # one text in, one title out
@@ -60,10 +60,10 @@ def pipeline(task: str, model: str | Path, precision: str = "auto") -> Any: ...
 
 
 def pipeline(task: str, model: str | Path, precision: str = "auto") -> Any:
-    """A model ready for a task that it was trained for, such as "title" or "classify" (the names of `TASKS`).
+    """Return a model ready for `task`, the one it was trained for: "title", "classify" or another name of `TASKS`.
 
-    Models that were not fine-tuned have their uses (`USES`): "generate" writes with any that can, such as GPT-2, "fill"
-    guesses what stands where a text says [MASK], and "embed" gives a vector for each text.
+    Three tasks (`USES`) need no fine-tuning: "generate" writes with any model that can, such as GPT-2; "fill" predicts
+    the tokens behind [MASK]; "embed" returns a vector for each text.
     """
     if task not in TASKS and task not in USES:
         raise UsageError(f"there is no task {task!r}", f"there are: {', '.join([*TASKS, *USES])}")

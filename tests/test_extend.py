@@ -182,7 +182,7 @@ def expect_task(folder: Path, dev: list[dict], trained: dict, ran: dict[str, lis
     assert ran["evaluate bad"][2].startswith(
         'error[data]: bad.jsonl:1: "stars" is 7; expected 1, 2, 3, 4 or 5\n  fix the line, or pass --on-bad-record skip'
     )
-    assert "--beams: this model predicts, it does not write" in ran["beams"][2]
+    assert "--beams: this model predicts, it does not generate text" in ran["beams"][2]
 
     expected = [{name: row[name] for name in ("prediction", "probability")} for row in rows[:3]]
     assert [one["prediction"] for one in found["many"]] == [one["prediction"] for one in expected]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 import allmask
 from allmask.errors import CheckpointError, UsageError
+from allmask.registry import TASKS, USES
 from allmask.tasks.seq2seq import Title
 from allmask.tasks.task import load_task, save_task
 from allmask.text import Tokenizer
@@ -96,6 +98,20 @@ def test_refusals(titles: Path, tmp_path: Path):
         allmask.pipeline("title", tiny.bert(tmp_path / "body"))
     with pytest.raises(UsageError, match="precision is 'int3'"):
         allmask.pipeline("title", titles, precision="int3")
+
+
+def test_no_command_asks_which_task_it_is():
+    """Commands and pipelines ask the registry, never the name or the type of a task."""
+    root = Path(allmask.__file__).parent
+    names, kinds = {*TASKS, *USES}, {TASKS[name].__name__ for name in TASKS}
+    for path in (root / "pipelines.py", *(root / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            words = {getattr(word, "value", None) for word in ast.walk(node) if isinstance(word, ast.Constant)}
+            asks = isinstance(node, ast.Compare | ast.Match) and words & names
+            assert not asks, f"{path}:{node.lineno}: {words & names}"  # type: ignore[attr-defined]
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.args[1])}
+                assert not asked & kinds, f"{path}:{node.lineno}: {asked}"
 
 
 def test_a_task_comes_back_as_it_was(tmp_path: Path):

@@ -67,7 +67,7 @@ def test_help_of_a_command(name: str):
 
 
 USAGE_ERRORS = {  # the words of a command line, and part of what is said
-    "finetune": "no place for the run was named",
+    "finetune": "no folder for the run was named",
     "finetune --out {new}": "no model was named",
     "finetune minilm --out {new}": "no data was named",
     "finetune minilm --data {file} --out {new} --task titel": "did you mean title?",
@@ -103,6 +103,57 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "pretrain --data {file} --tokenizer t --out {new} --preset t5-small": "expected one for mlm",
     "pretrain --data {file} --out {new} --from minilm --width 9": "of its own",
     "pretrain --data {file} --tokenizer t --out {new} --length 2": "needs 3 at least",
+    "finetune minilm --data {file} --eval {file} --out {new}": "also trained on",
+    "finetune minlm --data {file} --out {new}": 'did you mean "minilm"?',
+    "pretrain --data {file} --out {new} --from {new}": "no such folder or file",
+    "generate": "Missing argument 'MODEL'",
+    "generate minilm --beam 4": "Did you mean --beams?",
+    "generate minilm --beams 0": "greater than or equal to 1",
+    "generate minilm --text a --top-k 5": "no effect without --sample",
+    "generate minilm --text a --sample --temperature -1": "temperature is -1.0",
+    "generate minilm --text a --beams 2 --n-best 3": "n_best is 3 of 2 beams",
+    "generate minilm --text a --stream --json": "exclude each other",
+    "generate {new} --text a": "no such folder or file",
+    "fill {new} a": "no such folder or file",
+    "predict minilm {file}": "Missing option '--out'",
+    "predict minilm {file} -o a.doc": "unknown file format",
+    "predict minilm {file} -o {file}": "is the input itself",
+    "predict {new} {file} -o -": "no such folder or file",
+    "predict {trained} {new}.jsonl -o -": "new.jsonl: no such file",
+    "evaluate {trained} {new}.jsonl": "new.jsonl: no such file",
+    "evaluate minilm {file} --precision int3": "'int3' is not one of",
+    "embed minilm": "expected a file or --text",
+    "embed minilm {new}.txt -o a.npy": "new.txt: no such file",
+    "embed minilm {file} -o a.csv": "unknown file format",
+    "embed {new} {file} -o a.npy": "no such folder or file",
+    "drift {file} {new}": "no such file or folder",
+    "drift {file} {file} --folds 3": "for the permutation test only",
+    "drift {file} {file} --alpha 2": "--alpha is 2.0",
+    "drift {file} a": "a: no such file",
+    "mask prefx --text a": "did you mean prefix?",
+    "mask permutation --text a": "needs --order",
+    "mask permutation --text a --order 1,2": "expected each of 0 to 0 once",
+    "mask packed --text a --each prefx": "did you mean prefix?",
+    "mask matrix --file {new}": "no such file",
+    "mask matrix --file {yaml}": "expected 0 or 1",
+    "audit {new}": "no such folder or file",
+    "audit minilm --mask prefx": "did you mean prefix?",
+    "inspect": "name either a model or a --preset",
+    "inspect --preset resnet21": "did you mean resnet",
+    "inspect --preset bert-bas": "did you mean bert-base?",
+    "inspect --preset bert-tiny --heads tail": "expected pooler, lm, nsp",
+    "inspect --preset bert-tiny --text a": "a new model has none",
+    "inspect resnet20 --text a": "--text is for language models",
+    "inspect {new}": "no such folder or file",
+    "tokenizer trian": "Did you mean 'train'?",
+    "tokenizer train {file}": "Missing option '--out'",
+    "average {new} --out {new}": "no such folder",
+    "convert {new} --out {new}": "no such folder or file",
+    "convert minilm --out {trained}": "already there",
+    "convert minilm --out {new} --keep-tokens {new}": "no such file",
+    "verify {new}": "no such folder",
+    "demo --minutes 0": "greater than or equal to 0.5",
+    "demo --out {trained}": "not a finished demo",
 }
 
 
@@ -110,14 +161,20 @@ def test_usage_errors_are_answered_without_torch(tmp_path: Path):
     """Aimed at under 0.5 s each; here one process answers all of them."""
     (tmp_path / "a.jsonl").touch()
     (tmp_path / "a.yaml").write_text("epoch: 3\n")
-    places = {"file": tmp_path / "a.jsonl", "yaml": tmp_path / "a.yaml", "new": tmp_path / "new"}
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "allmask.json").write_text('{"task": "title"}')
+    names = {"file": "a.jsonl", "yaml": "a.yaml", "new": "new", "trained": "trained"}
+    places = {word: tmp_path / name for word, name in names.items()}
     lines = [words.format(**places) for words in USAGE_ERRORS]
     code = "import sys\nfrom allmask.cli.main import main\nfor line in sys.argv[1:]:\n"
-    ran = python(code + "    sys.stderr.write(f'\\n@{main(line.split())}\\n')\n" + REPORT, *lines)
+    code += "    sys.stderr.write(f'\\n@{main(line.split())}\\n')\n"
+    code += "    if 'torch' in sys.modules: sys.exit(f'torch was imported: {line}')\n"
+    ran = python(code + REPORT, *lines)
+    assert ran.returncode == 0, ran.stderr.splitlines()[-1]
     assert set(ran.stdout.split()) <= {"HEAVY", "pydantic"}, ran.stdout
     answers = re.split(r"\n@(\d+)\n", "\n" + ran.stderr)
     for words, said, status in zip(USAGE_ERRORS, answers[::2], answers[1::2], strict=False):
-        assert status in "234" and USAGE_ERRORS[words] in said, f"{words}: {said}"
+        assert status in "2345" and USAGE_ERRORS[words] in said, f"{words}: {said}"
     assert len(answers) // 2 == len(lines) and not (tmp_path / "new").exists()
 
 

@@ -2,10 +2,23 @@
 
 checkpoint = read(resolve("minilm"))        # config, tensors under our names, heads, left_out
 write("copy", checkpoint.config, checkpoint.tensors)
+
+Names are resolved on first use, so that a missing model is reported without importing torch.
 """
 
-from allmask.checkpoints.reader import Checkpoint, check, read
-from allmask.checkpoints.sources import resolve
-from allmask.checkpoints.writer import write
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allmask.checkpoints.reader import Checkpoint, check, read
+    from allmask.checkpoints.sources import resolve
+    from allmask.checkpoints.writer import write
 
 __all__ = ["Checkpoint", "check", "read", "resolve", "write"]
+
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = {"resolve": "sources", "write": "writer"}.get(name, "reader")
+    return getattr(import_module(f"allmask.checkpoints.{home}"), name)

@@ -6,7 +6,6 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-from allmask.checkpoints.renaming import matches
 from allmask.errors import CheckpointError
 from allmask.files import closest
 
@@ -61,6 +60,8 @@ def _bundled(name: str) -> Path:
 def _from_hub(name: str) -> Path:
     """Download a model through the hub's own cache. If the hub does not answer, use what is in the cache."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    from allmask.checkpoints.renaming import matches  # imports torch
 
     try:
         # `snapshot_download` alone would wait forever for a server that accepts the connection but never answers.

@@ -1,7 +1,7 @@
-"""The command line: one file a command, and the few things all commands share.
+"""The command line: one file per command, and what several commands share.
 
-Results go to stdout, everything else to stderr, so `allmask … --json | jq` always works. Command modules import
-torch (and whatever imports it) inside their functions: `--help` must answer at once.
+Results go to stdout, everything else to stderr, so `allmask … --json | jq` always works. Command modules import torch
+(and whatever imports it) inside their functions: `--help` and usage errors must answer at once.
 """
 
 from __future__ import annotations
@@ -10,34 +10,70 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Argument, Option
 
 from allmask.errors import DataError
 
+if TYPE_CHECKING:
+    from allmask.data import Record
+
+# ---- options of several commands -----------------------------------------------------------------------------
+
+ModelName = Annotated[
+    str, Argument(metavar="MODEL", help="A model folder or file, a run, the bundled name minilm, or org/name.")
+]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "int8"],
+    Option(help="Arithmetic; auto is the fastest that this CPU supports: int8 to generate text, else bf16."),
+]
+OnBadRecord = Annotated[
+    Literal["stop", "skip"],
+    Option(help="Stop at a record that cannot be used, or skip it; skipped records are counted."),
+]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress; warnings and errors only.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+
+
+# ---- messages ------------------------------------------------------------------------------------------------
+
 
 def emit(as_json: bool, data: Any, text: str) -> None:
-    """Print one result on stdout: `data` as JSON when the user asked for it, else `text` for people."""
+    """Print a result on stdout: `data` as JSON if the user asked for it, else `text`."""
     print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2) if as_json else text)
 
 
 def note(message: str) -> None:
-    """Say something that is not a result: progress, a remark, where a file went."""
+    """Print a message that is not a result, such as progress, on stderr."""
     print(message, file=sys.stderr)
 
 
-def many(count: int, thing: str) -> str:
-    """1 text, 2,000 texts."""
+def plural(count: int, thing: str) -> str:
+    """Return 1 text, 2,000 texts."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
-def tell_cut(count: int, limit: int) -> None:
-    """Texts that were longer than a model reads."""
+def shortened(text: str, limit: int) -> str:
+    """Return the text on one line of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def note_cut(count: int, limit: int) -> None:
+    """Print how many texts were cut because they had more than `limit` tokens."""
     if count:
-        note(f"{many(count, 'text')} cut to {limit:,} tokens")
+        note(f"{plural(count, 'text')} cut to {limit:,} tokens")
 
 
-def listen(quiet: bool = False) -> None:
-    """Show what the library logs as plain lines among the notes: all of it, or warnings only."""
+def note_skipped(skipped: Mapping[str, int]) -> None:
+    """Print how many records were skipped, by reason."""
+    if skipped:
+        note("skipped records: " + ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
+
+
+def show_log(quiet: bool = False) -> None:
+    """Print what the library logs as plain lines on stderr; with `quiet`, warnings only."""
     import logging
 
     class Notes(logging.Handler):
@@ -46,42 +82,43 @@ def listen(quiet: bool = False) -> None:
 
     logger = logging.getLogger("allmask")
     logger.handlers = [Notes()]
-    logger.propagate = False  # ROUGE's package gives the root a handler of its own, which would say everything again
+    logger.propagate = False  # ROUGE's package adds a handler to the root logger, which would print every line again
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-def tell_skipped(skipped: Mapping[str, int]) -> None:
-    """Records that were left out, by reason."""
-    if skipped:
-        note("skipped records: " + ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
-
-
 def examples(text: str) -> str:
-    """The closing part of a `--help`, kept line by line (`\\b` tells the help formatter not to rewrap)."""
+    """Return the last part of a `--help`, line by line (`\\b` keeps the help formatter from rewrapping it)."""
     lines = [line.strip() for line in text.strip().splitlines()]
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines if line)
 
 
-# ---- lines of stdin --------------------------------------------------------------------------------------------
+# ---- lines of stdin ------------------------------------------------------------------------------------------
 
 
-def ready_lines() -> Iterator[list[str]]:
-    """The lines of stdin as they arrive: one at a time from someone who types, many at once from a file."""
+def stdin_batches(field: str = "text") -> Iterator[list[Record]]:
+    """Yield the lines of stdin as records, as they arrive: one by one when typed, many at once from a file."""
+    from allmask.data import Record
+
     if sys.stdin.isatty():
-        note("a text a line, please; Ctrl-D ends")
-    number, left = 0, b""
+        note("type one text per line; Ctrl-D ends")
+    number, rest = 0, b""
     while chunk := os.read(sys.stdin.fileno(), 1 << 16):
-        *whole, left = (left + chunk).split(b"\n")
-        yield [_decode(raw, number + place) for place, raw in enumerate(whole, 1)]
-        number += len(whole)
-    if left:
-        yield [_decode(left, number + 1)]
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield [Record({field: _decode(line, number + n)}, f"stdin:{number + n}") for n, line in enumerate(lines, 1)]
+        number += len(lines)
+    if rest:
+        yield [Record({field: _decode(rest, number + 1)}, f"stdin:{number + 1}")]
 
 
-def _decode(raw: bytes, number: int) -> str:
+def stdin_records(field: str = "text") -> Iterator[Record]:
+    """Yield the lines of stdin that are not blank."""
+    return (record for batch in stdin_batches(field) for record in batch if record.fields[field].strip())
+
+
+def _decode(line: bytes, number: int) -> str:
     try:
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "recode it: iconv"
+            f"stdin:{number}: not UTF-8 at byte {error.start + 1} of the line", "convert it with iconv"
         ) from None

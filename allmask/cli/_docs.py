@@ -1,12 +1,9 @@
-"""docs/options.md: the options of all commands as tables, made from the command line itself.
+"""Write docs/options.md, the options of all commands as tables, from the command line itself.
 
 python -m allmask.cli._docs > docs/options.md
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
 
 from allmask.cli._options import sections
 from allmask.cli.main import COMMANDS, built
@@ -14,11 +11,11 @@ from allmask.cli.main import COMMANDS, built
 HEAD = """# Options
 
 Made from the declarations in `allmask/options.py` and `allmask/cli/`: `python -m allmask.cli._docs > docs/options.md`.
-`allmask COMMAND --help` says the same, and `allmask finetune --task classify --help` what one task has.
+`allmask COMMAND --help` shows the same; `allmask finetune --task classify --help` shows the options of one task.
 
 The options of `finetune`, `train` and `pretrain` are also keys of the YAML file that `--config` names, with underscores
 (`--batch-tokens 8192` is `batch_tokens: 8192`), except `--out`, `--config`, `--resume`, `--quiet`, `--json`, `--shard`.
-Flags override the file. A run writes all values, the defaults too, to its `config.yaml`.
+Flags override the file. A run writes all values, including defaults, to its `config.yaml`.
 """
 
 
@@ -26,29 +23,19 @@ def markdown() -> str:
     app = built(list(COMMANDS))
     context = app.make_context("allmask", [], resilient_parsing=True)
     parts = [HEAD]
-    for name in COMMANDS:
-        for words, command in _commands(name, app.commands[name]):
-            parts.append(f"\n## {words}\n\n{COMMANDS[name][1] if words == name else command.get_short_help_str(100)}\n")
+    for name, (_, short_help) in COMMANDS.items():
+        subcommands = getattr(app.commands[name], "commands", {})
+        commands = {f"{name} {sub}": found for sub, found in subcommands.items()} or {name: app.commands[name]}
+        for words, command in commands.items():
+            parts.append(f"\n## {words}\n\n{short_help if words == name else command.get_short_help_str(100)}\n")
             inner = command.make_context(words, [], parent=context, resilient_parsing=True)
-            for section, shown in sections(command, inner).items():
+            for section, rows in sections(command, inner).items():
                 parts.append(f"\n| {section.capitalize()} | Default | |\n|---|---|---|\n")
-                for one in shown:
-                    if one.words != "-h, --help":
-                        parts.append(f"| `{_cell(one.words)}` | {_cell(one.default)} | {_cell(one.help)} |\n")
+                for row in rows:
+                    if row.words != "-h, --help":
+                        cells = (cell.replace("|", "\\|") for cell in (f"`{row.words}`", row.default, row.help))
+                        parts.append(f"| {' | '.join(cells)} |\n")
     return "".join(parts)
-
-
-def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """A command, or the commands of a group."""
-    found = getattr(command, "commands", None)
-    if found is None:
-        yield words, command
-    for name, inner in (found or {}).items():
-        yield f"{words} {name}", inner
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Options on the command line: those of the commands that train come from their declarations; --help has sections.
+"""Options on the command line: `--help` in sections, and the command line of the commands that train.
 
-python -m allmask.cli._options > docs/options.md        # the same as a page of the docs
+`finetune`, `train` and `pretrain` declare no options of their own: theirs are the fields of the dataclasses in
+allmask/options.py, merged over the tasks of the command.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -18,26 +20,25 @@ import typer
 from typer.core import TyperCommand
 
 from allmask.errors import AllmaskError, UsageError
-from allmask.options import CommandOptions, Option, described
+from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
 from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run, check_resumed, check_values, run_of, tasks_of
 
 # ---- sections of --help --------------------------------------------------------------------------------------
 
-SECTIONS = ("data", "model", "training", "writing", "sampling", "options", "output", "advanced")
-_SECTION_OF = {  # of parameters that do not say it themselves
-    name: section
-    for section, names in (
-        ("data", "text file files first second field columns limit most repeats on_bad_record text_field name pair"),
-        ("data", "source target order each window tokens"),
-        ("model", "model preset heads layers precision pool normalize features mask keep_tokens"),
-        ("writing", "beams n_best length_penalty no_repeat_ngram min_new max_new"),
-        ("sampling", "sample temperature top_k top_p"),
-        ("output", "out as_json quiet show show_mask stream keep png svg title top every search force dtype to"),
-        ("output", "version help"),
-        ("advanced", "debug seed"),
-    )
-    for name in names.split()
+SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
+    "data": "text file files first second field columns limit most repeats on_bad_record text_field name pair special "
+    "source target order each window tokens last",
+    "model": "model preset heads layers precision pool normalize features mask keep_tokens kind size lowercase minimum "
+    "alphabet",
+    "training": "minutes fast",
+    "writing": "beams n_best length_penalty no_repeat_ngram min_new max_new",
+    "sampling": "sample temperature top_k top_p",
+    "test": "test alpha permutations folds",
+    "options": "",  # all that are not listed here
+    "output": "out as_json quiet show show_mask stream keep png svg title top every search force dtype to predict "
+    "compare shapes_only version help",
+    "advanced": "debug seed",
 }
 
 
@@ -45,54 +46,56 @@ class Command(TyperCommand):
     """A command whose --help has sections."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.upper() for piece in super().collect_usage_pieces(ctx)]
+        return [re.sub(r"[{}]", "", piece).upper() for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_sections(self, ctx, formatter)
-
-
-def write_sections(command: Any, ctx: Any, formatter: Any) -> None:
-    found = sections(command, ctx)
-    for section, shown in found.items():
-        with formatter.section(section.capitalize()):
-            rows = [(one.words, f"{one.help}  [default: {one.default}]" if one.default else one.help) for one in shown]
-            formatter.write_dl(rows, col_max=28)
+        for section, rows in sections(self, ctx).items():
+            with formatter.section(section.capitalize()):
+                formatter.write_dl([(row.words, row.with_default) for row in rows], col_max=28)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A parameter as --help and the docs show it."""
+class HelpRow:
+    """A parameter as --help and docs/options.md show it."""
 
     words: str  # --out, -o FOLDER
     help: str
-    default: str
+    default: str  # "required" if a value must be given
+
+    @property
+    def with_default(self) -> str:
+        shown = self.default if self.default == REQUIRED else self.default and f"default: {self.default}"
+        return f"{self.help}  [{shown}]" if shown else self.help
 
 
-def sections(command: Any, ctx: Any) -> dict[str, list[Shown]]:
-    """The parameters of a command by section."""
-    found: dict[str, list[Shown]] = {name: [] for name in ("arguments", *SECTIONS)}
+REQUIRED = "required"
+
+
+def sections(command: Any, ctx: Any) -> dict[str, list[HelpRow]]:
+    """Return the parameters of a command by section."""
+    section_of = {name: section for section, names in SECTIONS.items() for name in names.split()}
+    found: dict[str, list[HelpRow]] = {name: [] for name in ("arguments", *SECTIONS)}
     for param in command.get_params(ctx):
-        if getattr(param, "hidden", False):
-            continue
-        argument = param.param_type_name == "argument"
-        section = "arguments" if argument else param.rich_help_panel or _SECTION_OF.get(param.name, "options")
-        found[section].append(_shown(param, ctx))
-    return {section: shown for section, shown in found.items() if shown}
+        if param.param_type_name == "argument":
+            name = (param.metavar or param.name).upper()
+            row = HelpRow(f"{name}..." if param.nargs == -1 else name, param.help or "", "")
+            found["arguments"].append(row)
+        else:
+            found[param.rich_help_panel or section_of.get(param.name, "options")].append(_help_row(param, ctx))
+    return {section: rows for section, rows in found.items() if rows}
 
 
-def _shown(param: Any, ctx: Any) -> Shown:
-    words, help = param.get_help_record(ctx)
-    if isinstance(param.show_default, str):  # made from a declaration
-        help, default = param.help or "", param.show_default
-    else:
-        help = re.sub(r"\s*\[[^\]:;]*x[<>=][^\]]*\]|; [^\];]*x[<>=][^\]]*(?=\])", "", help)  # limits, such as x>=1
-        matched = re.search(r"\s*\[default: ([^\]]*)\]", help)
-        help, default = (help.replace(matched[0], ""), matched[1]) if matched else (help, "")
-    if param.param_type_name == "argument":
-        words = f"{param.name.upper()}{'...' if param.nargs == -1 else ''}"
-    elif getattr(param, "secondary_opts", None):
-        words = f"--[no-]{param.opts[0].removeprefix('--')}"
-    return Shown(words.replace(" range>", ">"), " ".join(help.split()), default)
+def _help_row(option: Any, ctx: Any) -> HelpRow:
+    words, _ = option.get_help_record(ctx)
+    first = option.opts[0].removeprefix("--")
+    if option.secondary_opts == [f"--no-{first}"]:
+        words = f"--[no-]{first}"
+    words = re.sub(r"<list\[(.*)\]>", r"<\1>...", words).replace(" range>", ">")
+    default = option.show_default
+    if not isinstance(default, str):  # it is one if the declaration says how to show it
+        value = option.get_default(ctx, call=False) if default and not option.required else None
+        default = as_text(value if value is not False or option.secondary_opts else None)
+    return HelpRow(words, " ".join((option.help or "").split()), REQUIRED if option.required else default)
 
 
 # ---- commands that train -------------------------------------------------------------------------------------
@@ -100,16 +103,16 @@ def _shown(param: Any, ctx: Any) -> Shown:
 
 @dataclass(frozen=True)
 class Request:
-    """What a command that trains was asked: the values of its plan that were given, and how to go about it."""
+    """The command line of a command that trains: the values of its plan that were given, and how to run it."""
 
     given: dict[str, Any]
-    flags: frozenset[str]  # those of `given` that are flags; the others are of the file `config`
-    config: str
+    flags: frozenset[str]  # those of `given` that are flags; the others are from the file `config`
     out: Path
-    resume: bool
-    quiet: bool
-    json: bool
-    shard: bool
+    config: str = "--config"
+    resume: bool = False
+    quiet: bool = False
+    json: bool = False
+    shard: bool = False
 
 
 class Training:
@@ -119,51 +122,43 @@ class Training:
         self.name, self.run = name, run
 
     def function(self, argv: Sequence[str] = ()) -> Callable[..., None]:
-        """The command for typer. If the words name a task and --help, only what that task has is there."""
-        tasks = tasks_shown(self.name, _task_named(argv), only=bool({"--help", "-h"} & set(argv)))
-        entries = [*_own(self.name), *merged([run_of(self.name, task) for task in tasks])]
+        """Return the command for typer. With both a task and --help in `argv`, it has the options of that task only."""
+        task, tasks = _task_in(argv), list(TASKS_OF[self.name])
+        if task in tasks_of(self.name):
+            asks_help = bool({"--help", "-h"} & set(argv))
+            tasks = [task] if asks_help else list(dict.fromkeys([*tasks, task]))  # perhaps of another package
+        options = [*_command_options(self.name), *merged([run_of(self.name, task) for task in tasks])]
 
         def command(**flags: Any) -> None:
             self.run(_request(self.name, flags))
 
-        parameters = [*_arguments(entries), *_flags(entries)]
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in (*_arguments(options), *_flags(options))
+        ]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {one.name: one.annotation for one in parameters}
         command.__doc__ = self.run.__doc__
         return command
 
 
-def _task_named(argv: Sequence[str]) -> str | None:
-    """The task that the words of a command line name, or the --config file that they name."""
-    named = {}
-    for flag in ("--task", "--config"):
-        for number, word in enumerate(argv):
-            if word.startswith(f"{flag}="):
-                named[flag] = word.partition("=")[2]
-            elif word == flag and number + 1 < len(argv):
-                named[flag] = argv[number + 1]
-    if "--task" not in named and "--config" in named:
+def _task_in(argv: Sequence[str]) -> str:
+    """Return the task that a command line names, itself or by its --config file; "" if it names none."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    values = {flag: value for flag, value in pairwise(words) if flag in ("--task", "--config")}
+    if "--config" in values and "--task" not in values:
         from allmask.runs.values import read_yaml
 
         try:
-            return str(read_yaml(Path(named["--config"])).get("task"))
+            return str(read_yaml(Path(values["--config"])).get("task"))
         except AllmaskError:
-            return None  # said again when the command runs
-    return named.get("--task")
-
-
-def tasks_shown(command: str, task: str | None, only: bool) -> list[str]:
-    """The tasks whose options a command line has: all of ours, and one of another package if it is named."""
-    known = task in tasks_of(command) if task and command in TASKS_OF else False
-    if task and known and only:
-        return [task]
-    ours = list(TASKS_OF[command])
-    return [*ours, task] if task and known and task not in ours else ours
+            pass  # reported when the command runs
+    return values.get("--task", "")
 
 
 @dataclass(frozen=True)
 class Merged:
-    """An option that one task or several have, as a command shows it."""
+    """An option that one or several tasks have, as a command shows it."""
 
     name: str
     type: Any
@@ -173,56 +168,48 @@ class Merged:
 
 
 def merged(runs: Sequence[Run]) -> list[Merged]:
-    """The options of all runs; where some have another help text or default, or none, it says which."""
+    """Return the options of all runs; help texts and defaults that not all of them share name their tasks."""
+    tasks = [run.task for run in runs]
     found: dict[str, dict[str, Entry]] = {}
     for run in runs:
         for entry in run.entries():
             found.setdefault(entry.name, {})[run.task] = entry
-    return [_merged(name, entries, [run.task for run in runs]) for name, entries in found.items()]
+    return [_merge(name, entries, tasks) for name, entries in found.items()]
 
 
-def _merged(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Merged:
+def _merge(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Merged:
     first = next(iter(entries.values()))
-    helps = _by_value({task: entry.option.help for task, entry in entries.items()})
-    texts = [
-        (_uncapitalised(text) if len(helps) > 1 or len(whose) < len(tasks) else text, whose)
-        for text, whose in ((_detailed(help, whose, entries, tasks), whose) for help, whose in helps.items())
-    ]
-    help = " ".join(text if len(whose) == len(tasks) else f"{_whose(whose, tasks)}: {text}" for text, whose in texts)
+    helps = []
+    for text, owners in _by_value({task: entry.option.help for task, entry in entries.items()}).items():
+        details = _by_value({task: entries[task].detail for task in owners if entries[task].detail})
+        detail = "; ".join(_labelled(text, these, owners, tasks) for text, these in details.items())
+        helps.append(_labelled(f"{text} {detail}." if detail else re.sub(":$", ".", text), owners, tasks, tasks))
     usual, *others = _by_value({task: entry.default for task, entry in entries.items()}).items()
-    defaults = [usual[0], *(f"{_whose(whose, tasks)}: {default}" for default, whose in others)]
+    defaults = [usual[0], *(_labelled(default, owners, (), tasks) for default, owners in others)]
     choices = dict.fromkeys(choice for entry in entries.values() for choice in entry.option.choices)
     option = replace(first.option, choices=tuple(choices))
-    return Merged(name, first.type, option, help, "; ".join(filter(None, defaults)))
-
-
-def _detailed(help: str, whose: Sequence[str], entries: Mapping[str, Entry], tasks: Sequence[str]) -> str:
-    """A help text, and what is special to each of the tasks that have it."""
-    details = _by_value({task: entries[task].detail for task in whose if entries[task].detail})
-    said = [text if owners == whose else f"{_whose(owners, tasks)}: {text}" for text, owners in details.items()]
-    return f"{help} {'; '.join(said)}." if said else re.sub(":$", ".", help)
-
-
-def _uncapitalised(text: str) -> str:
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+    return Merged(name, first.type, option, " ".join(helps), "; ".join(filter(None, defaults)))
 
 
 def _by_value(named: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names by what they have, in the order of the first ones."""
+    """Group names by their values."""
     found: dict[str, list[str]] = {}
     for name, value in named.items():
         found.setdefault(value, []).append(name)
     return found
 
 
-def _whose(having: Iterable[str], tasks: Sequence[str]) -> str:
-    having = list(having)
-    texts = [task for task in tasks if task not in GUESTS]
-    return "texts" if len(texts) < len(tasks) and having == texts else ", ".join(having)
+def _labelled(text: str, owners: Sequence[str], everyone: Sequence[str], tasks: Sequence[str]) -> str:
+    """Return the text after the names of the tasks it is about, unless it is about everyone."""
+    if list(owners) == list(everyone):
+        return text
+    about_texts = [task for task in tasks if task not in GUESTS]
+    names = "texts" if list(owners) == about_texts != list(tasks) else ", ".join(owners)
+    return f"{names}: {text if text[:2].isupper() else text[:1].lower() + text[1:]}"
 
 
-def _own(command: str) -> list[Merged]:
-    """The options of the command itself, and the task."""
+def _command_options(command: str) -> list[Merged]:
+    """Return the options that are not in config.yaml, and the task."""
     found, hints = [], get_type_hints(CommandOptions)
     if command != "pretrain":
         help = f"What to learn: {', '.join(TASKS_OF[command])}, or {TASKS.of_packages()}."
@@ -234,17 +221,19 @@ def _own(command: str) -> list[Merged]:
     return found
 
 
-def _arguments(entries: Iterable[Merged]) -> Iterable[inspect.Parameter]:
-    for entry in entries:
+def _arguments(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and annotations of positional arguments."""
+    for entry in options:
         if entry.option.argument and entry.option.flag == "":
-            yield _made(entry.name, Annotated[str | None, typer.Argument(help=entry.help, show_default=False)])
-        elif entry.option.argument:  # as the shell expands --data *.txt
-            help = f"More of --{entry.name}, as in --{entry.name} corpus/*.txt"
-            yield _made("files", Annotated[list[str] | None, typer.Argument(help=help, show_default=False)])
+            yield entry.name, Annotated[str | None, typer.Argument(help=entry.help, show_default=False)]
+        elif entry.option.argument:  # the shell expands --data *.txt to one value and these
+            help = f"More files for --{entry.name}, so that --{entry.name} corpus/*.txt works."
+            yield "files", Annotated[list[str] | None, typer.Argument(help=help, show_default=False)]
 
 
-def _flags(entries: Iterable[Merged]) -> Iterable[inspect.Parameter]:
-    for entry in entries:
+def _flags(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and annotations of flags."""
+    for entry in options:
         kind, option, dashed = _flag_type(entry.type), entry.option, entry.name.replace("_", "-")
         if option.flag == "" or kind is None:
             continue
@@ -253,15 +242,11 @@ def _flags(entries: Iterable[Merged]) -> Iterable[inspect.Parameter]:
             *words, help=entry.help, show_default=entry.default or False, rich_help_panel=option.group,
             metavar=option.metavar or "|".join(option.choices) or None,
         )  # fmt: skip
-        yield _made(entry.name, Annotated[kind | None, info])
-
-
-def _made(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        yield entry.name, Annotated[kind | None, info]
 
 
 def _flag_type(kind: Any) -> Any | None:
-    """The type of a flag; None where the command line has no way to say it."""
+    """Return the type of a flag; None if the command line cannot express the type of the field."""
     if get_origin(kind) in (Union, UnionType):
         kind = next(one for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is tuple:
@@ -271,30 +256,40 @@ def _flag_type(kind: Any) -> Any | None:
 
 
 def _request(command: str, flags: dict[str, Any]) -> Request:
-    """What was given, and checked as far as that is quick: before torch is imported."""
+    """Join flags and the --config file, and check the values as far as that is possible without torch."""
     flags = {name: value for name, value in flags.items() if value is not None and value != []}
-    own = {entry.name: flags.pop(entry.name, None) for entry in fields(CommandOptions)}
+    own = {entry.name: flags.pop(entry.name) for entry in fields(CommandOptions) if entry.name in flags}
     if "files" in flags:
         flags["data"] = [*flags.get("data", ()), *flags.pop("files")]
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
-    if own["config"] is not None:
+    if "config" in own:
         from allmask.runs.values import read_yaml
 
-        values = read_yaml(Path(own["config"]))  # perhaps of a run, which knows the bytes of its data besides
-        given = {name: value for name, value in values.items() if name != "checksums"} | given
-    if own["out"] is None:
-        raise UsageError("no place for the run was named", "name a new folder with --out")
-    out, resume = Path(own["out"]), bool(own["resume"])
-    if "momentum" in flags and not resume and given.get("optimizer") != "sgd":
+        values = read_yaml(Path(own["config"]))
+        values.pop("checksums", None)  # in the config.yaml of a run
+        given = values | given
+    if "out" not in own:
+        raise UsageError("no folder for the run was named", "name a new folder with --out")
+    asked = Request(given, frozenset(flags), **{**own, "out": Path(own["out"])})
+    if "momentum" in flags and not asked.resume and given.get("optimizer") != "sgd":
         raise UsageError("--momentum is for --optimizer sgd", "leave it out, or add that")
-    asked = Request(
-        given, frozenset(flags), own["config"] or "--config", out, resume, bool(own["quiet"]), bool(own["json"]),
-        bool(own["shard"]),
-    )  # fmt: skip
-    if "WORLD_SIZE" in os.environ:  # of many processes, one speaks for all; see allmask/cli/_run.py
+    if "WORLD_SIZE" in os.environ:  # one of several processes; the first one checks for all, see _run.py
         return asked
-    if resume:
-        check_resumed(command, out, given)
+    if asked.resume:
+        check_resumed(command, asked.out, given)
     else:
         check_values(command, given, asked.config, asked.flags)
+        _check_files(given)
     return asked
+
+
+def _check_files(given: Mapping[str, Any]) -> None:
+    """Refuse a model that is not there, and held-out files that are also trained on."""
+    from allmask.checkpoints import resolve
+    from allmask.data import expect_held_out
+
+    data, held_out = ([paths] if isinstance(paths, str) else paths or () for paths in map(given.get, ("data", "eval")))
+    expect_held_out(data, held_out)
+    model = Path(given.get("model") or ".").expanduser()
+    if not model.exists() and model.parent.is_dir():  # otherwise it may be a name on the hub
+        resolve(given["model"])

@@ -1,129 +1,129 @@
-"""Where `allmask predict` writes: stdout, or a file of the kind that its name asks for, complete or not at all."""
+"""Files that commands write record by record: the format follows from the name; a file is complete or absent."""
 
 from __future__ import annotations
 
 import csv
 import ctypes
+import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from allmask.errors import ResourceError, UsageError
-from allmask.files import put_in_place
+from allmask.files import atomic_file
 
-TIDY = 16_384  # rows between two looks at memory
+TRIM_EVERY = 16_384  # rows
 ROWS = 1024  # of a parquet file in memory
 Row = dict[str, Any] | None  # None: a blank line
 Put = Callable[[Row], None]
 
 
-def check_out(out: str, file: Path) -> None:
-    """Refuse a place that cannot be written to, or a kind of file that is not known, before any work is done."""
+def check_out(out: str, file: Path | None, formats: Iterable[str]) -> None:
+    """Refuse, before any work, an output that cannot be written or is not one of `formats`; "-" is stdout."""
     if out == "-":
         return
     path = Path(out)
+    folder = path.absolute().parent
     if path.is_dir():
         raise UsageError(f"{out}: is a folder", "name a file for --out")
-    if path.exists() and file.exists() and path.samefile(file):
+    if file is not None and path.exists() and file.exists() and path.samefile(file):
         raise UsageError(f"{out}: is the input itself", "name another file for --out")
-    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise ResourceError(f"{out}: cannot write in {path.absolute().parent}", "choose another --out")
-    if not _is_device(path.resolve()) and path.resolve().suffix.lower() not in FORMATS:
-        raise UsageError(f"{out}: unknown kind of file", f"expected one of {', '.join(FORMATS)}, or - for stdout")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ResourceError(f"{out}: cannot write in {folder}", "choose another --out")
+    if not _is_device(path) and path.resolve().suffix.lower() not in formats:
+        raise UsageError(f"{out}: unknown file format", f"expected one of {', '.join(formats)}, or - for stdout")
 
 
 @contextmanager
 def output(out: str) -> Iterator[Put]:
-    """Something that takes rows. Freed memory goes back to the system now and then, however long the file."""
-    with _lines(out) as stream:
+    """Yield a function that writes rows to stdout or to a file, which appears when all are written."""
+    with _json_lines(out) as stream:
         count = 0
 
         def put(row: Row) -> None:
             nonlocal count
-            print(as_line(row), file=stream, flush=out == "-")
+            print("" if row is None else as_json(row), file=stream, flush=out == "-")
             count += 1
-            if count % TIDY == 0:
-                _give_back_memory()
+            if count % TRIM_EVERY == 0:
+                _trim_memory()
 
         yield put
 
 
-def as_line(row: Row) -> str:
-    """A date, which a parquet file may have, is written as text."""
-    return "" if row is None else json.dumps(row, ensure_ascii=False, default=str)
+def as_json(row: dict[str, Any]) -> str:
+    """Return a row as a line of JSON; a date, which a parquet file may have, becomes text."""
+    return json.dumps(row, ensure_ascii=False, default=str)
 
 
-def _give_back_memory() -> None:
-    """The C library keeps what is free between parts in use, and the parts scatter; glibc can be asked for it."""
+def _trim_memory() -> None:
+    """Return freed memory to the system, where the C library is glibc: its heap fragments over a long file."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 @contextmanager
-def _lines(out: str) -> Iterator[TextIO | None]:
-    """A stream for JSON lines. They become a file of another kind, and it gets its name, when all are there."""
+def _json_lines(out: str) -> Iterator[IO[str] | None]:
+    """Yield a stream for JSON lines; at the end they are converted to the format of the file."""
+    path = Path(out)
+    convert = None if out == "-" or _is_device(path) else FORMATS[path.resolve().suffix.lower()]
     if out == "-":
         yield None
-        return
-    path = Path(out).resolve()  # through a link, to what it names
-    if _is_device(path):  # written to, never replaced
-        with path.open("w", encoding="utf-8") as stream:
+    elif convert is None:
+        with atomic_file(path) as stream:
             yield stream
-        return
-    write = FORMATS[path.suffix.lower()]
-    lines, made = (path.with_name(f".{path.name}.{os.getpid()}.{part}") for part in ("lines", "partial"))
-    try:
-        with lines.open("w", encoding="utf-8") as stream:
-            yield stream
-        if write is not None:
-            write(lines, made)
-        put_in_place(lines if write is None else made, path)
-    finally:
-        lines.unlink(missing_ok=True)
-        made.unlink(missing_ok=True)
+    else:
+        with TemporaryFile("w+", encoding="utf-8", dir=path.resolve().parent) as lines:
+            yield lines
+            with atomic_file(path, "wb") as target:
+                convert(lines, target)
 
 
 def _is_device(path: Path) -> bool:
-    """A pipe, a terminal, /dev/null: there, and no file that could be replaced."""
+    """Whether the path is a pipe, a terminal or /dev/null, which is written to as JSON lines and never replaced."""
     return path.exists() and not path.is_file()
 
 
-# ---- kinds of files --------------------------------------------------------------------------------------------
+# ---- file formats --------------------------------------------------------------------------------------------
 
 
-def _rows(lines: Path) -> Iterator[dict[str, Any]]:
-    with lines.open(encoding="utf-8") as stream:
-        yield from (json.loads(line) for line in stream if line.strip())
+def _rows(lines: IO[str]) -> Iterator[dict[str, Any]]:
+    lines.seek(0)
+    return (json.loads(line) for line in lines if line.strip())
 
 
-def _columns(lines: Path) -> list[str]:
-    """All fields that a row has, in the order in which they first come."""
+def _chunks(lines: IO[str]) -> Iterator[list[dict[str, Any]]]:
+    rows = _rows(lines)
+    return iter(lambda: list(islice(rows, ROWS)), [])
+
+
+def _columns(lines: IO[str]) -> list[str]:
+    """Return the fields of all rows, in the order in which they first occur."""
     return list(dict.fromkeys(name for row in _rows(lines) for name in row))
 
 
-def _write_json(lines: Path, made: Path) -> None:
-    """One array of objects, one a line."""
-    with lines.open(encoding="utf-8") as source, made.open("w", encoding="utf-8") as target:
-        before = "[\n"
-        for line in source:
-            if line.strip():
-                target.write(before + line.rstrip("\n"))
-                before = ",\n"
-        target.write("[]\n" if before == "[\n" else "\n]\n")
+def _write_json(lines: IO[str], target: IO[bytes]) -> None:
+    """Write one array, one object per line."""
+    separator = "[\n"
+    for row in _rows(lines):
+        target.write(f"{separator}{as_json(row)}".encode())
+        separator = ",\n"
+    target.write(b"[]\n" if separator == "[\n" else b"\n]\n")
 
 
-def _write_csv(lines: Path, made: Path, delimiter: str = ",") -> None:
-    """Lists and objects are written as JSON in their cells, which is how they are read, too."""
+def _write_csv(lines: IO[str], target: IO[bytes], delimiter: str = ",") -> None:
+    """Write a header and rows; lists and objects are JSON in their cells, as the readers expect them."""
     columns = _columns(lines)
-    with made.open("w", encoding="utf-8", newline="") as target:
-        writer = csv.writer(target, delimiter=delimiter, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_cell(row.get(name)) for name in columns] for row in _rows(lines))
+    text = io.TextIOWrapper(target, encoding="utf-8", newline="")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in _rows(lines))
+    text.detach()  # flushes, and leaves the file open for whoever opened it
 
 
 def _cell(value: Any) -> str:
@@ -132,30 +132,30 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _write_parquet(lines: Path, made: Path) -> None:
-    """A column whose values have no type in common holds them as text."""
+def _write_parquet(lines: IO[str], target: IO[bytes]) -> None:
+    """Write columns of a common type; a column that has none holds text."""
     import pyarrow
     from pyarrow import parquet
 
     columns = _columns(lines)
     types: dict[str, Any] = dict.fromkeys(columns, pyarrow.null())
-    for rows in _chunks(_rows(lines)):
+    for rows in _chunks(lines):
         for name in columns:
             types[name] = _common_type(types[name], [row.get(name) for row in rows])
     schema = pyarrow.schema([(name, types[name] or pyarrow.string()) for name in columns])
-    with parquet.ParquetWriter(made, schema) as writer:
-        for rows in _chunks(_rows(lines)):
+    with parquet.ParquetWriter(target, schema) as writer:
+        for rows in _chunks(lines):
             arrays = []
             for name in columns:
                 values = [row.get(name) for row in rows]
-                as_text = types[name] is None
-                values = [None if value is None else _cell(value) for value in values] if as_text else values
+                if types[name] is None:
+                    values = [None if value is None else _cell(value) for value in values]
                 arrays.append(pyarrow.array(values, schema.field(name).type))
             writer.write_table(pyarrow.table(arrays, schema=schema))
 
 
 def _common_type(before: Any, values: Sequence[Any]) -> Any:
-    """The Arrow type of values and of those before them; None if there is none."""
+    """Return the Arrow type that holds these values and those of type `before`; None if there is none."""
     import pyarrow
 
     if before is None:
@@ -167,15 +167,10 @@ def _common_type(before: Any, values: Sequence[Any]) -> Any:
         return None
 
 
-def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    while some := list(islice(rows, ROWS)):
-        yield some
-
-
-FORMATS: dict[str, Callable[[Path, Path], None] | None] = {
+FORMATS: dict[str, Callable[[IO[str], IO[bytes]], None] | None] = {
     ".jsonl": None,
     ".json": _write_json,
     ".csv": _write_csv,
-    ".tsv": lambda lines, made: _write_csv(lines, made, "\t"),
+    ".tsv": lambda lines, target: _write_csv(lines, target, "\t"),
     ".parquet": _write_parquet,
 }

@@ -1,4 +1,4 @@
-"""What `finetune`, `train` and `pretrain` share: from what they were asked to a run, and from its result to words."""
+"""What `finetune`, `train` and `pretrain` share: start or resume a run, then print its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from allmask.cli import emit, listen, note
+from allmask.cli import emit, note, show_log
 from allmask.cli._options import Request
 from allmask.runs.options import check_resumed, check_values, completed
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def drive(command: str, asked: Request) -> None:
-    """Start the run that a command was asked for, or resume it, and print its result."""
+    """Start the run that was requested, or resume it, and print its result."""
     from allmask.runs import driver
     from allmask.runs.folder import is_finished, saved_plan
     from allmask.runs.plan import Plan
@@ -33,29 +33,26 @@ def drive(command: str, asked: Request) -> None:
                 note(f"{out}: this run is finished")
             return saved_plan(out)
 
-        def new() -> Plan:
-            check_values(command, asked.given, asked.config, asked.flags)
-            return Plan.from_dict(completed(command, asked.given), asked.config)
-
         if asked.resume or group.shared(group.restarts > 0 and (out / "config.yaml").is_file()):
             plan = group.first(resumed)
             result = driver.resume(out, quiet, group)
         else:
-            plan = new()
+            check_values(command, asked.given, asked.config, asked.flags)
+            plan = Plan.from_dict(completed(command, asked.given), asked.config)
             result = driver.start(plan, out, quiet, group)
     if group.lead:
         assert plan is not None
-        emit(asked.json, result, in_words(result, plan.job))
+        emit(asked.json, result, _report(result, plan.job))
 
 
 @contextmanager
 def _processes(shard: bool, quiet: bool) -> Iterator[SingleProcess | ProcessGroup]:
-    """The processes that run this command: the first one prints for all, and so does the first one that fails."""
+    """Join the processes of torchrun, if there are any: only the first one, and the first one that fails, print."""
     from allmask.training.process_group import PeerFailed, join_processes
 
     try:
         with join_processes(shard) as group:
-            listen(quiet)
+            show_log(quiet)
             if not group.lead:
                 logging.getLogger("allmask").setLevel(logging.CRITICAL)
             yield group
@@ -66,12 +63,12 @@ def _processes(shard: bool, quiet: bool) -> Iterator[SingleProcess | ProcessGrou
 # ---- results -------------------------------------------------------------------------------------------------
 
 
-def in_words(result: Mapping[str, Any], job: Job) -> str:
-    lines = _seeds(result) if "seeds" in result else _search(result) if "tried" in result else _one(result)
-    return "\n".join([*lines, *job.hints(result)])
+def _report(result: Mapping[str, Any], job: Job) -> str:
+    table = _seeds if "seeds" in result else _search if "tried" in result else _one_run
+    return "\n".join([*table(result), *job.hints(result)])
 
 
-def _one(result: Mapping[str, Any]) -> list[str]:
+def _one_run(result: Mapping[str, Any]) -> list[str]:
     preset = f"{result['preset']}, " if "preset" in result else ""
     early = ", stopped early" if result["stopped_early"] else ""
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())

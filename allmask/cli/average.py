@@ -1,13 +1,14 @@
-"""`allmask average`: the mean of the last checkpoints of a run, as a model folder."""
+"""`allmask average`: average the last checkpoints of a run into a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from allmask.cli import emit, listen
+from allmask.cli import AsJson, emit, show_log
+from allmask.errors import CheckpointError
 
 EXAMPLES = """
     allmask average runs/de-en --out models/de-en
@@ -17,19 +18,19 @@ EXAMPLES = """
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, finished or not.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to write: a new one.")],
-    last: Annotated[
-        int | None, typer.Option(min=1, help="How many checkpoints, from the last one. [default: up to 5]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a run, finished or not.")],
+    out: Annotated[Path, Option("--out", "-o", help="Model folder to write: a new one.", metavar="FOLDER")],
+    last: Annotated[int | None, Option(min=1, help="Number of checkpoints.", show_default="up to 5")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a model whose weights are the mean of those of the last checkpoints of RUN, often better than any of them.
+    """Write a model with the mean weights of the last checkpoints of RUN; it is often better than each of them.
 
-    Every byte that is read is checked. A run keeps two checkpoints and the best one; --keep of the command that trains
-    keeps more.
+    The checksums of all files are verified. A run keeps two checkpoints and the best one; to keep more, train with
+    --keep.
     """
-    listen()
+    show_log()
+    if not run.is_dir():
+        raise CheckpointError(f"{run}: no such folder", "name the folder that was the --out of a run")
     from allmask.runs.average import mean_model
     from allmask.runs.folder import expect_free, save_model
 

@@ -1,4 +1,4 @@
-"""`allmask demo`: the main job from end to end, offline, in minutes."""
+"""`allmask demo`: teach a BERT to write titles, from data to a saved model, offline, in minutes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from allmask.cli import emit, listen, note
+from allmask.cli import emit, note, show_log
 
 EXAMPLES = """
     allmask demo
@@ -21,35 +21,30 @@ EXAMPLES = """
 
 def command(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The run's folder; an earlier demo there is replaced.")
+        Path, Option("--out", "-o", help="Folder to write; an earlier demo there is replaced.", metavar="FOLDER")
     ] = Path("demo-run"),
-    minutes: Annotated[float, typer.Option(min=0.5, max=600, help="How long it may take, about.")] = 5.0,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="All the steps with very little of each: under a minute.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; the rest goes to stderr.")] = False,
+    minutes: Annotated[float, Option(min=0.5, max=600, help="Approximate duration.")] = 5.0,
+    fast: Annotated[bool, Option("--fast", help="Run every step on little data: under a minute.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the rest goes to stderr.")] = False,
 ) -> None:
-    """Turn a BERT into a writer while you watch: the mask, the training, the evaluation, a model of your own.
+    """Fine-tune a BERT to write titles, and watch: the mask, the training, the evaluation, the saved model.
 
-    The texts are docstrings of this machine's Python files; the BERT is the bundled MiniLM. Nothing is downloaded.
+    The texts are docstrings of the Python files on this machine; the BERT is the bundled MiniLM. Nothing is downloaded.
     """
+    from allmask.demo import expect_replaceable
+
+    expect_replaceable(out)
     from allmask.demo.run import FAST, FULL, run_demo
 
-    listen()
-    result = run_demo(out, minutes, FAST if fast else FULL, note if as_json else _tell)
-    emit(as_json, result, _next(result, out))
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)  # at once: progress goes to stderr in between
-
-
-def _next(result: dict[str, Any], out: Path) -> str:
-    return "\n".join(["", "Go on with:", *(f"  {shlex.join(words)}" for words in next_commands(result["final"], out))])
+    show_log()
+    say = note if as_json else lambda text: print(text, flush=True)  # at once: progress goes to stderr in between
+    result = run_demo(out, minutes, FAST if fast else FULL, say)
+    lines = (f"  {shlex.join(words)}" for words in next_commands(result["final"], out))
+    emit(as_json, result, "\n".join(["", "Go on with:", *lines]))
 
 
 def next_commands(final: str, out: Path) -> list[list[str]]:
-    """Commands to try with what a demo has left, each of which runs as it is printed."""
+    """Return commands that use the model and the data of a demo; each runs as it is printed."""
     data = {name: str(out / "data" / f"{name}.jsonl") for name in ("train", "dev", "test")}
     text = "The file is read line by line, and bad lines are skipped."
     commands = [
@@ -62,7 +57,7 @@ def next_commands(final: str, out: Path) -> list[list[str]]:
 
 
 def program() -> list[str]:
-    """How this command line is called here: by its name, if that is found, or as it was started."""
+    """Return the words that call this command line here: its name, if that is found, or as it was started."""
     if shutil.which("allmask"):
         return ["allmask"]
     started = Path(sys.argv[0])

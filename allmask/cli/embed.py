@@ -1,22 +1,33 @@
-"""`allmask embed`: a vector for each text of a file, into .npy or jsonl, or the texts nearest to a query."""
+"""`allmask embed`: write a vector for each text of a file, as .npy or .jsonl, or find the texts nearest to a query."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
-from allmask.cli import emit, listen, note, ready_lines, tell_cut, tell_skipped
-from allmask.cli.generate import Folder, Precision
-from allmask.errors import ResourceError, UsageError
+from allmask.cli import (
+    ModelName,
+    OnBadRecord,
+    Precision,
+    Quiet,
+    emit,
+    note,
+    note_cut,
+    note_skipped,
+    shortened,
+    show_log,
+    stdin_records,
+)
+from allmask.cli._output import as_json as json_line
+from allmask.cli._output import check_out
+from allmask.errors import DataError, UsageError
 from allmask.files import atomic_file
 
 if TYPE_CHECKING:
@@ -37,85 +48,71 @@ Put = Callable[[list["Record"], "np.ndarray"], None]
 
 
 def command(
-    model: Folder,
+    model: ModelName,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="jsonl, csv, parquet with text; txt, or - for stdin, a line each."),
+        Argument(metavar="FILE", help="The texts: jsonl, csv or parquet; txt, or - for stdin, one per line."),
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option("--text", "-t", help="A text instead of a file; repeatable.")
+        list[str] | None, Option("--text", "-t", help="A text, instead of FILE; repeat it for more.")
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="The .npy or .jsonl file to write; - is jsonl on stdout.")
+        str | None,
+        Option("--out", "-o", help="File to write, .npy or .jsonl; - is jsonl on stdout.", metavar="FILE"),
     ] = None,
     pool: Annotated[
         Literal["mean", "cls"] | None,
-        typer.Option(
-            help="The mean of all hidden states, or the first one. [default: as the model folder says, or mean]"
+        Option(
+            help="The vector: mean of all hidden states, or that of the first token.",
+            show_default="as the model folder says, else mean",
         ),
     ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")] = False,
-    search: Annotated[str | None, typer.Option(help="Show the texts nearest to this one, by cosine.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many texts --search shows.")] = 5,
-    name: Annotated[str, typer.Option("--field", help="Which field of a record is the text.")] = "text",
+    normalize: Annotated[bool, Option("--normalize", help="Scale vectors to length 1.")] = False,
+    search: Annotated[
+        str | None, Option(help="Print the texts nearest to this query, by cosine, and write no vectors.")
+    ] = None,
+    top: Annotated[int, Option(min=1, help="Number of texts that --search prints.")] = 5,
+    name: Annotated[str, Option("--field", help="Field of a record that holds the text.")] = "text",
     precision: Precision = "auto",
-    on_bad_record: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do with an unusable record.")
-    ] = "stop",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    on_bad_record: OnBadRecord = "stop",
+    quiet: Quiet = False,
+    as_json: Annotated[bool, Option("--json", help="With --search: print the result as JSON.")] = False,
 ) -> None:
-    """Write a vector for each text: rows of a .npy file (n, width), or {"text", "vector"} a line.
+    """Write a vector for each text: the rows of a .npy file (texts × width), or one {"text", "vector"} per line.
 
-    Texts are read as a stream, so memory does not grow with the file, and share rows without padding. With --search
-    nothing is written: the nearest texts are shown.
+    Memory does not grow with the file, and padding costs no time.
     """
-    listen(quiet)
+    show_log(quiet)
     if (file is None) == (not text):
         raise UsageError("expected a file or --text", "name one of them")
     if search is not None and out is not None:
-        raise UsageError("--search shows texts, it writes no vectors", "leave --out out, or --search")
+        raise UsageError("--search prints texts and writes no vectors", "leave out --out or --search")
     if as_json and search is None:
         raise UsageError("--json is for --search", "for vectors as JSON: -o -")
     if search is not None and not search.strip():
         raise UsageError("--search: the query is blank")
-    if search is None:
-        _check_out(out, file)
+    if file is not None and str(file) != "-":
+        if search is None and out is None:
+            raise UsageError("no file for the vectors was named", "name a .npy or .jsonl file with -o, or - for stdout")
+        if not file.exists():
+            raise DataError(f"{file}: no such file", "check the path")
+    check_out(out or "-", file, (".npy", ".jsonl"))
     from allmask.checkpoints import resolve
-    from allmask.tasks.embed import Embedder
 
-    embedder = Embedder.open(resolve(model), pool, normalize, precision)
+    folder = resolve(model)
+    from allmask.tasks.embed import Embedder, nearest
+
+    embedder = Embedder.open(folder, pool, normalize, precision)
     source = _Source(file, text or [], name, on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)
     else:
-        found = _search(embedder, source, search, top, quiet)
-        emit(as_json, found, "\n".join(f"{row['score']:6.3f}  {row['where']}  {_line(row['text'])}" for row in found))
-    tell_cut(embedder.cut, embedder.model.config.max_positions)
-
-
-def _line(text: str, limit: int = 100) -> str:
-    joined = " ".join(text.split())
-    return joined if len(joined) <= limit else joined[: limit - 1] + "…"
-
-
-def _check_out(out: str | None, file: Path | None) -> None:
-    if out is None:
-        if file is not None and str(file) != "-":
-            raise UsageError(
-                "no place for the vectors was named", "name a .npy or .jsonl file with -o, or - for stdout"
-            )
-        return
-    if out == "-":
-        return
-    path = Path(out)
-    if path.suffix not in (".npy", ".jsonl"):
-        raise UsageError(f"{out}: unknown kind of file", "name a .npy or .jsonl file, or - for jsonl on stdout")
-    if path.is_dir() or (file is not None and path.exists() and file.exists() and path.samefile(file)):
-        raise UsageError(f"{out}: is {'a folder' if path.is_dir() else 'the input itself'}", "name another --out")
-    above = path.absolute().parent
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ResourceError(f"{out}: cannot write in {above}", "choose another --out")
+        found = nearest(embedder(search), source.windows(embedder, quiet), top)
+        rows = [{"score": round(one.score, 6), "where": one.what.where, **one.what.fields} for one in found]
+        rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
+        lines = (f"{row['score']:6.3f}  {row['where']}  {shortened(row['text'], 100)}" for row in rows)
+        emit(as_json, rows, "\n".join(lines))
+    note_cut(embedder.cut, embedder.model.config.max_positions)
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ def _check_out(out: str | None, file: Path | None) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where texts come from, as records."""
+    """The texts to embed: a file, stdin or --text."""
 
     file: Path | None
     texts: list[str]
@@ -136,72 +133,61 @@ class _Source:
         if self.file is None:
             return (Record({"text": one}, f"--text {number}") for number, one in enumerate(self.texts, 1))
         if str(self.file) == "-":
-            return self._lines()
+            return stdin_records()
         fields = {"id": Maybe(lambda value: value), self.name: text}
         found = read_records(self.file, fields, self.on_bad_record, skipped)
         return (Record({"id": one.fields["id"], "text": one.fields[self.name]}, one.where) for one in found)
 
-    def _lines(self) -> Iterator[Record]:
-        from allmask.data import Record
+    def windows(self, embedder: Embedder, quiet: bool) -> Iterator[tuple[list[Record], np.ndarray]]:
+        """Check and count all texts, except those of stdin, which can be read only once; then embed them."""
+        from allmask.training.progress import Progress
 
-        number = 0
-        for lines in ready_lines():
-            for line in lines:
-                number += 1
-                if line.strip():
-                    yield Record({"text": line}, f"stdin:{number}")
-
-    def total(self) -> int | None:
-        """Check all texts and count them; None for stdin, which can be read only once."""
-        if str(self.file) == "-":
-            return None
-        skipped: Counter[str] = Counter()
-        count = sum(1 for _ in self.read(skipped))
-        tell_skipped(skipped)
-        return count
-
-
-def _windows(embedder: Embedder, source: _Source, quiet: bool) -> Iterator[tuple[list[Record], np.ndarray]]:
-    from allmask.training.progress import Progress
-
-    total = source.total()
-    bar = Progress(total or 0, "embedded", quiet=quiet or total is None)
-    done, records = 0, source.read(Counter())
-    while window := list(islice(records, WINDOW)):
-        yield window, embedder([record.fields["text"] for record in window])
-        done += len(window)
-        bar.update(done)
-    bar.close()
+        total, is_stdin = 0, str(self.file) == "-"
+        if not is_stdin:
+            skipped: Counter[str] = Counter()
+            total = sum(1 for _ in self.read(skipped))
+            note_skipped(skipped)
+        bar = Progress(total, "embedded", quiet=quiet or is_stdin)
+        done, records = 0, self.read(Counter())
+        while window := list(islice(records, WINDOW)):
+            yield window, embedder([record.fields["text"] for record in window])
+            done += len(window)
+            bar.update(done)
+        bar.close()
 
 
 # ---- vectors -------------------------------------------------------------------------------------------------
 
 
 def _write(embedder: Embedder, source: _Source, out: str, quiet: bool) -> None:
-    count = 0
-    with _output(out, embedder.model.config.features) as put:
-        for records, vectors in _windows(embedder, source, quiet):
+    count, width = 0, embedder.model.config.features
+    with _output(out, width) as put:
+        for records, vectors in source.windows(embedder, quiet):
             put(records, vectors)
             count += len(records)
     if out != "-" and not quiet:
-        note(f"{out}: {count:,} × {embedder.model.config.features}")
+        note(f"{out}: {count:,} × {width}")
 
 
 @contextmanager
 def _output(out: str, width: int) -> Iterator[Put]:
-    """A function that writes records with their vectors; a file gets its name when it is complete."""
+    """Yield a function that writes records with their vectors; a file appears when it is complete."""
     if out == "-":
         yield lambda records, vectors: print("\n".join(_json_lines(records, vectors)), flush=True)
         return
     with atomic_file(out, "wb") as stream:
-        kind = _npy(stream, width) if Path(out).resolve().suffix == ".npy" else _jsonl(stream)
-        with kind as put:
-            yield put
+        if Path(out).resolve().suffix.lower() == ".npy":
+            with _npy(stream, width) as put:
+                yield put
+        else:
+            yield lambda records, vectors: stream.writelines(
+                f"{line}\n".encode() for line in _json_lines(records, vectors)
+            )
 
 
 @contextmanager
 def _npy(stream: IO[bytes], width: int) -> Iterator[Put]:
-    """Write rows one after another; the header, which comes first, leaves room for their number, known last."""
+    """Yield a function that appends rows; the header, which holds their number, is written again at the end."""
     from numpy.lib import format
 
     count = 0
@@ -222,27 +208,7 @@ def _npy(stream: IO[bytes], width: int) -> Iterator[Put]:
     assert stream.tell() == begin, "the header must not move the rows"
 
 
-@contextmanager
-def _jsonl(stream: IO[bytes]) -> Iterator[Put]:
-    def put(records: list[Record], vectors: np.ndarray) -> None:
-        stream.writelines(f"{line}\n".encode() for line in _json_lines(records, vectors))
-
-    yield put
-
-
 def _json_lines(records: Iterable[Record], vectors: np.ndarray) -> Iterator[str]:
     for record, vector in zip(records, vectors.tolist(), strict=True):
         fields = {name: value for name, value in record.fields.items() if value is not None}
-        rounded = [float(f"{number:.7g}") for number in vector]  # all that fp32 knows
-        yield json.dumps({**fields, "vector": rounded}, ensure_ascii=False, default=str)
-
-
-# ---- the nearest ---------------------------------------------------------------------------------------------
-
-
-def _search(embedder: Embedder, source: _Source, query: str, top: int, quiet: bool) -> list[dict[str, Any]]:
-    from allmask.tasks.embed import nearest
-
-    found = nearest(embedder(query), _windows(embedder, source, quiet), top)
-    rows = [{"score": round(one.score, 6), "where": one.what.where, **one.what.fields} for one in found]
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+        yield json_line({**fields, "vector": [float(f"{number:.7g}") for number in vector]})  # the digits of fp32

@@ -1,34 +1,21 @@
-"""`allmask evaluate`: the predictions of a trained model for held-out records, scored."""
+"""`allmask evaluate`: score the predictions of a trained model on held-out records."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from allmask.cli import emit, listen, tell_skipped
-from allmask.cli.generate import (
-    Beams,
-    Folder,
-    LengthPenalty,
-    MaxNew,
-    MinNew,
-    NoRepeat,
-    Precision,
-    accepted,
-    search_options,
-)
-
-if TYPE_CHECKING:
-    from allmask.tasks.task import Predictor
+from allmask.cli import AsJson, ModelName, OnBadRecord, Precision, Quiet, emit, note_skipped, show_log
+from allmask.cli.generate import Beams, LengthPenalty, MaxNew, MinNew, NoRepeat, open_predictor, search_options
 
 EXAMPLES = """
-    allmask evaluate runs/title/final test.jsonl
-    allmask evaluate runs/title/final test.jsonl --beams 4 --limit 200 --json
-    allmask evaluate runs/zh/final test.csv --show 3
+    allmask evaluate runs/title test.jsonl
+    allmask evaluate runs/title test.jsonl --beams 4 --limit 200 --json
+    allmask evaluate runs/zh test.csv --show 3
     allmask evaluate runs/de-en test.jsonl --beams 5
     allmask evaluate runs/reviews test.csv --show 5
     allmask evaluate runs/c3 test.jsonl --show 3
@@ -39,9 +26,10 @@ EXAMPLES = """
 
 
 def command(
-    model: Folder,
+    model: ModelName,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="jsonl, csv or parquet with the inputs and targets of the task.")
+        Path,
+        Argument(metavar="FILE", help="Inputs and targets: jsonl, csv or parquet; for images, a data set."),
     ],
     beams: Beams = 1,
     length_penalty: LengthPenalty = 1.0,
@@ -50,40 +38,42 @@ def command(
     max_new: MaxNew = None,
     precision: Precision = "auto",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only N records: the first; of images, from all over.")
+        int | None,
+        Option(
+            min=1,
+            help="Evaluate only N records: the first N texts, or N images of all classes.",
+            metavar="N",
+            show_default="all",
+        ),
     ] = None,
     show: Annotated[
-        int, typer.Option(min=0, help="Print the N best and the N worst titles, or the N worst errors.")
+        int,
+        Option(min=0, help="Also print N of the best and worst titles, or of the worst errors.", metavar="N"),
     ] = 0,
-    on_bad_record: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do with an unusable record.")
-    ] = "stop",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    on_bad_record: OnBadRecord = "stop",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Predict with MODEL for each record of FILE and compare with the targets:
+    """Predict with MODEL for each record of FILE, and compare the predictions with the targets:
 
     \b
-    title      ROUGE, BLEU, exact matches, length, beside the lead sentence; Chinese by characters
+    title      ROUGE, BLEU, exact matches and length, beside those of the first sentence; Chinese by character
     translate  BLEU and chrF, with sacrebleu's signatures
-    classify   accuracy, F1 and Matthews, or Pearson and Spearman; true against predicted labels
+    classify   accuracy, F1 and Matthews correlation, or Pearson and Spearman; a confusion matrix
     choose     accuracy, beside that of guessing
-    tag        F1 of entities, as conlleval counts
-    answer     exact match and F1, as SQuAD's scorer, or CMRC's for Chinese
-    image      as classify; FILE is a data set of images
+    tag        F1 of entities, counted as conlleval does
+    answer     exact match and F1, counted as SQuAD does, or CMRC for Chinese
+    image      the same as classify
     """
-    listen(quiet)
-    from allmask.tasks.task import ModelFolder
-
-    predictor: Predictor = ModelFolder.open(model).predictor(precision=precision)
-    options = accepted(predictor, search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new))
+    show_log(quiet)
+    options = search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new)
+    predictor, options = open_predictor(model, file, precision, options)
     skipped: Counter[str] = Counter()
-    began = time.monotonic()
-    found = predictor.evaluate(
-        predictor.read(file, on_bad_record, skipped, targets=True, limit=limit), show, quiet, **options
-    )
-    tell_skipped(skipped)
+    start = time.monotonic()
+    records = predictor.read(file, on_bad_record, skipped, targets=True, limit=limit)
+    found = predictor.evaluate(records, show, quiet, **options)
+    note_skipped(skipped)
     result: dict[str, Any] = {"model": model, "file": str(file), f"{found.unit}s": found.count}
     result |= {} if found.cut is None else {"cut": found.cut}
-    result |= {"seconds": round(time.monotonic() - began, 2), **found.values}
+    result |= {"seconds": round(time.monotonic() - start, 2), **found.values}
     emit(as_json, result, found.markdown())

@@ -1,4 +1,4 @@
-"""`allmask finetune`: teach a pretrained model a task."""
+"""`allmask finetune`: fine-tune a pretrained model for a task."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ EXAMPLES = """
 
 
 def run(asked: Request) -> None:
-    """Fine-tune MODEL for a task: write a title or a translation, classify texts or pairs, choose an answer, tag words,
-    find the answer to a question in a text.
+    """Fine-tune MODEL for a task: write titles or translations, classify texts or pairs of texts, choose between
+    answers, tag words, or find the answer to a question in a text.
 
-    The run's folder gets config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model folder. Ctrl-C saves; the
-    same command with --resume continues, bit for bit as if it had not been stopped. With "torchrun --nproc-per-node 8
-    -m allmask finetune …" eight processes share each batch; the run is the same. Add --task TASK to --help to see the
-    options of one task.
+    Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
+    the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
+    share each batch (docs/scale.md). "allmask finetune --task TASK --help" shows the options of one task.
     """
     drive("finetune", asked)
 

@@ -3,145 +3,139 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from allmask.cli import listen, note, ready_lines, tell_cut
-from allmask.errors import UsageError
+from allmask.cli import ModelName, Precision, note, note_cut, show_log, stdin_batches
+from allmask.errors import DataError, UsageError
+from allmask.options import Decoding, described
 
 if TYPE_CHECKING:
     from allmask.mask import Mask
     from allmask.tasks.common.generator import TextGenerator
-    from allmask.tasks.common.writing import Written
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
-    allmask generate runs/title/final --text "We show that masks decide every role …" --beams 4
-    allmask generate runs/title/final < abstracts.txt > titles.txt
+    allmask generate runs/title --text "We show that masks decide every role …" --beams 4
+    allmask generate runs/title < abstracts.txt > titles.txt
     allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
     allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
-    allmask generate runs/zh/final --text 北京欢迎你 --show-mask
+    allmask generate runs/zh --text 北京欢迎你 --show-mask
 """
-_MODEL = "A model folder or a run, the bundled name minilm, or org/name."
+_HELP = {entry.name: described(entry).help for entry in fields(Decoding)}
+_SAMPLED = {name: f"With --sample: {text[:1].lower()}{text[1:]}" for name, text in _HELP.items()}
+_BY_TASK = "depends on the task"
 
-Folder = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
-Beams = Annotated[int, typer.Option("--beams", min=1, help="Beams of the search; 1 is greedy.")]
-NBest = Annotated[int, typer.Option("--n-best", min=1, help="How many texts for each source.")]
-LengthPenalty = Annotated[
-    float, typer.Option("--length-penalty", help="Scores are divided by length to this power: more is longer.")
-]
+Beams = Annotated[int, Option("--beams", min=1, help=_HELP["beams"])]
+NBest = Annotated[int, Option("--n-best", min=1, help=_HELP["n_best"])]
+LengthPenalty = Annotated[float, Option("--length-penalty", help=_HELP["length_penalty"])]
 NoRepeat = Annotated[
-    int | None,
-    typer.Option(
-        "--no-repeat-ngram", min=0, help="Write no N tokens in a row twice; 0: no such rule. [default: the task's]"
-    ),
+    int | None, Option("--no-repeat-ngram", min=0, help=_HELP["no_repeat_ngram"], show_default=_BY_TASK)
 ]
-MinNew = Annotated[int, typer.Option("--min-new", min=0, help="No end before this many tokens.")]
-MaxNew = Annotated[
-    int | None, typer.Option("--max-new", min=1, help="At most this many new tokens. [default: the task's]")
-]
-
-Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "int8"],
-    typer.Option(help="Precision of the arithmetic; auto: int8 to write, bf16 otherwise, where the CPU has them."),
-]
+MinNew = Annotated[int, Option("--min-new", min=0, help=_HELP["min_new"])]
+MaxNew = Annotated[int | None, Option("--max-new", min=1, help=_HELP["max_new"], show_default=_BY_TASK)]
 
 
 def command(
-    model: Folder,
-    text: Annotated[str | None, typer.Option(help="The source. Without it, each line of stdin is one.")] = None,
+    model: ModelName,
+    text: Annotated[str | None, Option(help="The input.", show_default="each line of stdin")] = None,
     beams: Beams = 1,
     n_best: NBest = 1,
     length_penalty: LengthPenalty = 1.0,
     no_repeat_ngram: NoRepeat = None,
     min_new: MinNew = 0,
     max_new: MaxNew = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="With --sample: flatter above 1, sharper below.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="With --sample: draw from the K likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="With --sample: from the fewest of this total probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="With --sample: random seed. [default: 0]")] = None,
+    sample: Annotated[bool, Option("--sample", help=_HELP["sample"])] = False,
+    temperature: Annotated[float | None, Option(help=_SAMPLED["temperature"], show_default="1")] = None,
+    top_k: Annotated[int | None, Option(min=1, help=_SAMPLED["top_k"], show_default="all")] = None,
+    top_p: Annotated[float | None, Option(help=_SAMPLED["top_p"], show_default="1")] = None,
+    seed: Annotated[int | None, Option(help=_SAMPLED["seed"], show_default="0")] = None,
     precision: Precision = "auto",
-    stream: Annotated[bool, typer.Option("--stream", help="Print token by token, as they are written.")] = False,
-    show_mask: Annotated[bool, typer.Option("--show-mask", help="Draw the mask of this very text, on stderr.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, with scores.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print each token as soon as it is generated.")] = False,
+    show_mask: Annotated[bool, Option("--show-mask", help="Draw the attention mask of this text on stderr.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per text, with scores.")] = False,
 ) -> None:
-    """Write with MODEL: a title or a translation of each source, if it was trained for that, or a continuation.
+    """Generate text with MODEL: a title or a translation of the input, if it was trained for that, or a continuation.
 
     Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty line gives an empty line.
     """
-    _check(text, stream, show_mask, as_json)
-    listen()
-    from allmask.pipelines import pipeline
-
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
-    options |= _sampling(sample, drawn)
-    generator = pipeline("generate", model, precision)
-    generator.check(options)  # what is wrong with them is said before the first line is read
-    for batch in [[text]] if text is not None else ready_lines():
-        if stream:
-            _stream(generator, batch, options)
-        else:
-            _write(generator, batch, options, show_mask, as_json)
-    tell_cut(generator.cut, generator.max_tokens)
-
-
-def _check(text: str | None, stream: bool, show_mask: bool, as_json: bool) -> None:
     if stream and as_json:
         raise UsageError("--stream and --json exclude each other", "scores are known only at the end")
     if show_mask and (stream or text is None):
         raise UsageError("--show-mask draws the mask of one text", "pass it with --text, without --stream")
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    if drawn and not sample:
+        raise UsageError(f"{_flags(drawn)}: no effect without --sample", "add --sample")
+    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
+    options |= {"sample": sample, **drawn}
+    Decoding(**{"max_new": max(1, min_new), **options})  # refuses contradictions before torch is imported
+    show_log()
+    from allmask.pipelines import pipeline
+
+    generator = pipeline("generate", model, precision)
+    generator.check(options)
+    lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
+    for batch in [[text]] if text is not None else lines:
+        if stream:
+            _stream(generator, batch, options)
+        else:
+            _write(generator, batch, options, show_mask, as_json)
+    note_cut(generator.cut, generator.max_tokens)
+
+
+def _flags(names: Any) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+# ---- options of predict and evaluate, too --------------------------------------------------------------------
 
 
 def search_options(
     beams: int, n_best: int, length_penalty: float, no_repeat_ngram: int | None, min_new: int, max_new: int | None
 ) -> dict[str, Any]:
-    """The options that all writing commands share, as `Decoding` calls them."""
-    options = {name: value for name, value in locals().items() if value is not None}
-    return options
+    """Return the options of a search as `Decoding` calls them, without those that depend on the task."""
+    return {name: value for name, value in locals().items() if value is not None}
 
 
-def accepted(predictor: Predictor, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that a predictor takes; others are refused, unless they have their usual values."""
-    usual = search_options(1, 1, 1.0, None, 0, None)
-    refused = sorted(name for name, value in options.items() if usual.get(name) != value)
-    refused = [f"--{name.replace('_', '-')}" for name in refused if name not in predictor.options]
+def open_predictor(model: str, file: Path, precision: str, options: dict[str, Any]) -> tuple[Predictor, dict[str, Any]]:
+    """Return the predictor of a model and those of the options that it takes.
+
+    Others are refused, unless they have their default values.
+    """
+    from allmask.tasks.task import FILE, ModelFolder
+
+    opened = ModelFolder.open(model)
+    names_task, is_path = (opened.folder / FILE).is_file(), bool(file.suffix)  # digits is a data set, not a path
+    if names_task and is_path and not file.exists():  # known before torch is imported
+        raise DataError(f"{file}: no such file", "check the path")
+    predictor: Predictor = opened.predictor(precision=precision)
+    defaults = search_options(1, 1, 1.0, None, 0, None)
+    refused = [
+        name for name in sorted(options) if defaults.get(name) != options[name] and name not in predictor.options
+    ]
     if refused:
-        raise UsageError(f"{', '.join(refused)}: this model {predictor.does}, it does not write", "leave it out")
+        raise UsageError(f"{_flags(refused)}: this model {predictor.does}, it does not generate text", "leave it out")
     taken = {name: value for name, value in options.items() if name in predictor.options}
     predictor.check(taken)
-    return taken
+    return predictor, taken
 
 
-def _sampling(sample: bool, drawn: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in drawn.items() if value is not None}
-    if given and not sample:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UsageError(f"{flags}: nothing is drawn without --sample", "add --sample")
-    return {"sample": sample, **given}
-
-
-# ---- texts out -----------------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------------------
 
 
 def _write(generator: TextGenerator, texts: list[str], options: dict[str, Any], show_mask: bool, as_json: bool) -> None:
     for text, found in zip(texts, generator.write(texts, **options), strict=True):
         if show_mask and found:
             note(_picture(generator, text, found[0][1].tokens, options.get("max_new")) + "\n")
-        print(_as_json(text, found) if as_json else _as_lines(found), flush=True)
-
-
-def _as_lines(found: Written) -> str:
-    return "\n".join(" ".join(text.splitlines()) for text, _ in found)
-
-
-def _as_json(source: str, found: Written) -> str:
-    best = [{"text": text, **one._asdict(), "tokens": len(one.tokens)} for text, one in found]
-    return json.dumps({"source": source, "written": best}, ensure_ascii=False)
+        if as_json:
+            best = [{"text": written, **one._asdict(), "tokens": len(one.tokens)} for written, one in found]
+            print(json.dumps({"source": text, "written": best}, ensure_ascii=False), flush=True)
+        else:
+            print("\n".join(" ".join(written.splitlines()) for written, _ in found), flush=True)
 
 
 def _stream(generator: TextGenerator, texts: list[str], options: dict[str, Any]) -> None:
@@ -154,23 +148,24 @@ def _stream(generator: TextGenerator, texts: list[str], options: dict[str, Any])
 def _picture(
     generator: TextGenerator, text: str, written: tuple[int, ...], max_new: int | None = None, limit: int = 24
 ) -> str:
-    """The mask under which this text was read and written; the middle of a long source is left out."""
+    """Draw the mask of a source and the text generated for it, without the middle of a long source."""
     from allmask.mask.drawing import draw
 
     assert generator.model.tokenizer is not None
     prompt = generator.task.sized(max_new).prompts(generator.model.tokenizer, [text]).ids[0]
-    ids, mask, source = _read_and_written(generator, prompt, written)
+    ids, mask, source = _whole_row(generator, prompt, written)
     names, visible = generator.model.tokenizer.tokens(ids), mask.visible()[0]
     left_out = range(limit // 2, source - limit // 2)
-    kept = [place for place in range(len(names)) if place not in left_out]
-    shown = draw(visible[kept][:, kept], [names[place] for place in kept], limit=limit + 40)
+    kept = [position for position in range(len(names)) if position not in left_out]
+    shown = draw(visible[kept][:, kept], [names[position] for position in kept], limit=limit + 40)
     return f"{shown}\n({len(left_out)} tokens in the middle of the source are left out)" if left_out else shown
 
 
-def _read_and_written(
-    generator: TextGenerator, prompt: list[int], written: tuple[int, ...]
-) -> tuple[list[int], Mask, int]:
-    """The whole row, its mask, and where the source ends: what is written stands behind it, or where blanks were."""
+def _whole_row(generator: TextGenerator, prompt: list[int], written: tuple[int, ...]) -> tuple[list[int], Mask, int]:
+    """Return the tokens of prompt and generated text, their mask, and the length of the source.
+
+    Generated tokens follow the prompt, or replace its blanks (negative ids).
+    """
     import torch
 
     from allmask.mask import Mask

@@ -1,7 +1,8 @@
-"""The `allmask` command: finds the command module, runs it, and turns what goes wrong into words and an exit code.
+"""The `allmask` command: finds the command module, runs it, and turns errors into messages and exit codes.
 
-A command module `allmask/cli/<name>.py` defines `command` (a function with typer annotations, or a `typer.Typer` with
-subcommands) and `EXAMPLES`, the lines that end its `--help`. Only a module named in the arguments is imported.
+A command module `allmask/cli/<name>.py` defines `command` (a function with typer annotations, a `typer.Typer` with
+subcommands, or a `Training`) and `EXAMPLES`, the last lines of its `--help`. Only a module named in the arguments is
+imported.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from allmask.cli._options import Command, Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
-    "demo": ("allmask.cli.demo", "The main job from end to end, offline, in minutes."),
+    "demo": ("allmask.cli.demo", "Teach a BERT to write titles: the whole workflow, offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Fine-tune a pretrained model for a task."),
     "train": ("allmask.cli.train", "Train a translator, an image classifier or a GAN from scratch."),
-    "pretrain": ("allmask.cli.pretrain", "Train a model on plain text: every objective, every mask."),
+    "pretrain": ("allmask.cli.pretrain", "Train a model on plain text, with one or several of nine objectives."),
     "generate": ("allmask.cli.generate", "Write a title or a translation, or continue a prompt."),
     "fill": ("allmask.cli.fill", "Predict the tokens behind [MASK]."),
     "predict": ("allmask.cli.predict", "Apply a fine-tuned model to each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score a fine-tuned model on held-out records."),
-    "embed": ("allmask.cli.embed", "Embed each text of a file, or search for the nearest ones."),
+    "embed": ("allmask.cli.embed", "Compute a vector for each text of a file, or search by similarity."),
     "drift": ("allmask.cli.drift", "Test whether two files come from one distribution."),
-    "mask": ("allmask.cli.mask", "Draw a mask and prove what it lets through."),
+    "mask": ("allmask.cli.mask", "Draw an attention mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one splits a text."),
     "average": ("allmask.cli.average", "Average the last checkpoints of a run into a model."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
-    "verify": ("allmask.cli.verify", "Check a run or a model folder, byte by byte."),
+    "verify": ("allmask.cli.verify", "Check the files of a run or a model folder against their checksums."),
 }
 
 EXAMPLES = """
@@ -47,32 +48,29 @@ EXAMPLES = """
 """
 
 
-WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line and return its exit code (see allmask/errors.py for what the codes mean)."""
+    """Run one command line and return its exit code; allmask/errors.py lists the codes."""
     argv, debug = _take_debug(sys.argv[1:] if argv is None else list(argv))
-    _never_fail_to_print()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(argv or ["--help"])
+        result = built(argv).main(argv or ["--help"], prog_name="allmask", standalone_mode=False)
         sys.stdout.flush()  # here, so that a closed pipe is noticed while it can still be handled
-        return code
+        return result if isinstance(result, int) else 0
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 1
-    except (BrokenPipeError, KeyboardInterrupt) as error:
-        return _interrupted(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads stdout has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
+        return 1
     except BaseException as error:  # not only Exception: a panic in the Rust tokenizers is a BaseException
         return _report(error, debug)
 
 
-def _run(argv: list[str]) -> int:
-    result = built(argv).main(argv, prog_name="allmask", standalone_mode=False)
-    return result if isinstance(result, int) else 0
-
-
 def _take_debug(argv: list[str]) -> tuple[list[str], bool]:
-    """`--debug` is understood anywhere before `--`: it is added to the end of a line that has just failed."""
+    """Remove `--debug`, wherever it is before `--`: users add it to the end of a command line that has just failed."""
     end = argv.index("--") if "--" in argv else len(argv)
     rest = [word for word in argv[:end] if word != "--debug"] + argv[end:]
     asked = len(rest) < len(argv) or os.environ.get("ALLMASK_DEBUG", "0") not in ("", "0")
@@ -80,11 +78,16 @@ def _take_debug(argv: list[str]) -> tuple[list[str], bool]:
 
 
 def built(argv: list[str]) -> Any:
-    """All commands, those named in `argv` imported, and the others present by name and help only."""
+    """Return all commands: those named in `argv` imported, the others with their name and help text only."""
     app = typer.Typer(
         add_completion=False,
-        rich_markup_mode=None,  # plain help: rich would double the time it takes to answer
-        context_settings={**WORDS, "default_map": _no_help_asked()},
+        rich_markup_mode=None,  # plain help: importing rich would double the time
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 110,
+            # With a default for `help`, typer does not import pydantic to parse it, which takes half of the time.
+            "default_map": {"help": False, **{name: {"help": False} for name in COMMANDS}},
+        },
         help="One Transformer, every mask: the attention mask is the program.",
         epilog=examples(EXAMPLES),
     )
@@ -97,11 +100,6 @@ def built(argv: list[str]) -> Any:
     return typer.main.get_command(app)
 
 
-def _no_help_asked() -> dict[str, Any]:
-    """With a default, typer need not ask pydantic whether `--help` was typed; importing that takes half the time."""
-    return {"help": False, **{name: {"help": False} for name in COMMANDS}}
-
-
 def _register(app: typer.Typer, name: str, module_name: str, short_help: str, argv: list[str]) -> None:
     module = import_module(module_name)
     epilog = examples(module.EXAMPLES)
@@ -109,14 +107,14 @@ def _register(app: typer.Typer, name: str, module_name: str, short_help: str, ar
         texts = {"help": module.__doc__, "short_help": short_help, "epilog": epilog}
         for subcommand in module.command.registered_commands:
             subcommand.cls = Command
-        app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # refused without a command
+        app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # without a subcommand: an error
     else:
         made = module.command.function(argv) if isinstance(module.command, Training) else module.command
         app.command(name, cls=Command, short_help=short_help, epilog=epilog)(made)
 
 
 def _not_imported() -> None:
-    """Stands in `--help` and in suggestions for a command that the arguments do not name."""
+    """A command that the arguments do not name; `--help` lists it, and "did you mean" knows it."""
 
 
 def _show_version(asked: bool) -> None:
@@ -130,23 +128,23 @@ def _global_options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback when something fails (also ALLMASK_DEBUG=1).")
+        bool, typer.Option("--debug", help="Show the traceback of an error (also ALLMASK_DEBUG=1).")
     ] = False,
 ) -> None:
-    """Both are dealt with before this runs; they are declared here so that `--help` tells of them."""
+    """Declare both for `--help`; they are handled before this runs."""
 
 
 def _report(error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    known = _in_our_words(error)
+    known = _as_our_error(error)
     print(f"error[{known.kind}]: {known.message}", file=sys.stderr)
     for line in (known.hint or "").splitlines():
         print(f"  {line}", file=sys.stderr)
     return known.exit_code
 
 
-def _in_our_words(error: BaseException) -> AllmaskError:
+def _as_our_error(error: BaseException) -> AllmaskError:
     if isinstance(error, AllmaskError):
         return error
     if isinstance(error, typer.TyperException):
@@ -162,24 +160,9 @@ def _in_our_words(error: BaseException) -> AllmaskError:
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:
-    close = getattr(error, "possibilities", None)  # of a mistyped option, best first
+    close = getattr(error, "possibilities", None)  # for a mistyped option, best first
     message = f"{error.message}. Did you mean {close[0]}?" if close else error.format_message()
-    message = message.replace("Value error, ", "")  # what pydantic puts before a refused choice
+    message = message.replace("Value error, ", "")  # pydantic's prefix
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "add --help to see what is expected"
     return UsageError(message, hint)
-
-
-def _interrupted(error: BaseException) -> int:
-    """Quietly: whoever closed the pipe or pressed Ctrl-C knows."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more as it ends
-    return 1
-
-
-def _never_fail_to_print() -> None:
-    """In a terminal that knows no Chinese, an escaped character is better than a crash."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`allmask mask`: draw a mask and prove what it lets through."""
+"""`allmask mask`: draw an attention mask and prove what it lets through."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from allmask.cli import emit, note
+from allmask.cli import AsJson, emit, note
 from allmask.errors import DataError, UsageError
 from allmask.mask.kinds import build, parameters
 from allmask.registry import MASKS
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from allmask.mask import Mask
-    from allmask.mask.prover import Proof
 
 EXAMPLES = """
     allmask mask causal --text 北京欢迎你
@@ -32,13 +31,13 @@ EXAMPLES = """
 """
 
 _MAX_TOKENS = 1024
-# Chinese, kana and full-width punctuation stand alone; everything else is cut at spaces.
+# Chinese characters, kana and full-width punctuation are tokens of their own; everything else is split at spaces.
 _ALONE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, as typed."""
+    """The options that a mask is made from."""
 
     text: Sequence[str] = ()
     source: Sequence[str] = ()
@@ -55,61 +54,76 @@ class Options:
 
 @dataclass(frozen=True)
 class Scene:
-    """A mask with its tokens, and what to show of it."""
+    """A mask with its tokens, and what to draw of it."""
 
     mask: Mask
     tokens: list[str]
-    scored: Tensor | None = None  # positions that bear loss
-    first: int = 0  # only the rows from this token on are shown
+    scored: Tensor | None = None  # positions whose next token is predicted
+    first: int = 0  # the first row to draw
     tints: Tensor | None = None
 
 
 def command(
     kind: Annotated[
         str,
-        typer.Argument(
-            help=f"Who may look at whom: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}.",
-            show_default=False,
-        ),
+        Argument(metavar="KIND", help=f"The mask: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}."),
     ],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="The tokens: characters for Chinese, words otherwise. Repeat it for packed."),
+        Option(help="The text: a token is a word, or a Chinese character. packed: repeat it for each document."),
     ] = None,
     source: Annotated[
-        list[str] | None, typer.Option(help="What is read (prefix, naive, encoder-decoder). Repeat it for turns.")
+        list[str] | None,
+        Option(help="prefix, naive, encoder-decoder: the text to read. turns: repeat it for each turn."),
     ] = None,
-    target: Annotated[list[str] | None, typer.Option(help="What is written. Repeat it for turns.")] = None,
+    target: Annotated[list[str] | None, Option(help="The text to write after --source.")] = None,
     order: Annotated[
-        str | None, typer.Option(help="For permutation: the tokens as they become known, or positions: 3,1,4,2,0.")
+        str | None,
+        Option(help="permutation: the tokens, or their positions (3,1,4,2,0), in the order they become known."),
     ] = None,
-    each: Annotated[str | None, typer.Option(help="For packed: the mask inside each document [causal].")] = None,
-    file: Annotated[Path | None, typer.Option(help="For matrix: rows of 0 and 1, as csv, plain text or json.")] = None,
+    each: Annotated[str | None, Option(help="packed: the mask inside each document.", show_default="causal")] = None,
+    file: Annotated[
+        Path | None, Option(help="matrix: rows of 0 and 1, as csv, plain text or json.", metavar="FILE")
+    ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Read only keys fewer than this many positions away.")
+        int | None, Option(min=1, help="Read only tokens fewer than N positions away.", metavar="N")
     ] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Prove for this many layers [any depth].")] = None,
+    layers: Annotated[int | None, Option(min=1, help="Prove for this number of layers.", show_default="any")] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Rows are the tokens predicted, not those reading.")
+        bool, Option("--predict", help="Label each row with the token that it predicts, not with its own.")
     ] = False,
-    title: Annotated[str | None, typer.Option(help="The title of the picture.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the drawing and the proof.")] = False,
+    title: Annotated[str | None, Option(help="Title of the picture.", show_default="the kind and its options")] = None,
+    svg: Annotated[Path | None, Option(help="Write the picture to this .svg file.", metavar="FILE")] = None,
+    png: Annotated[Path | None, Option(help="Write the picture to this .png file.", metavar="FILE")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw a mask and prove what it lets through: rows look, columns are seen, ■ may be read."""
+    """Draw an attention mask and prove what it lets through.
+
+    A row is a token that reads, a column a token that is read; ■ means that the row may read the column.
+    """
     texts, sources, targets = (tuple(given or ()) for given in (text, source, target))
     options = Options(texts, sources, targets, order, each, file, window, predict)
     _check_options(kind, options)
-    _check_suffixes(svg, png)
+    for path, suffix in ((svg, ".svg"), (png, ".png")):
+        if path is not None and path.suffix != suffix:
+            raise UsageError(f"--{suffix[1:]} {path}: expected a name that ends in {suffix}")
+    layouts = {"file": _matrix, "source": _sources_and_targets, "text": _texts}
+    scene = (LAYOUTS.get(kind) or layouts[min(_inputs(kind))])(kind, options)
     from allmask.mask.drawing import draw, save
-    from allmask.mask.prover import prove
+    from allmask.mask.prover import prediction_rows, prove
 
-    scene = _scene(kind, options)
     proof = prove(scene.mask, layers=layers, scored=scene.scored)
-    visible, columns, rows = _shown(scene, predict)
-    drawing = f"{draw(visible, columns, rows)}\n\n{proof.text(scene.tokens)}"
-    emit(as_json, _data(kind, scene, proof, visible, columns, rows), drawing)
+    if predict:  # nothing predicts the first token, and the last predicts nothing
+        visible, columns, rows = prediction_rows(scene.mask)[1:, :-1], scene.tokens[:-1], scene.tokens[1:]
+    else:
+        visible, columns, rows = scene.mask.visible()[0, scene.first :], scene.tokens, scene.tokens[scene.first :]
+    data = {
+        "kind": kind,
+        "tokens": scene.tokens,
+        "drawing": {"rows": rows, "columns": columns, "visible": visible.int().tolist()},
+        "proof": proof.to_dict(),
+    }
+    emit(as_json, data, f"{draw(visible, columns, rows)}\n\n{proof.text(scene.tokens)}")
     for path in filter(None, (svg, png)):
         looks = "what is predicted" if predict else "who looks"
         save(visible, path, columns, rows, title=title or _title(kind, options), looks=looks, tints=scene.tints)
@@ -117,7 +131,7 @@ def command(
 
 
 def _check_options(kind: str, options: Options) -> None:
-    """Refuse options that say nothing about a kind of mask; --layers, --json and the pictures always do."""
+    """Refuse options that this kind of mask does not take, and missing ones."""
     made_from = parameters(kind).keys()
     needed = _inputs(kind)
     takes = needed | {one for one in ("each", "window") if one in made_from}
@@ -126,7 +140,7 @@ def _check_options(kind: str, options: Options) -> None:
     foreign = sorted(options.given() - takes)
     if foreign:
         listed = ", ".join(f"--{name}" for name in sorted(takes))
-        raise UsageError(f"--{foreign[0]} says nothing about a {kind} mask", f"{kind} takes {listed}")
+        raise UsageError(f"--{foreign[0]} is not an option of a {kind} mask", f"{kind} takes {listed}")
     for name in sorted(needed - options.given()):
         raise UsageError(f"a {kind} mask needs --{name}", "see the examples of allmask mask --help")
     if "document" not in made_from and len(options.text) > 1:
@@ -137,70 +151,56 @@ def _check_options(kind: str, options: Options) -> None:
             raise UsageError(f"--{name} is given {times} times", "several sources and targets make a turns mask")
     if len(options.source) - len(options.target) not in (0, 1):
         counts = f"{len(options.source)} × --source, {len(options.target)} × --target"
-        raise UsageError(f"{counts}: they take turns, the first is a source", "give as many of both")
+        raise UsageError(f"{counts}: they alternate, beginning with a source", "give as many of both")
+    if options.each is not None:
+        parameters(options.each)  # refuses an unknown name
 
 
 def _inputs(kind: str) -> set[str]:
-    """The options that the tokens of a kind of mask come from."""
+    """Return the options that give the tokens of a kind of mask."""
     made_from = parameters(kind).keys()
     if "visible" in made_from:
         return {"file"}
     return {"source", "target"} if made_from & {"is_target", "turns"} else {"text"}
 
 
-def _check_suffixes(svg: Path | None, png: Path | None) -> None:
-    for path, suffix in ((svg, ".svg"), (png, ".png")):
-        if path is not None and path.suffix != suffix:
-            raise UsageError(f"--{suffix[1:]} {path}: expected a name that ends in {suffix}")
-
-
 # ---- scenes -------------------------------------------------------------------------------------------------
 
 
-def _scene(kind: str, options: Options) -> Scene:
-    layouts = {"file": _matrix, "source": _sources_and_targets, "text": _texts}
-    make = LAYOUTS.get(kind) or layouts[min(_inputs(kind))]
-    return make(kind, options)
-
-
 def _texts(kind: str, options: Options) -> Scene:
-    """One text, or several documents in one row. `--predict` puts a text between a start and an end token."""
-    import torch
+    """Make the mask of one text, or of several documents in one row.
 
+    With --predict, the text stands between <s>, which is known first, and <e>, which is known last.
+    """
     documents = [_tokens(text, "--text") for text in options.text]
     tokens = [token for document in documents for token in document]
-    number = torch.tensor([[n for n, document in enumerate(documents) for _ in document]])
-    given: dict[str, Any] = {"valid": torch.ones_like(number, dtype=torch.bool), "window": options.window}
-    given |= {"each": options.each} if options.each else {}
-    if "rank" in parameters(kind):
-        given["rank"] = torch.tensor([_ranks(tokens, options.order)])
-    mask = build(kind, {**given, "document": number})
-    if options.predict:
-        return _between_start_and_end(mask, tokens)
-    return Scene(mask, tokens, tints=number[0] if "document" in parameters(kind) else None)
-
-
-def _between_start_and_end(mask: Mask, tokens: list[str]) -> Scene:
-    """The same text between <s>, which is known first, and <e>, which is known last."""
+    ranks = _ranks(tokens, options.order) if "rank" in parameters(kind) else None
     import torch
 
     from allmask.mask import Mask
 
+    number = torch.tensor([[n for n, document in enumerate(documents) for _ in document]])
+    given: dict[str, Any] = {"valid": torch.ones_like(number, dtype=torch.bool), "window": options.window}
+    given |= {"each": options.each} if options.each else {}
+    given |= {"rank": torch.tensor([ranks])} if ranks else {}
+    mask = build(kind, {**given, "document": number})
+    if not options.predict:
+        return Scene(mask, tokens, tints=number[0] if "document" in parameters(kind) else None)
     rank = mask.order[0] - mask.order.min() + 1
     rank = torch.cat([rank.new_zeros(1), rank, rank.max()[None] + 1])
     return Scene(Mask.permutation(rank[None], window=mask.window), ["<s>", *tokens, "<e>"])
 
 
 def _sources_and_targets(kind: str, options: Options) -> Scene:
-    """Sources and targets in one row, as BERT is given them: [CLS] source [SEP] target [SEP]."""
-    import torch
-
+    """Make the mask of sources and targets in one row, as BERT reads them: [CLS] source [SEP] target [SEP]."""
     tokens, flags = ["[CLS]"], [False]
     for turn in range(len(options.source) + len(options.target)):
         is_target = turn % 2 == 1
         text = (options.target if is_target else options.source)[turn // 2]
         part = [*_tokens(text, "--target" if is_target else "--source"), "[SEP]"]
         tokens, flags = tokens + part, flags + [is_target] * len(part)
+    import torch
+
     targets = torch.tensor([flags])
     mask = build(
         kind,
@@ -211,36 +211,28 @@ def _sources_and_targets(kind: str, options: Options) -> Scene:
 
 
 def _encoder_decoder(kind: str, options: Options) -> Scene:
-    """The rows of the decoder: what it sees of the source, then of the target."""
+    """Make the mask of a decoder: each row reads the source, and the target so far."""
+    source, target = _tokens(options.source[0], "--source"), _tokens(options.target[0], "--target")
     import torch
 
-    source, target = _tokens(options.source[0], "--source"), _tokens(options.target[0], "--target")
     is_target = torch.arange(len(source) + len(target) + 1)[None] >= len(source)
     mask, tokens = build(kind, {"is_target": is_target}), [*source, "<s>", *target]
     return Scene(mask, tokens, scored=is_target[0], first=len(source), tints=is_target[0].long())
 
 
 def _matrix(kind: str, options: Options) -> Scene:
-    import torch
-
     assert options.file is not None
     rows = read_matrix(options.file)
-    tokens = _tokens(options.text[0], "--text") if options.text else [str(place) for place in range(len(rows))]
+    tokens = _tokens(options.text[0], "--text") if options.text else [str(position) for position in range(len(rows))]
     if len(tokens) != len(rows):
         raise UsageError(f"--text has {len(tokens)} tokens, {options.file} {len(rows)} rows")
+    import torch
+
     return Scene(build(kind, {"visible": torch.tensor(rows, dtype=torch.bool)}), tokens)
 
 
-LAYOUTS: dict[str, Callable[[str, Options], Scene]] = {"encoder-decoder": _encoder_decoder}  # drawn in their own way
-
-
-def _shown(scene: Scene, predict: bool) -> tuple[Tensor, list[str], list[str]]:
-    """The matrix to draw with the names of its columns and rows."""
-    from allmask.mask.prover import prediction_rows
-
-    if predict:  # nothing predicts the first token, and the last predicts nothing
-        return prediction_rows(scene.mask)[1:, :-1], scene.tokens[:-1], scene.tokens[1:]
-    return scene.mask.visible()[0, scene.first :], scene.tokens, scene.tokens[scene.first :]
+# kinds with their own layout
+LAYOUTS: dict[str, Callable[[str, Options], Scene]] = {"encoder-decoder": _encoder_decoder}
 
 
 def _title(kind: str, options: Options) -> str:
@@ -252,22 +244,11 @@ def _title(kind: str, options: Options) -> str:
     return ", ".join(words)
 
 
-def _data(
-    kind: str, scene: Scene, proof: Proof, visible: Tensor, columns: list[str], rows: list[str]
-) -> dict[str, object]:
-    return {
-        "kind": kind,
-        "tokens": scene.tokens,
-        "drawing": {"rows": rows, "columns": columns, "visible": visible.int().tolist()},
-        "proof": proof.to_dict(),
-    }
-
-
 # ---- input --------------------------------------------------------------------------------------------------
 
 
 def split(text: str) -> list[str]:
-    """Characters for Chinese, words otherwise: `GPT 写诗` is GPT, 写, 诗."""
+    """Split a text into words and Chinese characters: `GPT 写诗` is GPT, 写, 诗."""
     return [token for token in re.findall(rf"[{_ALONE}]|[^\s{_ALONE}]+", text) if not token.isspace()]
 
 
@@ -283,40 +264,37 @@ def _tokens(text: str, option: str) -> list[str]:
 
 
 def _ranks(tokens: list[str], order: str | None) -> list[int]:
-    """When each token becomes known, from a list of tokens or of positions in the order of their appearance."""
+    """Return when each token becomes known; `order` lists tokens or positions, the first to become known first."""
     if order is None:
-        raise UsageError("a permutation mask needs --order", f"for example --order {','.join(_reordered(tokens))}")
-    line = _positions(tokens, order)
-    if sorted(line) != list(range(len(tokens))):
+        example = ",".join(map(str, [*range(1, len(tokens)), 0]))
+        raise UsageError("a permutation mask needs --order", f"for example --order {example}")
+    positions = _positions(tokens, order)
+    if sorted(positions) != list(range(len(tokens))):
         raise UsageError(f"--order {order}: expected each of 0 to {len(tokens) - 1} once")
-    return [line.index(place) for place in range(len(tokens))]
-
-
-def _reordered(tokens: list[str]) -> list[str]:
-    return [str(place) for place in (*range(1, len(tokens)), 0)]
+    return [positions.index(position) for position in range(len(tokens))]
 
 
 def _positions(tokens: list[str], order: str) -> list[int]:
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", order) and order not in tokens:
-        return [int(place) for place in order.split(",")]
+        return [int(position) for position in order.split(",")]
     waiting: dict[str, list[int]] = {}
-    for place, token in enumerate(tokens):
-        waiting.setdefault(token, []).append(place)
-    line = []
+    for position, token in enumerate(tokens):
+        waiting.setdefault(token, []).append(position)
+    positions = []
     for token in split(order.replace(",", " ")):
         if not waiting.get(token):
             raise UsageError(
                 f"--order {order}: {token} is not in the text, or not that often", f"text: {' '.join(tokens)}"
             )
-        line.append(waiting[token].pop(0))
-    for token, places in waiting.items():
-        if places:
+        positions.append(waiting[token].pop(0))
+    for token, left in waiting.items():
+        if left:
             raise UsageError(f"--order {order}: {token} is missing", f"text: {' '.join(tokens)}")
-    return line
+    return positions
 
 
 def read_matrix(path: Path) -> list[list[int]]:
-    """A square matrix of 0 and 1: json, or one row a line with commas, blanks or nothing between the cells."""
+    """Read a square matrix of 0 and 1: json, or one row per line with commas, spaces or nothing between the cells."""
     if path.is_file() and path.stat().st_size > 64 * _MAX_TOKENS**2:
         raise DataError(f"{path}: too large for a mask", f"at most {_MAX_TOKENS:,} tokens can be drawn and proven")
     try:
@@ -325,7 +303,7 @@ def read_matrix(path: Path) -> list[list[int]]:
         raise DataError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
     rows = _json_rows(path, text) if path.suffix == ".json" else _text_rows(text)
     if not rows:
-        raise DataError(f"{path}: no rows", "write one row a line, such as 1,0,0")
+        raise DataError(f"{path}: no rows", "write one row per line, such as 1,0,0")
     return [_row(path, number, cells, len(rows)) for number, cells in rows]
 
 
@@ -350,7 +328,7 @@ def _row(path: Path, number: int, cells: list, expected: int) -> list[int]:
         cell = cells[values.index(None)]
         raise DataError(f"{path}:{number}: cell {values.index(None) + 1} is {str(cell)!r:.40}; expected 0 or 1")
     if len(cells) != expected:
-        raise DataError(f"{path}:{number}: {len(cells)} cells; expected {expected}, one a row of the file")
+        raise DataError(f"{path}:{number}: {len(cells)} cells; expected {expected}, as many as rows")
     if expected > _MAX_TOKENS:
         raise DataError(f"{path}: {expected:,} rows", f"at most {_MAX_TOKENS:,} tokens can be drawn and proven")
     return [int(value or 0) for value in values]

@@ -1,26 +1,35 @@
-"""`allmask predict`: the predictions of a trained model for each record of a file, in its order, into another file."""
+"""`allmask predict`: apply a trained model to each record of a file, and write the predictions to another."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from allmask.cli import listen, many, note, ready_lines, tell_cut, tell_skipped
-from allmask.cli._output import Put, check_out, output
+from allmask.cli import (
+    ModelName,
+    OnBadRecord,
+    Precision,
+    Quiet,
+    note,
+    note_cut,
+    note_skipped,
+    plural,
+    show_log,
+    stdin_batches,
+)
+from allmask.cli._output import FORMATS, Put, check_out, output
 from allmask.cli.generate import (
     Beams,
-    Folder,
     LengthPenalty,
     MaxNew,
     MinNew,
     NBest,
     NoRepeat,
-    Precision,
-    accepted,
+    open_predictor,
     search_options,
 )
 
@@ -29,9 +38,9 @@ if TYPE_CHECKING:
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
-    allmask predict runs/title/final articles.jsonl -o titles.jsonl
-    allmask predict runs/title/final articles.parquet -o titles.jsonl --beams 4 --keep url,date
-    allmask predict runs/title/final articles.csv -o - | jq -r .prediction
+    allmask predict runs/title articles.jsonl -o titles.jsonl
+    allmask predict runs/title articles.parquet -o titles.jsonl --beams 4 --keep url,date
+    allmask predict runs/title articles.csv -o - | jq -r .prediction
     allmask predict runs/de-en german.jsonl -o english.jsonl --beams 5
     allmask predict runs/reviews new.csv -o labels.csv
     allmask predict runs/reviews - -o - < lines.txt
@@ -43,13 +52,13 @@ EXAMPLES = """
 
 
 def command(
-    model: Folder,
+    model: ModelName,
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="jsonl, csv, parquet with the inputs of the task; or txt, a line each."),
+        Argument(metavar="FILE", help="The inputs: jsonl, csv or parquet; txt, or - for stdin, one per line."),
     ],
     out: Annotated[
-        str, typer.Option("--out", "-o", help="The .jsonl, .json, .csv, .tsv or .parquet file to write, - for stdout.")
+        str, Option("--out", "-o", help=f"File to write ({', '.join(FORMATS)}); - is stdout.", metavar="FILE")
     ],
     beams: Beams = 1,
     n_best: NBest = 1,
@@ -59,14 +68,12 @@ def command(
     max_new: MaxNew = None,
     precision: Precision = "auto",
     keep: Annotated[
-        str, typer.Option(help="Other fields to copy, separated by commas. id, target and label are always copied.")
+        str, Option(help="More fields to copy, separated by commas; id, target and label are always copied.")
     ] = "",
-    on_bad_record: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do with an unusable record.")
-    ] = "stop",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    on_bad_record: OnBadRecord = "stop",
+    quiet: Quiet = False,
 ) -> None:
-    """Predict with MODEL for each record of FILE. A row has the fields of its record and those of the task:
+    """Apply MODEL to each record of FILE. The output has one row per record, in the same order, with these fields:
 
     \b
     title, translate   prediction, score; with --n-best, predictions
@@ -76,15 +83,13 @@ def command(
     answer             answer, start, end, score; with --n-best, answers
     image              file, prediction, probability, probabilities; FILE is an image or a folder of images
 
-    Classifiers and taggers also read - (stdin), a text a line. The file appears when it is complete; one of that name
-    is replaced.
+    Classifiers and taggers also read stdin, one text per line. The output file appears when it is complete; it
+    replaces an existing one.
     """
-    listen(quiet)
-    check_out(out, file)
-    from allmask.tasks.task import ModelFolder
-
-    predictor: Predictor = ModelFolder.open(model).predictor(precision=precision)
-    options = accepted(predictor, search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new))
+    show_log(quiet)
+    check_out(out, file, FORMATS)
+    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
+    predictor, options = open_predictor(model, file, precision, options)
     if str(file) == "-":
         predictor.expect_lines()
         with output(out) as put:
@@ -93,47 +98,42 @@ def command(
         kept = [name for name in (word.strip() for word in keep.split(",")) if name]
         total = _predict_file(predictor, options, file, kept, on_bad_record, out, quiet)
         if not quiet and out != "-":
-            note(f"{out}: {many(total, 'record')}")
-    tell_cut(predictor.cut, predictor.max_tokens)
+            note(f"{out}: {plural(total, 'record')}")
+    note_cut(predictor.cut, predictor.max_tokens)
 
 
 def _predict_file(
     predictor: Predictor, options: dict[str, Any], file: Path, keep: list[str], on_bad_record: str, out: str,
     quiet: bool,
 ) -> int:  # fmt: skip
-    """All records are checked before the first is predicted for; no more than a window of them is in memory."""
+    """Check all records, then predict with a window of them in memory; return their number."""
     from allmask.training.progress import Progress
 
     skipped: Counter[str] = Counter()
     total = sum(1 for _ in predictor.read(file, on_bad_record, skipped, keep))
-    tell_skipped(skipped)
+    note_skipped(skipped)
     hidden = predictor.hidden - set(keep)
     bar = Progress(total, predictor.done, quiet=quiet)
     done, records = 0, predictor.read(file, on_bad_record, Counter(), keep)
     with output(out) as put:
         while window := list(islice(records, predictor.window)):
-            for record, found in zip(window, predictor.predict(window, **options), strict=True):
-                put(_row(record, found, hidden))
+            for record, prediction in zip(window, predictor.predict(window, **options), strict=True):
+                put(_row(record, prediction, hidden))
             done += len(window)
             bar.update(done)
     bar.close()
     return total
 
 
-def _row(record: Record, found: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
+def _row(record: Record, prediction: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
     fields = {name: value for name, value in record.fields.items() if value is not None and name not in hidden}
-    return {**fields, **found}
+    return {**fields, **prediction}
 
 
 def _predict_lines(predictor: Predictor, options: dict[str, Any], put: Put) -> None:
-    """Each line of stdin is a text, and answered as soon as it is there; a blank one gives a blank one."""
-    from allmask.data import Record
-
-    number = 0
-    for lines in ready_lines():
-        records = [Record({"text": line}, f"stdin:{number + place}") for place, line in enumerate(lines, 1)]
-        there = [record for record in records if record.fields["text"].strip()]
-        found = predictor.predict(there, **options) if there else iter(())
+    """Predict for each line of stdin as soon as it arrives; a blank line gives a blank line."""
+    for records in stdin_batches():
+        texts = [record for record in records if record.fields["text"].strip()]
+        predictions = predictor.predict(texts, **options) if texts else iter(())
         for record in records:
-            put(_row(record, next(found), predictor.hidden) if record.fields["text"].strip() else None)
-        number += len(lines)
+            put(_row(record, next(predictions), predictor.hidden) if record.fields["text"].strip() else None)

@@ -1,4 +1,4 @@
-"""`allmask pretrain`: a model learns objectives from plain text."""
+"""`allmask pretrain`: train a model on plain text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ EXAMPLES = """
 
 
 def run(asked: Request) -> None:
-    """Train a model on plain text: the objective decides by its masks which tokens see each other.
+    """Train a model on plain text. The objective chooses the attention mask and the tokens to predict:
 
-    The run's folder gets the tokens of the text, config.yaml, metrics.jsonl, loss.png, checkpoints and final, a model
-    folder. Ctrl-C saves; the same command with --resume continues, bit for bit as if it had not been stopped. With
-    "torchrun --nproc-per-node 8 -m allmask pretrain …" eight processes share each batch; the run is the same.
+    \b
+    mlm          hidden tokens, from both sides (BERT)
+    nsp          the same, and whether a second text follows the first
+    causal       the next token (GPT-2)
+    reverse      the previous token; with causal, both directions of ELMo
+    permutation  tokens in a random order (XLNet)
+    prefix       the end of a text, from all of its beginning
+    unilm        hidden tokens under four masks: both sides, left to right, right to left, prefix (UniLM)
+    mass         a hidden span, with an encoder–decoder (MASS)
+    span         several hidden spans, with an encoder–decoder (T5)
+
+    Writes a folder with the tokenized text, config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model
+    (final). Ctrl-C saves the run; the same command with --resume continues it, with bit-identical results. With
+    torchrun, several processes share each batch (docs/scale.md).
     """
     drive("pretrain", asked)
 

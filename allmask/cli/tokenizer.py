@@ -1,20 +1,18 @@
-"""Train a tokenizer on your own text, or show how one cuts a text."""
+"""Train a tokenizer on your own text, or show how one splits a text."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
-from allmask.cli import emit, examples, note
+from allmask.cli import AsJson, OnBadRecord, emit, examples, note, note_skipped
 from allmask.errors import UsageError
 from allmask.files import replace_folder
-
-if TYPE_CHECKING:
-    from allmask.text import Tokenizer
 
 EXAMPLES = """
     allmask tokenizer train corpus/ --kind wordpiece --size 8000 --out tok/
@@ -32,35 +30,35 @@ _SHOW = """
 command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@command.command("train", epilog=examples(_TRAIN))
+@command.command("train", epilog=examples(_TRAIN), short_help="Train a tokenizer on text files.")
 def train_command(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Text files (.txt, .jsonl, .csv, .parquet, also as .gz), or folders of them."),
+        Argument(help="Text files (.txt, .jsonl, .csv, .parquet, also as .gz), or folders of them."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    out: Annotated[Path, Option("--out", "-o", help="Folder to write.", metavar="FOLDER")],
     kind: Annotated[
         Literal["wordpiece", "bpe", "byte-bpe", "unigram"],
-        typer.Option(help="As BERT has it, plain, as GPT-2 or as T5 has it."),
+        Option(help="Algorithm: wordpiece is BERT's, byte-bpe GPT-2's, unigram T5's."),
     ] = "wordpiece",
-    size: Annotated[int, typer.Option(help="Tokens in all, special ones included.")] = 8000,
+    size: Annotated[int, Option(help="Size of the vocabulary, special tokens included.")] = 8000,
     lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", help="For wordpiece only; lowercase is its default.")
+        bool | None,
+        Option("--lowercase/--cased", help="wordpiece: convert text to lower case.", show_default="lowercase"),
     ] = None,
-    minimum: Annotated[int, typer.Option("--min-count", help="How often a pair must occur to become a piece.")] = 2,
+    minimum: Annotated[int, Option("--min-count", help="Number of times a pair must occur to be merged.")] = 2,
     alphabet: Annotated[
-        int | None, typer.Option(help="Keep only this many characters, the most frequent; others are unknown.")
+        int | None,
+        Option(help="Keep only the N most frequent characters.", metavar="N", show_default="all"),
     ] = None,
-    text_field: Annotated[str, typer.Option(help="The field of a record, or the column, that is the text.")] = "text",
-    on_bad_record: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do with a line or record that cannot be read.")
-    ] = "stop",
-    force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is already in the folder.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    text_field: Annotated[str, Option(help="Field of a record that holds the text.")] = "text",
+    on_bad_record: OnBadRecord = "stop",
+    force: Annotated[bool, Option("--force", help="Replace a tokenizer that is already in the folder.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer on text files, the same ones that `pretrain` reads.
 
-    Writes a folder that allmask and transformers load. The same files give the same tokenizer.
+    Writes a folder that allmask and transformers load. The same files always give the same tokenizer.
     """
     from allmask.data.sentences import Reading, Texts
     from allmask.text import train_tokenizer
@@ -72,61 +70,55 @@ def train_command(
         tokenizer.save(beside)
     data = {"kind": tokenizer.kind, "size": tokenizer.size, "specials": dict(tokenizer.specials), "out": str(out)}
     skipped = dict(texts.reading.skipped)
-    if skipped:
-        data["skipped"] = skipped
-        note(f"skipped: {', '.join(f'{count:,} × {reason}' for reason, count in skipped.items())}")
-    fewer = f" (the text has no more; {size:,} asked)" if tokenizer.size < size else ""
+    data |= {"skipped": skipped} if skipped else {}
+    note_skipped(skipped)
+    fewer = f" (not {size:,}: the text has no more)" if tokenizer.size < size else ""
     emit(as_json, data, f"{tokenizer.kind} tokenizer with {tokenizer.size:,} tokens{fewer} in {out}")
 
 
 @command.command("show", epilog=examples(_SHOW))
 def show_command(
-    source: Annotated[Path, typer.Argument(help="A model or tokenizer folder, a tokenizer.json or a vocab.txt.")],
-    text: Annotated[str, typer.Option("--text", help="The text to cut.")],
-    pair: Annotated[str | None, typer.Option("--pair", help="A second text.")] = None,
-    special: Annotated[bool, typer.Option("--special/--no-special", help="Frame with special tokens.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    source: Annotated[Path, Argument(help="A model or tokenizer folder, a tokenizer.json or a vocab.txt.")],
+    text: Annotated[str, Option("--text", help="The text to split.")],
+    pair: Annotated[str | None, Option("--pair", help="A second text.", show_default="none")] = None,
+    special: Annotated[bool, Option("--special/--no-special", help="Add [CLS] and [SEP].")] = True,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the pieces of a text.
+    """Print the tokens of a text.
 
-    A line for each: its id, its segment, the characters it comes from, and the piece itself.
+    Each line shows the id, the segment, the range of characters, and the token.
     """
     from allmask.text import Tokenizer
 
-    tokenizer = Tokenizer.load(source)
-    rows = _rows(tokenizer, text, pair, special)
+    encoded = Tokenizer.load(source).encode(text, pair, special=special)
+    columns = zip(encoded.ids, encoded.segments, encoded.offsets, encoded.tokens, strict=True)
+    rows = [
+        {"id": id, "segment": segment, "start": start, "end": end, "token": token}
+        for id, segment, (start, end), token in columns
+    ]
     lines = [f"{row['id']:>7}  {row['segment']}  {row['start']:>4}–{row['end']:<4} {row['token']}" for row in rows]
     emit(as_json, rows, "\n".join(lines) if lines else "(no tokens)")
 
 
-def _rows(tokenizer: Tokenizer, text: str, pair: str | None, special: bool) -> list[dict[str, int | str]]:
-    encoded = tokenizer.encode(text, pair, special=special)
-    columns = zip(encoded.ids, encoded.segments, encoded.offsets, encoded.tokens, strict=True)
-    return [
-        {"id": id, "segment": segment, "start": start, "end": end, "token": token}
-        for id, segment, (start, end), token in columns
-    ]
-
-
 def _progress() -> Callable[[int, int], None]:
-    """Say how far the reading is: in place on a terminal, at most ten lines in a log."""
-    said = -1
+    """Return a function that prints how much has been read: in place on a terminal, at most ten lines in a log."""
+    tenths = -1
 
     def report(done: int, total: int) -> None:
-        nonlocal said
+        nonlocal tenths
         percent = 100 * done // max(total, 1)
+        message = f"reading {percent:3d}% of {total / 1e6:.1f} MB"
         if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\rreading {percent:3d}% of {total / 1e6:.1f} MB", end=end, file=sys.stderr, flush=True)
-        elif percent // 10 > said or percent < said * 10:
-            said = percent // 10
-            note(f"reading {percent:3d}% of {total / 1e6:.1f} MB")
+            print(f"\r{message}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif percent // 10 > tenths or percent < tenths * 10:
+            tenths = percent // 10
+            note(message)
 
     return report
 
 
 def _expect_free(out: Path, force: bool) -> None:
-    """Before any work: is there room for the result, and would --force delete something that is not a tokenizer?"""
+    """Refuse an occupied folder before any work; `force` allows one that holds a tokenizer and nothing else."""
     from allmask.text.save import FILES
 
     if out.exists() and not out.is_dir():

@@ -1,4 +1,4 @@
-"""`allmask train`: a new model learns to write, to classify images, or to make them."""
+"""`allmask train`: train a translator, an image classifier or a GAN from scratch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ EXAMPLES = """
 def run(asked: Request) -> None:
     """Train a translator, an image classifier or a GAN from scratch.
 
-    texts: an encoder–decoder writes a target for each source; one vocabulary for both is learnt from the data. --task
-    image: a residual network classifies images. --task gan: a generator makes images, a discriminator tells them from
-    real ones. The run's folder gets config.yaml, metrics.jsonl, loss.png (and confusion.png), checkpoints and final, a
-    model folder. Ctrl-C saves; the same command with --resume continues, bit for bit as if it had not been stopped.
-    With "torchrun --nproc-per-node 8 -m allmask train …" eight processes share each batch of texts; the run is the
-    same. Add --task TASK to --help to see the options of one task.
+    \b
+    --task translate, title   an encoder–decoder that writes a target for each source; its vocabulary is learnt, too
+    --task image              a residual network that classifies images
+    --task gan                a generator of images, and a discriminator that tells them from real ones
+
+    Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
+    the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
+    share each batch of texts (docs/scale.md). "allmask train --task TASK --help" shows the options of one task.
     """
     drive("train", asked)
 

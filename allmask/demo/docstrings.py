@@ -1,6 +1,6 @@
-"""Texts with titles that every Python has: docstrings. What follows the summary line is the text, the line the title.
+"""Pairs of text and title from docstrings, which every Python installation has: the summary line is the title.
 
-Files are parsed, never imported. The order of files and pairs depends on nothing but their names and contents.
+Files are parsed, never imported. The order of files and pairs depends only on their names and contents.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -24,15 +25,12 @@ SKIPPED_FOLDERS = frozenset(
 )
 SPLITS = ("train", "dev", "test")
 SHARES = {"test": 0.08, "dev": 0.05}  # of all pairs; the rest is for training
-LARGEST_HELD_OUT = 300  # pairs; a file with more is worth more in training
-SAME_OPENING = 12  # summaries that may begin with the same three words in one package
-RUN = 8  # words in a row that a held-out text may not share with one for training
+LARGEST_HELD_OUT = 300  # pairs; a larger file is used for training
+SAME_OPENING = 12  # titles of one package that may begin with the same three words
+NGRAM = 8  # a held-out text shares no n-gram of this many words with a training text
 LEAST_WORDS = 10  # of a text
-SUPPORT = 0.5  # of the words that matter in a title, the share that its text must speak of
-LOOKED_AT = 50  # words of a text, from its beginning
-
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+SUPPORT = 0.5  # share of the content words of a title that its text must contain
+SUPPORT_WORDS = 50  # words of a text, from its beginning, in which they are looked for
 
 
 @dataclass(frozen=True)
@@ -44,51 +42,41 @@ class Pair:
 
     @property
     def file(self) -> str:
-        """Pairs of one file are never on two sides."""
+        """The file; all pairs of a file are in one split."""
         return self.where.rpartition(":")[0] or self.where
 
 
 @dataclass
 class Found:
-    """What a search brought, with its counts."""
+    """The pairs that were found, by split, and counts."""
 
     splits: dict[str, list[Pair]]
     files: int = 0
     docstrings: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def pairs(self) -> int:
-        return sum(map(len, self.splits.values()))
-
 
 def find_pairs(roots: Sequence[Path], per_package: int = 120, workers: int = 1) -> Found:
-    """Pairs from the Python files under some folders, split by file; of each package at most so many files."""
+    """Return the pairs of the Python files under `roots`, split by file, from at most `per_package` files of each."""
     found = Found({})
     pairs: list[Pair] = []
-    for some, files, docstrings in _searched(list(_packages(roots).items()), per_package, workers):
-        pairs += some
-        found.files += files
-        found.docstrings += docstrings
-    found.splits = split(list(_without_twins(pairs, found.dropped)), found.dropped)
+    packages, search = list(_packages(roots).items()), partial(_search, per_package=per_package)
+    with ExitStack() as stack:
+        # spawn, not fork: torch has threads by now
+        pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"))) if workers > 1 else None
+        for of_package, files, docstrings in (pool.map if pool else map)(search, packages):
+            pairs += of_package
+            found.files += files
+            found.docstrings += docstrings
+    found.splits = split(list(_without_duplicates(pairs, found.dropped)), found.dropped)
     return found
 
 
 Package = tuple[str, list[tuple[Path, str]]]  # its name; the path and the name of each file
-Searched = tuple[list[Pair], int, int]  # pairs, files, docstrings
 
 
-def _searched(packages: Sequence[Package], per_package: int, workers: int) -> Iterator[Searched]:
-    """The packages one after another, whoever looks through them."""
-    look = partial(_pairs_of_package, per_package=per_package)
-    if workers < 2:
-        yield from map(look, packages)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # not fork: torch has threads by now
-        yield from pool.map(look, packages)
-
-
-def _pairs_of_package(package: Package, per_package: int) -> Searched:
+def _search(package: Package, per_package: int) -> tuple[list[Pair], int, int]:
+    """Return the pairs of a package, and the numbers of files and docstrings searched."""
     name, files = package
     trees = ((file, tree) for path, file in sorted(files, key=lambda file: _hash(file[1])) if (tree := _parsed(path)))
     pairs: list[Pair] = []
@@ -103,21 +91,20 @@ def _pairs_of_package(package: Package, per_package: int) -> Searched:
     return pairs, searched, docstrings
 
 
-# A docstring of several paragraphs: a colon ends the line before it, an empty line follows its first.
+# A docstring of several paragraphs: a colon ends the line before it, an empty line follows its first line.
 _PROMISING = re.compile(rb":[ \t]*\r?\n\s*r?(\"\"\"|''')\s*[^\"\n]{8,}\r?\n[ \t]*\r?\n")
 
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
 def python_folders(installed: bool = True) -> list[Path]:
-    """Where the standard library is, and what is installed."""
-    places = sysconfig.get_paths()
+    """Return the folder of the standard library and those of installed packages."""
     names = ("stdlib", "purelib", "platlib") if installed else ("stdlib",)
-    return list(dict.fromkeys(Path(places[name]) for name in names))
+    return list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in names))
 
 
 def _packages(roots: Iterable[Path]) -> dict[str, list[tuple[Path, str]]]:
-    """The Python files under some folders as (path, name), by the package or module at the top that they belong to."""
+    """Return the Python files under some folders, as (path, name), by top-level package or module."""
     packages: dict[str, list[tuple[Path, str]]] = {}
     for root in roots:
         for path in sorted(root.rglob("*.py")):
@@ -127,31 +114,29 @@ def _packages(roots: Iterable[Path]) -> dict[str, list[tuple[Path, str]]]:
     return packages
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in _definitions(tree):
-        docstring = ast.get_docstring(node)
-        if docstring:
-            yield node.lineno, docstring
+def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and docstring of functions, methods and classes, also under `if` and `try`.
 
-
-def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Functions, methods and classes, also those under an `if` or `try`; searching expressions would be slow."""
+    Walking through all expressions would be slow.
+    """
     for name in ("body", "orelse", "handlers", "finalbody"):
         for child in getattr(node, name, []):
-            if isinstance(child, Definition):
-                yield child
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                docstring = ast.get_docstring(child)
+                if docstring:
+                    yield child.lineno, docstring
             if isinstance(child, ast.ClassDef | ast.If | ast.Try | ast.ExceptHandler):
-                yield from _definitions(child)
+                yield from _docstrings(child)
 
 
 def _parsed(path: Path) -> ast.Module | None:
-    """The tree of a file that may hold a pair; None also for a template or a file for another Python."""
+    """Return the syntax tree of a file that may hold a pair; None for others, and for files that cannot be parsed."""
     try:
         content = path.read_bytes()
         if not _PROMISING.search(content):  # most files; parsing them would take a minute
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the escapes in other people's strings
+            warnings.simplefilter("ignore")  # about invalid escapes in strings
             return ast.parse(content)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -166,6 +151,7 @@ _SECTION = re.compile(
     re.IGNORECASE,
 )
 _FIELD = re.compile(r"[:@](param|parameter|arg|type|returns?|rtype|raises?|ivar|cvar|keyword|key|yields?|var)\b")
+_DIRECTIVE = re.compile(r"\.\. |[-=~^+|#*]{3}")
 _MARKUP = [  # in this order
     (re.compile(r":[\w:+-]+:`[!~]?([^`<]*?)\s*(<[^`]*>)?`"), r"\1"),  # :class:`~a.B`
     (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_*"), r"\1"),  # `words <address>`_
@@ -185,7 +171,7 @@ _UNLIKE_A_TITLE = re.compile(
 
 
 def title_and_text(docstring: str) -> tuple[str, str] | None:
-    """(summary, text) of a docstring without markup; None if it has not both, or they are not prose."""
+    """Return (title, text) of a docstring, without markup; None if it lacks one of them, or they are not prose."""
     first, _, rest = docstring.strip().partition("\n\n")
     title = _plain(first).rstrip(" .:;!")
     if first.count("\n") > 1 or not 3 <= len(title.split()) <= 16:
@@ -199,40 +185,35 @@ def title_and_text(docstring: str) -> tuple[str, str] | None:
 
 
 def support(title: str, text: str) -> float:
-    """The share of a title's words, small ones aside, that begin like a word near the beginning of its text.
+    """Return the share of a title's content words whose stem is in the first words of its text.
 
-    A title that speaks of other things than its text cannot be learnt from it, nor fairly be asked for.
+    A title without such support can neither be learnt nor predicted from its text.
     """
-    told = {_beginning(word) for word in words(text).split()[:LOOKED_AT]}
-    asked = [_beginning(word) for word in words(title).split() if not _SMALL_WORDS.fullmatch(word)]
-    return sum(word in told for word in asked) / max(1, len(asked))
+    stems = {_stem(word) for word in words(text).split()[:SUPPORT_WORDS]}
+    wanted = [_stem(word) for word in words(title).split() if not _SMALL_WORDS.fullmatch(word)]
+    return sum(stem in stems for stem in wanted) / max(1, len(wanted))
 
 
-def _beginning(word: str) -> str:
-    """Of a word without its plural: lines and line, returned and returns are one."""
+def _stem(word: str) -> str:
+    """Return the first letters of a word without a plural s: the same for line and lines, returned and returns."""
     return word.removesuffix("s")[:5]
 
 
 def prose(text: str) -> str:
-    """The sentences of a docstring: no tables of parameters, no examples, no directives, no markup."""
+    """Return the sentences of a docstring, without parameters, examples, directives and markup."""
     kept: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         lines = paragraph.strip("\n").splitlines()
         if not lines or _is_heading(lines):
             break  # what follows are parameters, results, examples
-        told = [line for line in lines if not _is_markup(line)]
         if not lines[0].startswith((" ", "\t", ".. ")) and ">>>" not in paragraph:
-            kept += told
+            kept += [line for line in map(str.strip, lines) if not (_FIELD.match(line) or _DIRECTIVE.match(line))]
     return _plain(" ".join(kept))
 
 
 def _is_heading(lines: list[str]) -> bool:
     underlined = len(lines) > 1 and re.fullmatch(r"\s*([-=~^])\1{2,}\s*", lines[1])
     return bool(underlined or _SECTION.fullmatch(lines[0].strip().strip("*#")) or _FIELD.match(lines[0].strip()))
-
-
-def _is_markup(line: str) -> bool:
-    return bool(_FIELD.match(line.strip()) or re.match(r"\s*(\.\. |[-=~^+|#*]{3})", line))
 
 
 def _plain(text: str) -> str:
@@ -242,21 +223,21 @@ def _plain(text: str) -> str:
 
 
 def _letters(text: str) -> float:
-    """The share of the characters, spaces aside, that are plain letters."""
+    """Return the share of ASCII letters among all characters except spaces."""
     solid = text.replace(" ", "")
     return sum(c.isascii() and c.isalpha() for c in solid) / max(1, len(solid))
 
 
 def words(text: str) -> str:
-    """The text as lower-case words alone: equal for texts that differ in case, dots and markup."""
+    """Return the words of a text in lower case: the same for texts that differ in case, punctuation and markup."""
     return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
 
 
-# ---- no twins, and splits that share nothing ---------------------------------------------------------------------
+# ---- duplicates and splits ---------------------------------------------------------------------------------------
 
 
-def _without_twins(pairs: Iterable[Pair], dropped: Counter[str]) -> Iterator[Pair]:
-    """Each summary once, each text once, and few summaries of one package with the same opening words."""
+def _without_duplicates(pairs: Iterable[Pair], dropped: Counter[str]) -> Iterator[Pair]:
+    """Yield each title and each text once, and few titles of a package with the same first words."""
     seen: set[str] = set()
     openings: Counter[str] = Counter()
     for pair in pairs:
@@ -264,7 +245,7 @@ def _without_twins(pairs: Iterable[Pair], dropped: Counter[str]) -> Iterator[Pai
         opening = " ".join([pair.package, *title.split()[:3]])
         openings[opening] += 1
         if title in seen or text in seen:
-            dropped["twins"] += 1
+            dropped["duplicates"] += 1
         elif openings[opening] > SAME_OPENING:
             dropped["boilerplate"] += 1
         else:
@@ -273,7 +254,7 @@ def _without_twins(pairs: Iterable[Pair], dropped: Counter[str]) -> Iterator[Pai
 
 
 def split(pairs: Sequence[Pair], dropped: Counter[str]) -> dict[str, list[Pair]]:
-    """Whole files to test, dev and training; then held-out texts that resemble one for training are dropped."""
+    """Assign whole files to test, dev and train; then drop held-out texts that overlap with training texts."""
     sizes = Counter(pair.file for pair in pairs)
     room = {name: share * len(pairs) for name, share in SHARES.items()}
     home = dict.fromkeys(sizes, "train")
@@ -286,21 +267,21 @@ def split(pairs: Sequence[Pair], dropped: Counter[str]) -> dict[str, list[Pair]]
     known: set[int] = set()
     for name in SPLITS:
         before = len(parts[name])
-        parts[name] = [pair for pair in parts[name] if name == "train" or known.isdisjoint(_runs(pair))]
-        dropped["like one for training"] += before - len(parts[name])
-        known.update(run for pair in parts[name] for run in _runs(pair))
+        parts[name] = [pair for pair in parts[name] if name == "train" or known.isdisjoint(_ngrams(pair))]
+        dropped["overlap"] += before - len(parts[name])
+        known.update(ngram for pair in parts[name] for ngram in _ngrams(pair))
     return {name: sorted(part, key=lambda pair: _hash(pair.where)) for name, part in parts.items()}
 
 
-def _runs(pair: Pair) -> set[int]:
-    """Every run of words of the text and of the title; a short title is one run."""
+def _ngrams(pair: Pair) -> set[int]:
+    """Return hashes of all n-grams of text and title; a shorter title is one n-gram."""
     return {
-        hash(tuple(told[start : start + RUN]))
-        for told in (words(pair.source).split(), words(pair.target).split())
-        for start in range(max(1, len(told) - RUN + 1))
+        hash(tuple(tokens[start : start + NGRAM]))
+        for tokens in (words(pair.source).split(), words(pair.target).split())
+        for start in range(max(1, len(tokens) - NGRAM + 1))
     }
 
 
 def _hash(text: str) -> bytes:
-    """Scatters names in the same way everywhere."""
+    """Return a key that sorts names in a random but fixed order."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

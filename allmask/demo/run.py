@@ -1,8 +1,8 @@
-"""`allmask demo`, from the mask to the saved model, each step explained in a line or two.
+"""The steps of `allmask demo`, from the mask to the saved model, each with a line or two of explanation.
 
 demo-run/
   data/train.jsonl, dev.jsonl, test.jsonl   source, target and where they come from
-  metrics.jsonl      a line per step, a line per evaluation
+  metrics.jsonl      one line per step and per evaluation
   demo.png           the run in one picture
   result.json        what is printed with --json
   final/             a model folder
@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,9 @@ from typing import Any
 import torch
 
 from allmask.data import Record, plan_epoch
+from allmask.demo import RESULT, expect_replaceable
 from allmask.demo.docstrings import Found, find_pairs, python_folders
-from allmask.demo.picture import LABELS, draw_demo
-from allmask.demo.texts import sentences
-from allmask.errors import DataError, Interrupted, ResourceError
+from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.mask.drawing import draw
 from allmask.model import Model, load
@@ -39,10 +39,8 @@ from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.text import lead_sentence, rouge
 from allmask.tasks.seq2seq import Seq2SeqWorkload, Title, TitleEvaluator
 from allmask.training import Paused, Score, Settings, train
-from allmask.training.log import read_metrics
+from allmask.training.log import points, read_metrics, smoothed
 
-RESULT = "result.json"
-USES = {"train": "pairs to learn from", "dev": "to watch", "test": "to evaluate on"}
 Say = Callable[[str], None]
 
 
@@ -51,16 +49,16 @@ class Size:
     """How much of everything a demo does."""
 
     files: int = 240  # parsed, of each package
-    layers: int | None = None  # of MiniLM's, the first so many; None is all
-    installed: bool = True  # packages besides the standard library
+    layers: int | None = None  # keep only the first layers of MiniLM; None keeps all
+    installed: bool = True  # use installed packages, not only the standard library
     train: int | None = None  # pairs
     dev: int = 200
     test: int = 400
     written: int = 60  # titles per evaluation during training
-    beams: int = 4  # of the final evaluation
+    beams: int = 4  # in the final evaluation
     steps: int | None = None  # None: as many as the time allows
     quoting: float = 0.4  # share of the training time; titles take the rest
-    most_epochs: int = 4  # of titles; more would overfit
+    most_epochs: int = 4  # over the titles; more would overfit
     evaluations: int = 4
     batch_tokens: int = 1024
 
@@ -73,27 +71,32 @@ FAST = Size(
 TASK = Title(max_source=64, max_target=24)
 SETTINGS = Settings(
     lr=2e-3, layer_decay=0.7, warmup=30, dropout=0.0, keep=1, seed=1
-)  # lower layers keep what BERT knows
-TITLES = {"lr": 1.2e-3, "warmup": 0.1, "dropout": 0.1}  # gentler, so as not to overfit
-QUOTATIONS = 3  # of each text, so that few are seen twice
+)  # layer decay: lower layers keep what BERT has learnt
+TITLES = {"lr": 1.2e-3, "warmup": 0.1, "dropout": 0.1}  # against overfitting
+QUOTATIONS = 3  # per text
 ENDING = 10.0  # seconds kept for saving and drawing
 BEAMS = 2.0  # cost of a title with beams, relative to one without
-LOOK = 10  # steps after which the clock is checked
-LATEST = 30  # steps by whose speed the second lesson is planned
+LOOK = 10  # steps between two looks at the clock
+BLUE, ORANGE, GREY = "#5B84D7", "#E39A57", "#8B93A1"
+LABELS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
+LATEST = 30  # steps whose speed decides the number of steps for titles
 
 
 def run_demo(
     out: Path, minutes: float = 5.0, size: Size = FULL, say: Say = print, quiet: bool = False
 ) -> dict[str, Any]:
-    """Run the demo; `out` is replaced when the new run is complete, and not touched before."""
-    began = time.monotonic()
+    """Run the demo in a hidden folder, which replaces `out` when the run is complete."""
+    start = time.monotonic()
     expect_replaceable(out)
     try:
-        model = load("minilm")  # first: it may be missing
+        model = load("minilm")  # first, as its package may be missing
         with replace_folder(out) as folder:
-            return Demo(model, size, folder, out, say, quiet, began + 60 * minutes).run()
+            return Demo(model, size, folder, out, say, quiet, start + 60 * minutes).run()
     except (KeyboardInterrupt, Interrupted) as error:
-        raise _stopped(out, error) from None
+        stopped = Interrupted("the demo was stopped; nothing is left of it", getattr(error, "exit_code", 130))
+        kept = f"the earlier one in {out} is unchanged; " if out.exists() else ""
+        stopped.hint = f"{kept}the same command starts again from the beginning; --minutes 2 or --fast is shorter"
+        raise stopped from None
 
 
 @dataclass
@@ -102,71 +105,72 @@ class Demo:
 
     model: Model
     size: Size
-    folder: Path  # where it is written until it is complete
-    out: Path  # where it will be found
+    folder: Path  # the hidden folder
+    out: Path  # the name that it gets
     say: Say
     quiet: bool
     deadline: float
 
     def run(self) -> dict[str, Any]:
-        began = time.monotonic()
+        start = time.monotonic()
         records = self.read()
-        self.show_mask(records["train"])
+        self.say(
+            "\n1. The mask. Each row is a token, each ■ a token that it may read. The text, up to the first [SEP],\n"
+            "   reads itself in both directions, as always in BERT; the title sees the text and what is written so\n"
+            "   far. This mask is all that makes a writer of a reader. (A real pair, cut to fit:)\n"
+        )
+        self.say(mask_of_a_pair(self.model, records["train"]))
         steps = self.learn(records)
         scores = self.evaluate(records["test"])
-        titles = self.write_titles(sentences())
+        titles = self.write_titles(passages())
         result = {
             "pairs": {name: len(part) for name, part in records.items()},
             "steps": steps,
-            "seconds": round(time.monotonic() - began, 1),
+            "seconds": round(time.monotonic() - start, 1),
             "scores": scores,
             "titles": titles,
             "final": str(self.out / "final"),
             "picture": str(self.out / "demo.png"),
         }
-        self.save(result)
+        save_model(self.model, TASK, self.folder / "final")
+        draw_demo(self.folder / "demo.png", read_metrics(self.folder), scores)
+        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        (self.folder / RESULT).write_text(text, encoding="utf-8")
+        self.say(
+            f"5. Saved in {result['seconds']:.0f} s: the model in {self.out}/final, the pairs in {self.out}/data, "
+            f"the run in one picture:\n   {self.out}/demo.png"
+        )
         return result
 
-    # ---- the text ------------------------------------------------------------------------------------------------
-
     def read(self) -> dict[str, list[Record]]:
+        """Find pairs, write them to files that `allmask finetune` and `evaluate` read, and return them by split."""
         self.say(
             "Docstrings are texts with titles: a line that sums up, then the details. The model reads the details\n"
             "and learns to write the line. Reading the Python files of this machine (none is run) …"
         )
         workers = min(4, os.cpu_count() or 1) if self.size.installed else 1
         found = find_pairs(python_folders(self.size.installed), self.size.files, workers)
-        limits = {"train": self.size.train, "dev": self.size.dev, "test": self.size.test}
         if not all(found.splits.values()):
             raise DataError(
                 f"too few docstrings here: {found.docstrings} in {found.files} files",
                 "is this Python's standard library installed as .py files?",
             )
+        limits = {"train": self.size.train, "dev": self.size.dev, "test": self.size.test}
         found.splits = {name: found.splits[name][:limit] for name, limit in limits.items()}
         self.say(_counts(found))
-        return {name: self._kept(found, name) for name in limits}
-
-    def _kept(self, found: Found, name: str) -> list[Record]:
-        """Write a split to a file that `allmask finetune` and `evaluate` read, and return its records."""
-        path = self.folder / "data" / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        lines = [json.dumps(asdict(pair), ensure_ascii=False) for pair in found.splits[name]]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return TASK.read(path)
-
-    # ---- 1: the mask ---------------------------------------------------------------------------------------------
-
-    def show_mask(self, records: Sequence[Record]) -> None:
-        self.say(
-            "\n1. The mask. Each row is a token, each ■ a token that it may read. The text, up to the first [SEP],\n"
-            "   reads itself in both directions, as always in BERT; the title sees the text and what is written so\n"
-            "   far. This mask is all that makes a writer of a reader. (A real pair, cut to fit:)\n"
-        )
-        self.say(mask_of_a_pair(self.model, records))
+        (self.folder / "data").mkdir()
+        records = {}
+        for name, pairs in found.splits.items():
+            path = self.folder / "data" / f"{name}.jsonl"
+            lines = [json.dumps(asdict(pair), ensure_ascii=False) for pair in pairs]
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            records[name] = TASK.read(path)
+        return records
 
     # ---- 2: learning ---------------------------------------------------------------------------------------------
 
     def learn(self, records: dict[str, list[Record]]) -> int:
+        """Train on quotations, then on titles; return the number of steps."""
         self.say("\n2. Learning. MiniLM is a BERT that has never written a word. Before training it writes:\n")
         body = self.model.keep_layers(self.size.layers) if self.size.layers else self.model
         self.model = TASK.prepare(body, records["train"], SETTINGS.seed)
@@ -174,19 +178,23 @@ class Demo:
         dev = shortest_first(records["dev"])
         evaluator = TitleEvaluator(TASK, dev, TASK.examples(tokenizer, dev), written=self.size.written)
         titles = Seq2SeqWorkload(TASK.examples(tokenizer, records["train"]), self._by_loss(evaluator))
-        before, seconds = self._before(evaluator)
+        before, seconds = self._evaluate(evaluator)
+        for line in before.samples:
+            self.say(line)
         quoted = self._quote(records["train"], self._most(titles), seconds)
-        titling = self._second_lesson(titles, self._seconds_of(evaluator), quoted)
+        self.model.eval()
+        _, seconds = self._evaluate(evaluator)  # the first one was slower: kernels were prepared
+        settings = self._second_lesson(titles, seconds, quoted)
         self.say(
-            f"\n   The second lesson is the titles: {titling.steps} steps of {titling.batch_tokens:,} tokens. What it "
-            "writes is shown at each evaluation.\n"
+            f"\n   The second lesson is the titles: {settings.steps} steps of {settings.batch_tokens:,} tokens. "
+            "What it writes is shown at each evaluation.\n"
         )
-        result = train(self.model, titles, titling, self.folder / "training", quiet=self.quiet)
-        self._keep_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
+        result = train(self.model, titles, settings, self.folder / "training", quiet=self.quiet)
+        self._write_metrics({**before.metrics, "lead_rouge_l": lead_rouge_l(dev[: self.size.written])}, quoted)
         return len(quoted) + result.steps
 
     def _quote(self, records: Sequence[Record], titling: int, evaluation: float) -> list[dict[str, Any]]:
-        """Give the first lesson, for its share of the time but not for too many steps; return its metrics."""
+        """Train on quotations, for their share of the time and at most their share of the steps; return the metrics."""
         self.say(
             "   The first lesson is to quote: to write a central sentence of the text. Titles are made of words of\n"
             "   their text, and this BERT has never copied a word from one position to another.\n"
@@ -206,22 +214,14 @@ class Demo:
         self.say(f"   It has learnt to quote in {len(metrics)} steps: {losses}")
         return metrics
 
-    def _before(self, evaluator: TitleEvaluator) -> tuple[Score, float]:
-        """Show what the untrained model writes; return its score, and how many seconds the evaluation took."""
-        began = time.monotonic()
+    def _evaluate(self, evaluator: TitleEvaluator) -> tuple[Score, float]:
+        """Return the score of the model, and the seconds that the evaluation took."""
+        start = time.monotonic()
         score = evaluator(self.model)
-        for line in score.samples:
-            self.say(line)
-        return score, time.monotonic() - began
-
-    def _seconds_of(self, evaluator: TitleEvaluator) -> float:
-        """The seconds that an evaluation takes when it is not the first one."""
-        began = time.monotonic()
-        evaluator(self.model.eval())
-        return time.monotonic() - began
+        return score, time.monotonic() - start
 
     def _by_loss(self, evaluator: TitleEvaluator) -> Callable[[Model], Score]:
-        """The same evaluator, but it shows its samples every time, and the lowest loss is the best."""
+        """Return an evaluator that also prints its samples, and for which the lowest loss is the best."""
 
         def evaluate(model: Model) -> Score:
             score = evaluator(model)
@@ -232,7 +232,7 @@ class Demo:
         return evaluate
 
     def _second_lesson(self, work: Seq2SeqWorkload, evaluation: float, quoted: list[dict[str, Any]]) -> Settings:
-        """Plan as many steps as fit into the time that is left, by the speed of the first lesson's last steps."""
+        """Return settings with as many steps as fit into the time left, at the speed of the latest steps."""
         step = mean(line["tokens"] / line["speed"] for line in quoted[-LATEST:])
         fitting = max(LOOK, int((self._learning_ends(evaluation) - time.monotonic()) / step))
         given = self.size.steps
@@ -241,16 +241,16 @@ class Demo:
         return replace(self._settings, **TITLES, steps=steps, eval_every=every, save_every=steps)
 
     def _quoting_ends(self, evaluation: float) -> float:
-        """The time at which the first lesson ends; never, if the number of steps is given."""
+        """Return the time at which the first lesson ends; infinity if the number of steps is given."""
         now = time.monotonic()
         return (
             now + self.size.quoting * (self._learning_ends(evaluation) - now) if self.size.steps is None else math.inf
         )
 
     def _learning_ends(self, evaluation: float) -> float:
-        """The time at which training must end, if an evaluation takes so many seconds, to meet the deadline.
+        """Return the time at which training must end to meet the deadline; `evaluation` is the seconds of one.
 
-        At least half of the time that is left is for training: a machine that is slow at first need not stay so.
+        At least half of the time left is for training: a machine that is slow at first may become faster.
         """
         evaluating = evaluation * (self.size.evaluations + BEAMS * self.size.test / self.size.written)
         return max(self.deadline - evaluating - ENDING, (time.monotonic() + self.deadline) / 2)
@@ -262,16 +262,15 @@ class Demo:
     def _settings(self) -> Settings:
         return replace(SETTINGS, batch_tokens=self.size.batch_tokens)
 
-    def _keep_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
-        """Write the metrics of both lessons as those of one run that begins with an evaluation at step 0."""
+    def _write_metrics(self, before: dict[str, float], quoted: list[dict[str, Any]]) -> None:
+        """Write the metrics of both lessons as one run that begins with an evaluation at step 0."""
         first = {"step": 0, **{f"eval_{name}": value for name, value in before.items()}}
         then = [{**line, "step": line["step"] + len(quoted)} for line in read_metrics(self.folder / "training")]
-        lines = [first, *quoted, *then]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = "".join(json.dumps(line) + "\n" for line in [first, *quoted, *then])
         (self.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
         shutil.rmtree(self.folder / "training")
 
-    # ---- 3, 4, 5 -------------------------------------------------------------------------------------------------
+    # ---- 3 and 4: evaluation, other texts ------------------------------------------------------------------------
 
     def evaluate(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
         self.say(
@@ -286,25 +285,23 @@ class Demo:
         self.say("\n4. Writing for other texts: a title for some passages of the README.\n")
         made = [{"text": text, "title": title} for text, title in zip(texts, self._titles(texts), strict=True)]
         for entry in made:
-            self.say(f"  text   {_short(entry['text'])}\n  title  {entry['title']}\n")
+            text = entry["text"]
+            self.say(f"  text   {text if len(text) <= 100 else text[:99] + '…'}\n  title  {entry['title']}\n")
         return made
 
     def _titles(self, sources: Sequence[str]) -> list[str]:
         rules = TASK.decoding(self.model, beams=self.size.beams)
         return [best[0][0] for best in TASK.write(self.model, sources, rules)]
 
-    def save(self, result: dict[str, Any]) -> None:
-        save_model(self.model, TASK, self.folder / "final")
-        draw_demo(self.folder / "demo.png", read_metrics(self.folder), result["scores"])
-        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-        (self.folder / RESULT).write_text(text, encoding="utf-8")
-        self.say(
-            f"5. Saved in {result['seconds']:.0f} s: the model in {self.out}/final, the pairs in {self.out}/data, "
-            f"the run in one picture:\n   {self.out}/demo.png"
-        )
 
+@dataclass(frozen=True)
+class Timer:
+    """An evaluator that only asks for a pause when the time is over."""
 
-# ---- parts that stand alone ----------------------------------------------------------------------------------------
+    ends: float
+
+    def __call__(self, model: Model) -> Score:
+        return Score(-math.inf, {}, pause=time.monotonic() >= self.ends)
 
 
 def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, target: int = 6) -> str:
@@ -320,24 +317,14 @@ def mask_of_a_pair(model: Model, records: Sequence[Record], source: int = 7, tar
     return draw(TASK.mask_of(is_target), read + written)
 
 
-@dataclass(frozen=True)
-class Timer:
-    """An evaluator that evaluates nothing, and asks for a pause when the time is over."""
-
-    ends: float
-
-    def __call__(self, model: Model) -> Score:
-        return Score(-math.inf, {}, pause=time.monotonic() >= self.ends)
-
-
 def shortest_first(records: Sequence[Record], count: int = 2) -> list[Record]:
-    """The same records, with the shortest few, which will be shown, at the front."""
+    """Return the records with the `count` shortest, which are printed as samples, at the front."""
     order = sorted(records, key=lambda record: len(record.fields["source"]))
     return [*order[:count], *(record for record in records if record not in order[:count])]
 
 
 def lead_rouge_l(records: Sequence[Record]) -> float:
-    """ROUGE-L of the first sentences of some records."""
+    """Return ROUGE-L of the first sentences as titles."""
     leads = [lead_sentence(record.fields["source"]) for record in records]
     return rouge(leads, [record.fields["target"] for record in records], chinese=False)["rouge_l"]
 
@@ -350,32 +337,70 @@ def table(scores: dict[str, dict[str, float]]) -> str:
 
 
 def _counts(found: Found) -> str:
-    parts = ", ".join(f"{len(found.splits[name]):,} {use}" for name, use in USES.items())
+    train, dev, test = (f"{len(found.splits[name]):,}" for name in ("train", "dev", "test"))
+    duplicates, overlap = (f"{found.dropped[reason]:,}" for reason in ("duplicates", "overlap"))
     return (
-        f"{found.docstrings:,} docstrings in {found.files:,} files gave {parts}.\n"
-        f"Duplicates were left out ({found.dropped['twins']:,}); no file is in two splits, and no text to evaluate\n"
-        f"on shares eight words in a row with one to learn from ({found.dropped['like one for training']:,} did)."
+        f"{found.docstrings:,} docstrings in {found.files:,} files gave {train} pairs to train on, {dev} to watch,\n"
+        f"{test} to evaluate on. Duplicates were dropped ({duplicates}); no file is in two splits, and no\n"
+        f"held-out text shares eight words in a row with a training text ({overlap} did)."
     )
 
 
-def _short(text: str, limit: int = 100) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+# ---- the picture ---------------------------------------------------------------------------------------------------
 
 
-# ---- the folder ----------------------------------------------------------------------------------------------------
+def draw_demo(path: Path, metrics: list[dict[str, Any]], scores: dict[str, dict[str, float]]) -> None:
+    """Draw loss and ROUGE-L by step (`metrics` are the lines of metrics.jsonl), and the final scores, as a PNG."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    with rc_context({"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY}):
+        figure = Figure(figsize=(12, 3.6), dpi=120, layout="constrained")
+        loss, rouge, final = figure.subplots(1, 3)
+        steps, losses = points(metrics, "loss")
+        loss.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=1)
+        loss.plot(steps, smoothed(losses), color=BLUE, label="training")
+        loss.plot(*points(metrics, "eval_loss"), color=ORANGE, marker="o", markersize=4, label="held out")
+        loss.set(title="loss (nats per token)", xlabel="step")
+        loss.legend(frameon=False)
+        rouge.plot(*points(metrics, "eval_rouge_l"), color=BLUE, marker="o", markersize=4, label="model")
+        for height in points(metrics, "eval_lead_rouge_l")[1]:
+            rouge.axhline(height, color=ORANGE, linestyle="--", label="lead sentence")
+        rouge.set(title="ROUGE-L on held-out texts during training", xlabel="step")
+        rouge.set_ylim(bottom=0)
+        rouge.legend(frameon=False, loc="lower right")
+        for number, (name, colour) in enumerate(zip(scores, (BLUE, ORANGE), strict=True)):
+            values = [scores[name][key] for key in LABELS]
+            bars = final.bar([0.4 * number + row for row in range(len(LABELS))], values, 0.38, color=colour, label=name)
+            final.bar_label(bars, fmt="%.1f", fontsize=9)
+        final.set_xticks([0.2 + row for row in range(len(LABELS))], list(LABELS.values()))
+        final.set_title("final scores on held-out files")
+        final.margins(y=0.2)
+        final.legend(frameon=False)
+        figure.savefig(path)
 
 
-def expect_replaceable(out: Path) -> None:
-    """Refuse a folder that is something else, or a place where nothing can be written, before any work."""
-    if out.exists() and not (out / RESULT).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ResourceError(f"{out}: already there, and not a finished demo", "name another place with --out")
-    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ResourceError(f"{out}: cannot write in {above}", "name another place with --out")
+# ---- passages of the README ----------------------------------------------------------------------------------------
+
+OTHER_PASSAGES = [  # if there is no README
+    "The same weights read both ways, write left to right, guess in any order or rewrite one text as another. The only "
+    "thing that changes is the mask, a small value that says which token may look at which.",
+    "A token that is younger than all tokens before it never changes what they see. Exactly then their keys and values "
+    "can be kept, so that each new token costs one step instead of reading everything again.",
+    "Documents of different length are put one after another into one row without padding. Each belongs to a group of "
+    "its own, and no token reads one of another group.",
+]
 
 
-def _stopped(out: Path, error: BaseException) -> Interrupted:
-    stopped = Interrupted("the demo was stopped; nothing is left of it", getattr(error, "exit_code", 130))
-    kept = f"the earlier one in {out} is as it was; " if out.exists() else ""
-    stopped.hint = f"{kept}the same command starts again from the beginning; --minutes 2 or --fast makes it shorter"
-    return stopped
+def passages(readme: Path | None = None, count: int = 3) -> list[str]:
+    """Return paragraphs of prose with at least 20 words; no headings, lists, tables, code or pictures."""
+    path = Path(__file__).parents[2] / "README.md" if readme is None else readme
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return OTHER_PASSAGES[:count]
+    content = re.sub(r"```.*?```", "", content, flags=re.DOTALL)
+    prose = "\n\n".join(part for part in re.split(r"\n\s*\n", content) if re.match(r"[A-Z*\"(]", part))
+    prose = re.sub(r"[*`]+", "", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose))  # links, emphasis, code
+    found = [" ".join(part.split()) for part in prose.split("\n\n") if len(part.split()) >= 20]
+    return found[:count] if len(found) >= count else OTHER_PASSAGES[:count]

@@ -49,7 +49,7 @@ def test_the_story_has_all_steps(fast: Fast):
     assert fast.story.count("written  ") == 2 * (1 + demo.FAST.evaluations)  # before, and at each evaluation
 
 
-def test_what_is_on_disk(fast: Fast):
+def test_the_files_of_a_demo(fast: Fast):
     assert {path.name for path in fast.out.iterdir()} == {"data", "demo.png", "final", "metrics.jsonl", "result.json"}
     assert [path.name for path in fast.out.parent.iterdir()] == ["run"]
     lines = [json.loads(line) for line in (fast.out / "metrics.jsonl").read_text().splitlines()]
@@ -98,7 +98,7 @@ def test_interrupted(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert ran.code == 130 and "starts again from the beginning" in ran.err
 
 
-def test_what_to_do_next(cli, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_commands_are_printed(cli, monkeypatch: pytest.MonkeyPatch):
     result = {"final": "over there/final"}
     monkeypatch.setattr("allmask.demo.run.run_demo", lambda *_: result)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")

@@ -98,11 +98,11 @@ def test_lines_of_stdin(cli, files: Path, monkeypatch):
     assert "compared 100 of each" in ran.err or "compared 99 of each" in ran.err
 
 
-def test_what_was_left_out_is_said(cli, tmp_path: Path):
+def test_dropped_records_are_counted(cli, tmp_path: Path):
     first = lines(tmp_path / "a.txt", [*ENGLISH[:100], *ENGLISH[:50]])
     second = lines(tmp_path / "b.txt", [*LATER[:100], *ENGLISH[:50]])
     ran = cli("drift", first, second, "--features", "ngrams")
-    assert "left out as repeated: 50 of" in ran.err and "50 texts stand in both files" in ran.err
+    assert "dropped as repeated: 50 of" in ran.err and "50 texts are in both files" in ran.err
 
 
 def test_relabelling(cli, files: Path):
@@ -137,8 +137,8 @@ def test_relabelling(cli, files: Path):
         (["{files}/none", "{files}"], 3, "none: no such file or folder"),
         (["{files}/a.npy", "{files}/a.npy", "--features", "ngrams"], 2, "are for texts"),
         (["{files}/a.csv", "{files}/a.csv", "--model", "x"], 2, "are for texts"),
-        (["{files}/a.txt", "{files}/a.txt", "--features", "ngrams", "--model", "x"], 2, "are of vectors"),
-        (["{files}/a.txt", "{files}/a.txt", "--folds", "3"], 2, "--folds: of the permutation test"),
+        (["{files}/a.txt", "{files}/a.txt", "--features", "ngrams", "--model", "x"], 2, "are for vectors"),
+        (["{files}/a.txt", "{files}/a.txt", "--folds", "3"], 2, "--folds: for the permutation test"),
         (["{files}/a.txt", "{files}/a.txt", "--seed", "99999999999999999999"], 2, "seed is"),
         (["{files}/most.txt", "{files}/seldom.txt", "--features", "ngrams"], 3, "others of each are too few"),
         (["{files}/a.npy", "{files}/words.npy"], 3, "words.npy: an array of shape (2,) and type <U3"),
@@ -152,7 +152,7 @@ def test_relabelling(cli, files: Path):
         (["{files}/a.txt", "{files}/a.txt", "--model", "/no/such"], 4, "/no/such"),
     ],
 )
-def test_what_cannot_be_compared(cli, files: Path, words: list[str], code: int, says: str):
+def test_refusals(cli, files: Path, words: list[str], code: int, says: str):
     lines(files / "few.txt", ENGLISH[:3])
     (files / "empty.txt").write_bytes(b"")
     (files / "nan.csv").write_text("age,income\n1,2\n1,nan\n")

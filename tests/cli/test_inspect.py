@@ -180,7 +180,7 @@ def test_folders_and_runs_of_images_and_games(cli, tmp_path: Path):
         (["--preset", "bert-bse"], 2, "did you mean bert-base?"),
         (["--preset", "llama"], 2, "there are: bert-tiny"),
         (["--preset", "bert-tiny", "--heads", "tail"], 2, "--heads tail: expected pooler, lm, nsp"),
-        (["--preset", "bert-tiny", "--shapes-only", "--text", "x"], 2, "measures nothing"),
+        (["--preset", "bert-tiny", "--shapes-only", "--text", "x"], 2, "measures no signals"),
         (["--preset", "bert-tiny", "--text", "北京"], 2, "needs a tokenizer"),
         (["--preset", "bert-tiny", "--tokens", "0"], 2, "greater than or equal to 1"),
         (["没有这个模型"], 4, "没有这个模型"),
@@ -189,7 +189,7 @@ def test_folders_and_runs_of_images_and_games(cli, tmp_path: Path):
         (["resnet20", "--text", "x"], 2, "--text is for language models"),
     ],
 )
-def test_what_cannot_be_is_said(cli, words, code, says):
+def test_refusals(cli, words, code, says):
     ran = cli("inspect", *words)
     assert (ran.code, ran.out) == (code, "") and says in ran.err
 

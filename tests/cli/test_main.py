@@ -175,7 +175,7 @@ def test_a_terminal_without_chinese_gets_escapes(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["noticed when flushing", "noticed when printing"])
-def test_a_closed_pipe_is_no_error_to_speak_of(size: int):
+def test_a_closed_pipe_prints_no_error(size: int):
     script = (
         "import sys, types; from allmask.cli import main\n"
         f"def command(): sys.stdin.read(); print('x' * {size}); print('y')\n"

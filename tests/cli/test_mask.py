@@ -252,8 +252,8 @@ def test_a_matrix_too_large_to_prove_is_refused(tmp_path):
         (["causal", "--text", "  "], "--text is empty"),
         (["causal", "--text", "a", "--text", "b"], "--text is given 2 times"),
         (["causal", "--text", "a " * 1025], "--text has 1,025 tokens"),
-        (["causal", "--text", "a", "--source", "b"], "--source says nothing about a causal mask"),
-        (["bidirectional", "--text", "a", "--predict"], "--predict says nothing about a bidirectional mask"),
+        (["causal", "--text", "a", "--source", "b"], "--source is not an option of a causal mask"),
+        (["bidirectional", "--text", "a", "--predict"], "--predict is not an option of a bidirectional mask"),
         (["prefix", "--source", "a"], "needs --target"),
         (["matrix"], "needs --file"),
         (["permutation", "--text", "北京"], "needs --order"),
@@ -267,11 +267,14 @@ def test_a_matrix_too_large_to_prove_is_refused(tmp_path):
         (["packed", "--text", "a", "--each", "casual"], "did you mean causal?"),
         (["packed", "--text", "a", "--each", "prefix"], "a prefix mask is made from is_target"),
         (["prefix", "--source", "a", "--target", "b", "--source", "c"], "make a turns mask"),
-        (["turns", "--source", "a", "--source", "b", "--target", "c", "--target", "d", "--target", "e"], "take turns"),
+        (
+            ["turns", "--source", "a", "--source", "b", "--target", "c", "--target", "d", "--target", "e"],
+            "they alternate",
+        ),
         (["turns", "--source", "a"], "needs --target"),
     ],
 )
-def test_calls_that_make_no_sense(cli, words, message):
+def test_refusals(cli, words, message):
     ran = cli("mask", *words)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err

@@ -104,9 +104,9 @@ def test_an_interruption_leaves_nothing(cli, titles: Path, file: Path, tmp_path:
 
 
 def test_memory_is_given_back_as_lines_are_written(tmp_path: Path, monkeypatch):
-    asked, real = [], _output._give_back_memory
-    monkeypatch.setattr(_output, "TIDY", 3)
-    monkeypatch.setattr(_output, "_give_back_memory", lambda: asked.append(real()))
+    asked, real = [], _output._trim_memory
+    monkeypatch.setattr(_output, "TRIM_EVERY", 3)
+    monkeypatch.setattr(_output, "_trim_memory", lambda: asked.append(real()))
     with _output.output(str(tmp_path / "out.jsonl")) as put:
         for number in range(8):
             put({"number": number})
@@ -227,6 +227,30 @@ def test_a_model_folder_is_opened_once(cli, titles: Path, file: Path, monkeypatc
     assert counts == {"resolve": 1, "read": 1, "from_dict": 1}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("embed", "{bert}", "--text", "red cat"),
+        ("audit", "{bert}", "--tokens", "4"),
+        ("inspect", "{bert}"),
+        ("convert", "{bert}", "--out", "{new}"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_pretrained_model_is_opened_once(cli, bert: Path, tmp_path: Path, monkeypatch, words: tuple[str, ...]):
+    from allmask import checkpoints
+
+    counts: Counter[str] = Counter()
+    for name in ("resolve", "read"):
+        real = getattr(checkpoints, name)
+        monkeypatch.setattr(
+            checkpoints, name, lambda *given, name=name, real=real: (counts.update([name]), real(*given))[1]
+        )
+    ran = cli(*(word.format(bert=bert, new=tmp_path / "new") for word in words))
+    assert ran.code == 0, ran.err
+    assert counts == {"resolve": 1, "read": 1}
+
+
 # ---- verify --------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +259,7 @@ def test_a_whole_run(cli, titles: Path):
     assert ran.code == 0
     names = [line.split()[0].removeprefix(str(titles)) for line in ran.out.splitlines()]
     assert names[-1] == "/final" and "/checkpoints/step-00000060" in names
-    assert all(line.endswith("whole") for line in ran.out.splitlines())
+    assert all(line.endswith("intact") for line in ran.out.splitlines())
 
 
 @pytest.mark.parametrize(("damage", "says"), [("flip", "model.safetensors is damaged"), ("remove", "is missing")])

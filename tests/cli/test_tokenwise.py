@@ -270,7 +270,10 @@ def test_bad_records_are_skipped(cli, runs, tmp_path: Path):
 
 
 def test_refusals_of_the_others(cli, runs, bert, files: Path):
-    assert "tags, it does not write" in cli("predict", runs["tag"], files / "dev.jsonl", "-o", "-", "--beams", 4).err
+    assert (
+        "tags, it does not generate text"
+        in cli("predict", runs["tag"], files / "dev.jsonl", "-o", "-", "--beams", 4).err
+    )
     assert "answers questions" in cli("predict", runs["answer"], "-", "-o", "-").err
     ran = cli("evaluate", runs["answer"], files / "dev.json", "--beams", 2)
     assert ran.code == 2 and "--beams" in ran.err

@@ -159,7 +159,7 @@ def test_titles_are_learnt_from_nothing_too(cli, data: Path, tmp_path: Path):
     ("words", "code", "says"),
     [
         (["--out", "{tmp}/run"], 2, "no data was named"),
-        (["--data", "{data}"], 2, "no place for the run"),
+        (["--data", "{data}"], 2, "no folder for the run"),
         (["--data", "nosuch.jsonl", "--out", "{tmp}/run"], 3, "nosuch.jsonl: no such file"),
         (["--data", "{data}", "--out", "{tmp}/run", "--preset", "transformer-smal"], 2, "did you mean transformer-sm"),
         (["--data", "{data}", "--out", "{tmp}/run", "--tokenizer", "nosuch"], 4, "nosuch"),

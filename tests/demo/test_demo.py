@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from allmask.data import Record
 from allmask.demo import docstrings, run
 from allmask.demo.docstrings import Pair, find_pairs, prose, python_folders, split, support, title_and_text
-from allmask.demo.picture import draw_demo
-from allmask.demo.texts import OTHERS, sentences
+from allmask.demo.run import OTHER_PASSAGES, draw_demo, passages
 from allmask.errors import DataError, Interrupted, ResourceError
 
 TEXT = "The lines are read one after another, blank ones are passed over, and what remains is handed to the caller."
@@ -143,7 +142,7 @@ def test_files_are_parsed_and_never_run(tree: Path):
         for name in ("apples", "pears", "plums")
         for words, end in (("Read", "of many kinds"), ("Close the", "for good"))
     }
-    assert found.dropped["twins"] == 2
+    assert found.dropped["duplicates"] == 2
     assert {pair.where for pair in pairs if pair.package == "pears"} == {"pears/one.py:4", "pears/one.py:11"}
 
 
@@ -187,7 +186,7 @@ def test_splits_share_no_file_and_no_run_of_words(pairs: list[Pair]):
     dropped: Counter[str] = Counter()
     splits = split(pairs, dropped)
     expect_nothing_shared(splits)
-    assert sum(map(len, splits.values())) + dropped["like one for training"] == len(pairs)
+    assert sum(map(len, splits.values())) + dropped["overlap"] == len(pairs)
 
 
 def test_a_copy_in_another_file_is_not_held_out():
@@ -197,7 +196,7 @@ def test_a_copy_in_another_file_is_not_held_out():
     dropped: Counter[str] = Counter()
     splits = split(pairs, dropped)
     assert splits["dev"] == splits["test"] == []
-    assert dropped["like one for training"] == 120 - len(splits["train"]) > 10
+    assert dropped["overlap"] == 120 - len(splits["train"]) > 10
     pairs = [Pair(f"{copied} n{n}", f"title number {n}", f"package{n}", f"{n}") for n in range(120)]
     splits = split(pairs, dropped)
     assert len(splits["dev"]) == 6 and len(splits["test"]) == 9  # 5 and 8 of a hundred
@@ -209,12 +208,12 @@ def test_each_title_and_each_text_once():
         Pair("Other text.", "a  TITLE.", "q", "2"),
         Pair("a text", "T", "r", "3"),
     ]
-    assert list(docstrings._without_twins(pairs, Counter())) == pairs[:1]
+    assert list(docstrings._without_duplicates(pairs, Counter())) == pairs[:1]
 
 
 def test_few_titles_of_a_package_begin_alike():
     pairs = [Pair(f"text {n} of many words", f"Return the name of {n}", "package", str(n)) for n in range(30)]
-    kept = list(docstrings._without_twins(pairs, Counter()))
+    kept = list(docstrings._without_duplicates(pairs, Counter()))
     assert len(kept) == docstrings.SAME_OPENING
 
 
@@ -237,7 +236,7 @@ def test_passages_of_a_readme(tmp_path: Path):
     prose = f"{TEXT} {MORE}"
     parts = [f"# Title {prose}", long, f"- {prose}", f"    {prose}", f"```\n{prose}\n```", "Short.", prose]
     (tmp_path / "README.md").write_text("\n\n".join(parts))
-    assert sentences(tmp_path / "README.md", 2) == [
+    assert passages(tmp_path / "README.md", 2) == [
         "The same weights read both ways, " + "and on " * 10 + "to the end.",
         f"{TEXT} {MORE}",
     ]
@@ -245,7 +244,7 @@ def test_passages_of_a_readme(tmp_path: Path):
 
 def test_without_a_readme_there_are_other_texts(tmp_path: Path):
     (tmp_path / "README.md").write_text("Short.")
-    assert sentences(tmp_path / "nowhere.md") == sentences(tmp_path / "README.md") == OTHERS
+    assert passages(tmp_path / "nowhere.md") == passages(tmp_path / "README.md") == OTHER_PASSAGES
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -355,11 +354,11 @@ def test_an_interruption_says_how_to_go_on(monkeypatch, tmp_path: Path, error: B
     with pytest.raises(Interrupted, match=r"stopped") as caught:
         run.run_demo(finished(tmp_path / "demo", "old"))
     assert caught.value.exit_code == code
-    assert "is as it was" in str(caught.value) and "same command" in str(caught.value)
+    assert "is unchanged" in str(caught.value) and "same command" in str(caught.value)
     assert list(tmp_path.iterdir()) == [tmp_path / "demo"]
 
 
-def test_a_python_without_sources_is_told(monkeypatch, tmp_path: Path):
+def test_a_python_without_sources_is_refused(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(run, "load", lambda _: None)
     monkeypatch.setattr(run, "python_folders", lambda _: [tmp_path])
     with pytest.raises(DataError, match="too few docstrings"):
@@ -375,7 +374,7 @@ def test_the_first_sentence_as_a_title():
     assert run.lead_rouge_l(records) == pytest.approx(50.0)
 
 
-def test_what_is_shown_is_short():
+def test_the_shortest_records_come_first():
     records = [Record({"source": "x" * length, "target": "y"}, "") for length in (5, 3, 9, 1, 7)]
     assert [len(record.fields["source"]) for record in run.shortest_first(records)] == [1, 3, 5, 9, 7]
 

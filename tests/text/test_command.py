@@ -131,7 +131,7 @@ def test_bad_records_are_skipped_on_request(cli, uncased: Tokenizer, tmp_path: P
     refused = cli(*line)
     assert refused.code == 3 and f"a.jsonl:{len(lines) + 1}: not valid JSON" in refused.err
     ran = cli(*line, "--on-bad-record", "skip", "--json")
-    assert "skipped: 2 × malformed JSON, 1 × missing field" in ran.err
+    assert "skipped records: 2 × malformed JSON, 1 × missing field" in ran.err
     assert json.loads(ran.out)["skipped"] == {"malformed JSON": 2, "missing field": 1}
     assert Tokenizer.load(tmp_path / "tok") == uncased
 
