@@ -15,14 +15,24 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask.data import Record
+from allmask.data import Bad, Record
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
 from allmask.tasks.common.reading import most_context, with_marks
 from allmask.tasks.metrics.entities import entities
-from allmask.tasks.tag import Evaluator, Tag, Tagger, best_tags, read_sentences, read_words, split_words, word_scores
+from allmask.tasks.tag import (
+    Evaluator,
+    Tag,
+    Tagger,
+    _check_prefixes,
+    best_tags,
+    read_sentences,
+    read_words,
+    split_words,
+    word_scores,
+)
 from allmask.text.truncate import windows
 from tests import tiny
 
@@ -259,7 +269,7 @@ def test_only_a_body_that_reads_both_ways(tmp_path: Path, bert):
     gpt2 = load(tiny.gpt2(tmp_path / "gpt2"))
     with pytest.raises(UsageError, match="left to right"):
         Tag().fitted(gpt2)
-    with pytest.raises(CheckpointError, match="no head for tags"):
+    with pytest.raises(CheckpointError, match='no head for "tag"'):
         Tagger(bert, Tag())
 
 
@@ -301,6 +311,14 @@ def test_bad_records_are_named(tmp_path: Path, train: list, dev: list, says: str
     files = [tiny.write_jsonl(tmp_path / name, some) for name, some in (("train.jsonl", train), ("dev.jsonl", dev))]
     with pytest.raises(DataError, match=says):
         Tag().read_data(*files, "stop", Counter())
+
+
+def test_a_tag_without_prefix_is_refused_unless_no_tag_has_one(tmp_path: Path):
+    with pytest.raises(Bad, match='item 3 that is "Ia"; expected O, or B-'):
+        _check_prefixes({"tags": ["O", "B-a", "Ia"]})
+    _check_prefixes({"tags": ["O", "B-a", "S-b"]})
+    file = tiny.write_jsonl(tmp_path / "a.jsonl", [{"tokens": ["a", "b"], "tags": ["NOUN", "VERB"]}])
+    assert Tag().read_data(file, None, "stop", Counter())[0].scheme == "plain"
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path: Path):

@@ -73,11 +73,6 @@ def test_schemes(sentences: list, scheme: str, names: tuple):
     assert surveyed(*sentences).scheme == scheme and surveyed(*sentences).names() == names
 
 
-def test_a_slip_of_the_pen_is_seen():
-    assert surveyed("O B-a Ia").odd() == "Ia"
-    assert surveyed("NOUN VERB").odd() is None and surveyed("O B-a").odd() is None
-
-
 @pytest.mark.parametrize("scheme", ["bio", "bioes"])
 def test_every_allowed_chain_is_well_formed(scheme: str):
     """What the rules allow gives back the entities it was made of."""
