@@ -35,7 +35,7 @@ from allmask.model import Model
 from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.common.evaluation import Evaluation, Worst, score_table, shortened
+from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
 from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
 from allmask.tasks.common.reading import Frame, most_context, token_batch, with_marks
 from allmask.tasks.common.writing import tokenizer_of
@@ -208,9 +208,10 @@ class Evaluator:
         samples = []
         for index in worst:
             if each[index] < 1.0:
-                true, answer = " / ".join(self.targets[index]) or "nothing", predicted[index] or "nothing"
-                rows = {"question": self.records[index].fields["question"], "true": true, "predicted": answer}
-                samples += [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+                question, true = self.records[index].fields["question"], " / ".join(self.targets[index])
+                samples += sample_lines(
+                    question=question, true=true or "nothing", predicted=predicted[index] or "nothing"
+                )
         metrics = count.scores()
         return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
 

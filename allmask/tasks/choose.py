@@ -26,17 +26,10 @@ from allmask.model import Model
 from allmask.nn.heads import Labels, grouped_log_softmax
 from allmask.objectives import answer_loss
 from allmask.options import ChooseOptions
+from allmask.tasks.common import heads
 from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, score_table
-from allmask.tasks.common.heads import (
-    BATCH_TOKENS,
-    HeadPredictor,
-    HeadTask,
-    answer_all,
-    answers_to,
-    cache_features,
-    rate_for,
-)  # fmt: skip
+from allmask.tasks.common.heads import BATCH_TOKENS, HeadPredictor, HeadTask, rate_for
 from allmask.tasks.common.reading import Reading, Text, read, row_batch
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import TaskWorkload
@@ -126,7 +119,7 @@ class ChooseWorkload(TaskWorkload):
         return row_batch(self.reading, rows, ask, self.auxiliary, epoch)
 
     def cache_features(self, model: Model, precision: str) -> None:
-        cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
+        heads.cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
 
 
 def targets_of(questions: Sequence[Question]) -> Tensor:
@@ -153,7 +146,7 @@ class Evaluator:
 
     def __call__(self, model: Model) -> Score:
         questions = [record.fields for record in self.records]
-        scores = self.reading.pooled(answers_to(self.reading, model, self.precision), self.pool)
+        scores = self.reading.pooled(heads.answers_to(self.reading, model, self.precision), self.pool)
         summed = answer_loss("choice", scores, targets_of(questions), questions=question_of_choice(questions))
         tally = Tally(self.shown)
         for record, choice in zip(self.records, choices_of(questions, scores[:, 0]), strict=True):
@@ -314,7 +307,9 @@ class Chooser(HeadPredictor[Question, Choice]):
         """Return the scores (choices,) of all choices of all questions, in sequence."""
         reading = self.task.read(tokenizer_of(self.model), self.model.config, questions)
         self.cut += reading.cut
-        return reading.pooled(answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)[:, 0]
+        return reading.pooled(heads.answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)[
+            :, 0
+        ]
 
     def read(
         self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),

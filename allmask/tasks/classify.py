@@ -21,18 +21,10 @@ from allmask.model import Model
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import ClassifyOptions
+from allmask.tasks.common import heads
 from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, label_table, score_table
-from allmask.tasks.common.heads import (
-    BATCH_TOKENS,
-    HeadPredictor,
-    HeadTask,
-    answer_all,
-    answers_to,
-    cache_features,
-    frozen,
-    rate_for,
-)  # fmt: skip
+from allmask.tasks.common.heads import BATCH_TOKENS, HeadPredictor, HeadTask, rate_for
 from allmask.tasks.common.labelling import Label, Survey, balanced, read_texts, targets_of
 from allmask.tasks.common.marks import Prediction, mark, mistakes, predictions
 from allmask.tasks.common.reading import Reading, Text, read, row_batch
@@ -112,7 +104,7 @@ class Classify(ClassifyOptions, HeadTask):
         if not held_out or model.labels is None or model.labels.kind != "single":
             return self
         reading = self.reading(model, held_out)
-        answers = reading.pooled(answer_all(frozen(model, precision), reading.examples), self.pool_windows)
+        answers = reading.pooled(heads.answer_all(heads.frozen(model, precision), reading.examples), self.pool_windows)
         targets = targets_of(model.labels, [record.fields["label"] for record in held_out])
         draw_confusion(mark(model.labels, answers, targets).confusion, model.labels.names, out / "confusion.png")
         return self
@@ -159,7 +151,7 @@ class ClassifyWorkload(TaskWorkload):
         return row_batch(self.reading, rows, ask, self.auxiliary, epoch)
 
     def cache_features(self, model: Model, precision: str) -> None:
-        cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
+        heads.cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
 
 
 @dataclass
@@ -176,7 +168,7 @@ class Evaluator:
     def __call__(self, model: Model) -> Score:
         given = [record.fields["label"] for record in self.records]
         targets = targets_of(self.labels, given)
-        answers = self.reading.pooled(answers_to(self.reading, model, self.precision), self.pool)
+        answers = self.reading.pooled(heads.answers_to(self.reading, model, self.precision), self.pool)
         loss = answer_loss(self.labels.kind, answers, targets).item() / targets.numel()
         scores, metric = mark(self.labels, answers, targets).scores, MAIN[self.labels.kind]
         worst = mistakes(zip(self.records, given, predictions(self.labels, answers), strict=True), self.shown)
@@ -220,7 +212,7 @@ class Classifier(HeadPredictor[Text, Prediction]):
         """Return the scores (n, labels) of the task head."""
         reading = self.task.read(tokenizer_of(self.model), self.model.config, texts)
         self.cut += reading.cut
-        return reading.pooled(answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
+        return reading.pooled(heads.answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
 
     def read(
         self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),

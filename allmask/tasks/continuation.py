@@ -9,24 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.data import Checker, Record, text
+from allmask.data import Checker, text
 from allmask.decoding import Decoding, FillWriter, MaskWriter, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.options import ContinuationOptions
-from allmask.tasks.common.evaluation import Evaluation
-from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.common.writing import Prompts, Writes, frozen_for, tokenizer_of, writer_for
+from allmask.tasks.common.generator import TextGenerator, WritingTask
+from allmask.tasks.common.writing import Prompts, frozen_for, tokenizer_of, writer_for
 from allmask.tasks.seq2seq import Title
-from allmask.tasks.task import ModelFolder, Task
+from allmask.tasks.task import ModelFolder
 from allmask.text import Tokenizer, truncate_tokens
 
 FRAME = 2  # [CLS] and [SEP], or their counterparts
 
 
 @dataclass(frozen=True)
-class Continuation(ContinuationOptions, Task):
+class Continuation(ContinuationOptions, WritingTask):
     """`max_source` is the room that new tokens leave in the positions; of a longer prompt the end is kept.
 
     With `framed`, texts begin with [CLS] and end with [SEP] (or their counterparts), as in `allmask pretrain`; without,
@@ -125,17 +124,11 @@ class Continuation(ContinuationOptions, Task):
             return MaskWriter(frozen_for(model, precision), Mask.reverse, (0, 0), max_length=self.positions)
         return writer_for(model, precision, Mask.causal, segments=(0, 0))
 
-    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
-        return TextGenerator(model, self.fitted(model), precision)
-
-    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
-        raise NotImplementedError  # `fields` refuses records with targets
-
 
 def open_generator(opened: ModelFolder, precision: str = "auto") -> TextGenerator:
     """Return a generator for a model's own task if it writes; a model that was only pretrained continues prompts."""
     task = opened.saved_task
-    if task is not None and not isinstance(task, Writes):
+    if task is not None and not isinstance(task, WritingTask):
         raise CheckpointError(f'{opened.source}: was fine-tuned for "{task.name}", not to write', "use allmask predict")
     if opened.model.lm_head is None:
         raise CheckpointError(

@@ -23,21 +23,13 @@ from allmask.mask import Mask
 from allmask.model import Model
 from allmask.options import ENCODER_DECODER as PAIR
 from allmask.options import TitleOptions, TranslateOptions
+from allmask.tasks.common import writing
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.common.evaluation import Evaluation, Table, shortened
-from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.common.writing import Prompts, Written, expect_frequencies, pair_writer, tokenizer_of, writer_for
-from allmask.tasks.metrics.text import (
-    bleu_stderr,
-    is_chinese,
-    lead_sentence,
-    mean_rouge,
-    rouge_of_each,
-    score_texts,
-    score_translations,
-    signatures,
-)  # fmt: skip
-from allmask.tasks.task import ModelFolder, Task, TaskWorkload
+from allmask.tasks.common.evaluation import Evaluation, Table, sample_lines
+from allmask.tasks.common.generator import TextGenerator, WritingTask
+from allmask.tasks.common.writing import Prompts, Written, tokenizer_of
+from allmask.tasks.metrics import text as metrics
+from allmask.tasks.task import ModelFolder, TaskWorkload
 from allmask.text import Tokenizer, propose_keep_tokens, truncate_tokens
 from allmask.training import Score, mean_loss, standard_error
 
@@ -55,7 +47,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-class Seq2Seq(Task):
+class Seq2Seq(WritingTask):
     """What both tasks share: how records become rows, and how a model is trained on them and writes."""
 
     max_source: int
@@ -133,10 +125,6 @@ class Seq2Seq(Task):
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def sized(self, max_new: int | None) -> Self:
-        """Return the task itself: the source has its own room, whatever the length of the target."""
-        return self
-
     def decoding(self, model: Model, **changes: Any) -> Decoding:
         """Return greedy decoding, with `changes`; the only special token that is written is the final [SEP]."""
         tokenizer = tokenizer_of(model)
@@ -148,8 +136,8 @@ class Seq2Seq(Task):
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
         if self.mask == PAIR:
-            return pair_writer(model, precision)
-        return writer_for(model, precision, SOURCE_MASKS[self.mask])
+            return writing.pair_writer(model, precision)
+        return writing.writer_for(model, precision, SOURCE_MASKS[self.mask])
 
     def write(
         self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
@@ -157,9 +145,6 @@ class Seq2Seq(Task):
     ) -> Iterator[Written]:  # fmt: skip
         """Yield the n-best targets of each source with their hypotheses; the model is used as it is, not frozen."""
         return TextGenerator(model, self, None, writer).search(sources, settings or self.decoding(model), batch)
-
-    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
-        return TextGenerator(model, self.fitted(model), precision)
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         """Return the scores of the model and of its baselines, by name."""
@@ -197,7 +182,7 @@ class Seq2Seq(Task):
             tokenizer = tokenizer_of(model)
             targets = _ids(tokenizer, [record.fields["target"] for record in records])
             written = torch.tensor([id for ids in targets for id in (*ids, _specials(tokenizer)[1])])
-            expect_frequencies(model, torch.bincount(written, minlength=model.config.vocab_size))
+            writing.expect_frequencies(model, torch.bincount(written, minlength=model.config.vocab_size))
         return model
 
     def workload(
@@ -257,8 +242,11 @@ class Title(TitleOptions, Seq2Seq):
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         """The baseline is the first sentence of each source."""
         references = [record.fields["target"] for record in records]
-        lead = [lead_sentence(record.fields["source"]) for record in records]
-        return {"model": score_texts(written, references), "lead sentence": score_texts(lead, references)}
+        lead = [metrics.lead_sentence(record.fields["source"]) for record in records]
+        return {
+            "model": metrics.score_texts(written, references),
+            "lead sentence": metrics.score_texts(lead, references),
+        }
 
     def evaluator(self, records: list[Record], examples: list[Example]) -> TitleEvaluator:
         return TitleEvaluator(self, records, examples)
@@ -268,7 +256,7 @@ class Title(TitleOptions, Seq2Seq):
 class TitleEvaluator:
     """The loss on the held-out records, ROUGE of titles for the first `written` of them, and samples."""
 
-    task: Title
+    task: Any
     records: list[Record]
     examples: list[Example]
     written: int = 100
@@ -279,8 +267,8 @@ class TitleEvaluator:
         chosen = self.records[: self.written]
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
-        each = rouge_of_each(titles, references, is_chinese(references))
-        scores, stderr = mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
+        each = metrics.rouge_of_each(titles, references, metrics.is_chinese(references))
+        scores, stderr = metrics.mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
         lines = _samples(chosen[: self.shown], titles)
         return Score(scores["rouge_l"], {"loss": loss, **scores}, lines, loss=loss, stderr=stderr, metric="rouge_l")
 
@@ -294,12 +282,12 @@ class Translate(TranslateOptions, Seq2Seq):
         return {"label_smoothing": SMOOTHING}
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
-        return {"model": score_translations(written, [record.fields["target"] for record in records])}
+        return {"model": metrics.score_translations(written, [record.fields["target"] for record in records])}
 
     def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
         """Add sacrebleu's signatures, without which its scores cannot be compared."""
         made = super().evaluation(written, records, show)
-        counted = signatures([record.fields["target"] for record in records])
+        counted = metrics.signatures([record.fields["target"] for record in records])
         notes = [f"{COLUMNS[name]}: {signature}" for name, signature in counted.items()]
         return replace(made, values={**made.values, "signatures": counted}, notes=notes)
 
@@ -308,27 +296,24 @@ class Translate(TranslateOptions, Seq2Seq):
 
 
 @dataclass
-class TranslateEvaluator:
+class TranslateEvaluator(TitleEvaluator):
     """The loss on the held-out records, BLEU and chrF of greedy translations of the first `written` of them."""
 
     task: Translate
-    records: list[Record]
-    examples: list[Example]
     written: int = JUDGED
-    shown: int = 2
 
     def __call__(self, model: Model) -> Score:
         loss = mean_loss(model, packs(self.examples))
         chosen = self.records[: self.written]
         texts = self._translations(model, chosen)
         references = [record.fields["target"] for record in chosen]
-        scores = score_translations(texts, references)
-        metrics = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
+        scores = metrics.score_translations(texts, references)
+        values = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
         lines = _samples(chosen[: self.shown], texts)
         if self.task.best == "loss":
-            return Score(-loss, metrics, lines, loss=loss)
-        value, stderr = scores["bleu"] + TIE * scores["chrf"], bleu_stderr(texts, references)
-        return Score(value, metrics, lines, loss=loss, stderr=stderr, metric="bleu")
+            return Score(-loss, values, lines, loss=loss)
+        value, stderr = scores["bleu"] + TIE * scores["chrf"], metrics.bleu_stderr(texts, references)
+        return Score(value, values, lines, loss=loss, stderr=stderr, metric="bleu")
 
     def _translations(self, model: Model, records: Sequence[Record]) -> list[str]:
         """Translate records; stop at twice the longest target, as a model with little training does not end."""
@@ -376,15 +361,14 @@ def _samples(records: Sequence[Record], written: Sequence[str]) -> list[str]:
     """Return lines with the source, the reference and the written text of each record."""
     lines = []
     for record, found in zip(records, written, strict=False):
-        rows = {"source": record.fields["source"], "reference": record.fields["target"], "written": found}
-        lines += [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+        lines += sample_lines(source=record.fields["source"], reference=record.fields["target"], written=found)
     return lines
 
 
 def _extremes(records: Sequence[Record], written: Sequence[str], count: int) -> dict[str, list[dict[str, Any]]]:
     """Return the best and the worst texts by ROUGE-L, with their references."""
     references = [record.fields["target"] for record in records]
-    scores = rouge_of_each(written, references, is_chinese(references))
+    scores = metrics.rouge_of_each(written, references, metrics.is_chinese(references))
     rows = [
         {"where": record.where, "rouge_l": 100 * score["rouge_l"], "written": text, "reference": reference}
         for record, score, text, reference in zip(records, scores, written, references, strict=True)

@@ -28,7 +28,7 @@ from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import TagOptions
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, score_table, shortened
+from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, sample_lines, score_table
 from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
 from allmask.tasks.common.labelling import one_of
 from allmask.tasks.common.reading import Frame, most_context, token_batch, tokens_at, with_marks
@@ -178,8 +178,8 @@ class Evaluator:
         for number in worst:
             if wrong[number]:
                 words = self.records[number].fields["tokens"]
-                rows = {"text": " ".join(words)} | _compared(words, targets[number], predicted[number])
-                samples += [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+                compared = _compared(words, targets[number], predicted[number])
+                samples += sample_lines(text=" ".join(words), **compared)
         loss = None  # a CRF scores tags together
         if model.labels.kind == "tag":
             numbers = torch.tensor([names.index(tag) for tags in targets for tag in tags])

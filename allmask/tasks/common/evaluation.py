@@ -94,6 +94,11 @@ class Worst:
         return [row for _, _, row in sorted(self.kept, key=lambda entry: entry[:2], reverse=True)]
 
 
+def sample_lines(**rows: str) -> list[str]:
+    """Return lines to show during training: each value on one line, after its name."""
+    return [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+
+
 def shortened(text: str, limit: int = 100) -> str:
     """Return the text on one line, at most `limit` characters long."""
     text = " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Text generation with a trained model: sources in, n-best texts out, a batch at a time."""
+"""Tasks that write text, and text generation with a trained model: sources in, n-best texts out."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
 
-from allmask.data import Maybe, Record, read_records
+from torch import Tensor
+
+from allmask.data import Checker, Maybe, Record, read_records
 from allmask.decoding import Decoding, Writer, generate, stream
 from allmask.errors import UsageError
+from allmask.mask import Mask
 from allmask.model import Model
 from allmask.tasks.common.evaluation import Evaluation
-from allmask.tasks.common.writing import Steady, Writes, Written, text_of, tokenizer_of
-from allmask.tasks.task import Predictor
+from allmask.tasks.common.writing import Prompts, Steady, Written, text_of, tokenizer_of
+from allmask.tasks.task import Predictor, Task
+from allmask.text import Tokenizer
 from allmask.training.progress import Progress
 
 BATCH = 32  # sources per batch
+
+
+@runtime_checkable
+class WritingTask(Task, Protocol):
+    """A task that writes text. It also has the option `max_source`, the longest source in tokens."""
+
+    max_source: int
+
+    def sized(self, max_new: int | None) -> Self:
+        """Return the task with room for `max_new` new tokens; None: as many as before."""
+        return self
+
+    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts: ...
+
+    def mask_of(self, is_target: Tensor) -> Mask: ...
+
+    def decoding(self, model: Model, **changes: Any) -> Decoding: ...
+
+    def writer(self, model: Model, precision: str | None = None) -> Writer: ...
+
+    def fields(self, targets: bool) -> dict[str, Checker]:
+        """Return the required fields of a record; with `targets`, those to evaluate on."""
+        ...
+
+    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation: ...
+
+    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
+        return TextGenerator(model, self.fitted(model), precision)
 
 
 @dataclass
@@ -26,7 +58,7 @@ class TextGenerator(Predictor):
     """A model, the task that it writes for, and its writer, which holds the weights ready for decoding."""
 
     model: Model
-    task: Writes
+    task: WritingTask
     precision: str | None = "auto"  # fp32, bf16, int8; auto: the fastest here; None: the model itself
     writer: Writer | None = field(default=None, repr=False)  # None: that of the task
     cut: int = field(default=0, init=False)
@@ -64,7 +96,7 @@ class TextGenerator(Predictor):
         return self.search(texts, self.settings(**options), batch, task)
 
     def search(
-        self, texts: Sequence[str], settings: Decoding, batch: int = BATCH, task: Writes | None = None
+        self, texts: Sequence[str], settings: Decoding, batch: int = BATCH, task: WritingTask | None = None
     ) -> Iterator[Written]:
         """Like `write`, with complete decoding settings."""
         assert self.writer is not None
@@ -84,7 +116,7 @@ class TextGenerator(Predictor):
         """Yield one text in pieces as it is written, greedy or sampled; joined, they equal the result of `write`."""
         return self._pieces(text, self.settings(**options), self.task.sized(options.get("max_new")))
 
-    def _pieces(self, text: str, settings: Decoding, task: Writes) -> Iterator[str]:
+    def _pieces(self, text: str, settings: Decoding, task: WritingTask) -> Iterator[str]:
         assert self.writer is not None
         if not text.strip():
             return

@@ -6,17 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple
 
 from torch import Tensor
 
-from allmask.data import Checker, Record
-from allmask.decoding import Decoding, Hypothesis, MaskWriter, PairWriter, Writer
+from allmask.decoding import Hypothesis, MaskWriter, PairWriter, Writer
 from allmask.errors import UsageError
 from allmask.inference.frozen import PRECISIONS, freeze
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.tasks.common.evaluation import Evaluation
 from allmask.text import Tokenizer
 
 Written = list[tuple[str, Hypothesis]]  # the n-best texts for one source, best first; empty for a blank source
@@ -25,34 +23,6 @@ Written = list[tuple[str, Hypothesis]]  # the n-best texts for one source, best 
 class Prompts(NamedTuple):
     ids: list[list[int]]
     cut: int  # how many sources were truncated
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A task that writes text, in addition to the methods of `Task`."""
-
-    @property
-    def max_source(self) -> int: ...  # the longest source, in tokens
-
-    def sized(self, max_new: int | None) -> Self:
-        """Return the task with room for `max_new` new tokens; None: as many as before."""
-        ...
-
-    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts: ...
-
-    def mask_of(self, is_target: Tensor) -> Mask: ...
-
-    def decoding(self, model: Model, **changes: Any) -> Decoding: ...
-
-    def writer(self, model: Model, precision: str | None = None) -> Writer: ...
-
-    def fields(self, targets: bool) -> dict[str, Checker]:
-        """Return the required fields of a record; with `targets`, those to evaluate on."""
-        ...
-
-    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int) -> Evaluation: ...
-
-    def predictor(self, model: Model, precision: str = "auto") -> Any: ...
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
