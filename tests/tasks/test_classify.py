@@ -451,6 +451,17 @@ def test_the_picture(tmp_path: Path, caplog):
     assert not (tmp_path / "b.png").exists() and "too many" in caplog.text
 
 
+def test_the_axes_of_the_confusion_matrix_say_true_and_predicted(tmp_path: Path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    draw_confusion(np.array([[5, 1], [0, 7]]), ["a", "b"], tmp_path / "a.png")
+    (axes,) = drawn[0].axes
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true label", "predicted label")
+    assert {(text.get_text(), text.get_position()) for text in axes.texts} >= {("1", (1, 0)), ("0", (0, 1))}
+
+
 # ---- frozen bodies -----------------------------------------------------------------------------------------------
 
 
@@ -485,4 +496,4 @@ def test_a_blank_label_is_called_so(tmp_path: Path):
         Survey.of(tmp_path / "a.jsonl", "stop")
     skipped: Counter[str] = Counter()
     list(read_texts(tmp_path / "a.jsonl", Labels("single", ("x", "y")), False, "skip", skipped))
-    assert skipped == {"blank label": 1}
+    assert skipped == {'blank "label"': 1}

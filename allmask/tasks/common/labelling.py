@@ -96,8 +96,6 @@ def _name(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    if isinstance(value, str) and not value.strip():
-        raise Bad("blank label", "is blank" if value else "is empty")
     return text(value).strip()
 
 
