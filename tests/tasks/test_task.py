@@ -1,4 +1,4 @@
-"""The protocol of tasks: one of another package is found, used and scored as those of this one."""
+"""The task protocol: a task of another package is found, used and scored like the built-in ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def counter(tmp_path: Path, monkeypatch) -> Path:
     return folder
 
 
-def test_a_registered_task_is_used_as_all_others(cli, counter: Path, tmp_path: Path):
+def test_a_registered_task_is_used_like_the_others(cli, counter: Path, tmp_path: Path):
     assert allmask.pipeline("count", counter)("red cat") == 3
     file = tiny.write_jsonl(tmp_path / "in.jsonl", [{"text": "red cat", "count": 3}, {"text": "red", "count": 1}])
     ran = cli("predict", counter, file, "-o", "-", "-q")
@@ -78,7 +78,7 @@ def test_a_registered_task_is_used_as_all_others(cli, counter: Path, tmp_path: P
     assert "this model counts; a line of stdin is a text" in cli("predict", counter, "-", "-o", "-").err
 
 
-def test_what_a_task_does_not_say_has_a_default(counter: Path):
+def test_defaults_of_the_protocol(counter: Path):
     opened = ModelFolder.open(counter)
     task = opened.task()
     assert task == Count(extra=1) and Count.default_for(opened) is None and not task.prunes
