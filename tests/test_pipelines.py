@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import allmask
+from allmask.data import Record
 from allmask.errors import CheckpointError, UsageError
 from allmask.registry import TASKS, USES
 from allmask.tasks.seq2seq import Title
@@ -65,6 +66,9 @@ def test_a_text_is_tokenized_once(titles: Path, gpt2: Path, monkeypatch):
         assert write.cut == 1
         "".join(write.stream(long, max_new=2))
         assert write.cut == 2 and seen == [TEXTS[0], long, long]
+        seen.clear()
+        list(write.predict([Record({"source": text}, "") for text in (long, TEXTS[0])], max_new=2))
+        assert write.cut == 3 and seen == [TEXTS[0], long]
         seen.clear()
 
 

@@ -1,13 +1,13 @@
-"""Answering: the piece of a context that answers a question, or none (SQuAD in BERT, arXiv 1810.04805).
+"""Question answering: the span of a context that answers a question, or none (SQuAD in BERT, arXiv 1810.04805).
 
     [CLS] question [SEP] context, or a window of it [SEP]
 
-A start counts only in the window in which it stands farthest from the edge (BERT's rule of the most context). Where a
-context may hold no answer, [CLS] is the span that says so.
+A span is considered only in the window in which its start is farthest from an edge (BERT's "max context"). If the
+context may have no answer, the span [CLS] means "no answer".
 
-Files are SQuAD 1.1 and 2.0 (and CMRC 2018, which looks alike), or have a record a line. A record has `id`, `question`,
-`context`, and `answers`, pairs of a text and where it starts; none where the context has no answer. A line has
-`answer`, text or a list, and perhaps `start`.
+A record has `id`, `question`, `context` and `answers`, pairs of a text and its start; the list is empty if the context
+has no answer. Files are SQuAD 1.1 or 2.0 (CMRC 2018 has the same layout), or have a record per line, with `answer`, a
+text or a list, and optionally `start`.
 """
 
 from __future__ import annotations
@@ -30,51 +30,52 @@ from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, pack
 from allmask.data.fields import Cell
 from allmask.data.fields import show as _show
 from allmask.data.records import open_bytes
-from allmask.errors import CheckpointError, DataError, UsageError
+from allmask.errors import DataError, UsageError
 from allmask.model import Model
-from allmask.nn.heads import SPAN
+from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.common.evaluation import Evaluation, Worst, score_table, shortened
-from allmask.tasks.common.heads import asking_tokens, expect_both_ways, frozen, rate_for, token_answers, with_head
-from allmask.tasks.common.reading import Frame, most_context, with_marks
+from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
+from allmask.tasks.common.reading import Frame, most_context, token_batch, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
 from allmask.tasks.metrics.text import is_chinese
-from allmask.tasks.task import ModelFolder, Predictor, Task
+from allmask.tasks.task import TaskWorkload
 from allmask.text import Tokenizer
 from allmask.text.truncate import windows
 from allmask.training import Score, standard_error
 
 log = logging.getLogger("allmask")
-BATCH = 16  # windows a step, about
+BATCH = 16  # windows per step, on average
 RATE = 2.0  # times a classifier's learning rate
 MAX_ANSWER = 30
-KEPT = 20  # spans of a window that are looked at
+KEPT = 20  # candidate spans per window and per question
 Asking = tuple[str, str]  # a question and its context
-Answers = list[tuple[str, int]]  # text and start; -1: it is not known where
-_SKIP = "or pass --on-bad-record skip"
+Answers = list[tuple[str, int]]  # text and start; -1: the start is not known
+_FIX = "fix the question"
 
 
 @dataclass(frozen=True)
-class Answer(AnswerOptions, Task):
-    """The task as it is saved with a model: how questions and contexts become ids, and which spans may be answers."""
+class Answer(AnswerOptions, HeadTask):
+    """The options say how questions and contexts become token ids, and which spans may be answers."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("span",)
+    both_ways: ClassVar[bool] = True
 
     def fitted(self, model: Model) -> Answer:
-        """The same with rows no longer than the model's positions, half of them for the question at most."""
-        tokenizer_of(model)
-        expect_both_ways(model, "answer")
-        size = min(self.max_length, model.config.max_positions)
-        return replace(self, max_length=size, max_question=min(self.max_question, size // 2))
+        """Also limit the question to half of a row."""
+        task = super().fitted(model)
+        return replace(task, max_question=min(task.max_question, task.max_length // 2))
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(
         self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Answer, list[Record], list[Record]]:
-        """The task with the lengths of the data, and the questions; those to learn from have an answer at its place."""
-        asked = read_questions(data, True, on_bad_record, skipped)
-        train = list(usable(data, asked, learnable, on_bad_record, skipped))
+        """Also return the task with the longest answer of the data; training answers must be at their start."""
+        questions = read_questions(data, True, on_bad_record, skipped)
+        train = list(usable(data, questions, learnable, on_bad_record, skipped))
         others = list(read_questions(held_out, True, on_bad_record, skipped)) if held_out else []
         none = sum(not record.fields["answers"] for record in train)
         log.info("questions: %s, %s of them without an answer", f"{len(train):,}", f"{none:,}")
@@ -85,6 +86,7 @@ class Answer(AnswerOptions, Task):
         return replace(self, max_answer=self.max_answer or longest, threshold=threshold), train, others
 
     def read(self, model: Model, asked: Sequence[Asking]) -> tuple[list[Context], list[list[View]]]:
+        """Tokenize questions with their contexts; return the contexts, and the windows of each question."""
         tokenizer = tokenizer_of(model)
         contexts = read_contexts(tokenizer, [context for _, context in asked])
         views = read_views(
@@ -93,52 +95,45 @@ class Answer(AnswerOptions, Task):
         )  # fmt: skip
         return contexts, views
 
-    # ---- learning ------------------------------------------------------------------------------------------
+    def texts_of(self, records: Sequence[Record]) -> list[str]:
+        return list(dict.fromkeys(part for record in records for part in asked_of(record)))
+
+    def labels_of(self, records: Sequence[Record]) -> Labels:
+        return SPAN
+
+    # ---- training ------------------------------------------------------------------------------------------
 
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and tokens for about 16 windows a step."""
+        """A learning rate for the model's width, and batches of about 16 windows."""
         chosen = records[:: max(1, len(records) // 300)]
-        _, views = self.read(model, [asked_of(record) for record in chosen])
-        lengths = [len(view.example) for some in views for view in some]
+        lengths = [len(view.example) for views in self.read(model, [*map(asked_of, chosen)])[1] for view in views]
         return {"lr": RATE * rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
-
-    def prepare(
-        self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
-    ) -> Model:
-        """A model with a head for starts and ends, without heads that are not used."""
-        texts = dict.fromkeys(part for record in records for part in asked_of(record))
-        return with_head(model, SPAN, list(texts), seed, prune, language)
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
         auxiliary: Auxiliary | None = None, precision: str = "auto",
     ) -> AnswerWorkload:  # fmt: skip
-        contexts, views = self.read(model, [asked_of(record) for record in records])
-        targets = []
-        for record, context, some in zip(records, contexts, views, strict=True):
-            right = learnable(record.fields)
-            span = None if right is None else context.span_of(right[1], right[1] + len(right[0]))
-            targets += [view.place(span) for view in some]
-        rows = [view for some in views for view in some]
+        rows, targets = [], []
+        for record, context, views in zip(records, *self.read(model, [*map(asked_of, records)]), strict=True):
+            answer = learnable(record.fields)
+            span = None if answer is None else context.span_of(answer[1], answer[1] + len(answer[0]))
+            rows += views
+            targets += [view.place(span) for view in views]
         log.info("%s questions in %s windows", f"{len(records):,}", f"{len(rows):,}")
-        evaluator = Evaluator(self, list(held_out), *self.read(model, [asked_of(one) for one in held_out]), precision)
-        return AnswerWorkload(rows, np.array(targets), evaluator if held_out else None, auxiliary)
+        evaluator = self._evaluator(model, held_out, precision) if held_out else None
+        return AnswerWorkload(rows, np.array(targets), evaluator, auxiliary)
+
+    def _evaluator(self, model: Model, held_out: Sequence[Record], precision: str) -> Evaluator:
+        return Evaluator(self, list(held_out), *self.read(model, [*map(asked_of, held_out)]), precision)
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Answer:
-        """Choose the threshold for "no answer" that scores best on the held-out questions, if some have no answer."""
+        """Choose the best threshold for "no answer" on the held-out questions, if some have no answer."""
         if self.threshold is None or all(record.fields["answers"] for record in held_out):
             return self
-        evaluator = Evaluator(self, list(held_out), *self.read(model, [asked_of(one) for one in held_out]), precision)
+        evaluator = self._evaluator(model, held_out, precision)
         threshold = evaluator.threshold(evaluator.replies(model))
         log.info('predicts "no answer" if it beats the best span by %.3g', threshold)
         return replace(self, threshold=threshold)
-
-    # ---- using ---------------------------------------------------------------------------------------------
-
-    @classmethod
-    def default_for(cls, opened: ModelFolder) -> Answer | None:
-        labels = opened.model.labels
-        return cls() if labels is not None and labels.kind == "span" else None
 
     def predictor(self, model: Model, precision: str = "auto") -> Answerer:
         return Answerer(model, self, precision)
@@ -148,8 +143,13 @@ def asked_of(record: Record) -> Asking:
     return record.fields["question"], record.fields["context"]
 
 
+def texts_of(record: Record) -> list[str]:
+    """Return the right answers."""
+    return list(dict.fromkeys(answer for answer, _ in record.fields["answers"]))
+
+
 def warn_misplaced(records: Sequence[Record]) -> None:
-    """Warn of answers that are not at their place; scoring goes by texts alone, so they do no harm."""
+    """Warn about answers that are not at their start; scores compare only texts, so they are still used."""
     wrong = 0
     for record in records:
         try:
@@ -161,11 +161,11 @@ def warn_misplaced(records: Sequence[Record]) -> None:
 
 
 @dataclass
-class AnswerWorkload:
-    """What the training loop asks for: windows by number, and an evaluator."""
+class AnswerWorkload(TaskWorkload):
+    """An example is a window. Features are not cached: those of all tokens would take too much memory."""
 
     views: list[View]
-    targets: np.ndarray  # (windows, 2) where in its row the answer starts and ends
+    targets: np.ndarray  # (windows, 2) indices in the row of the first and the last token of the answer
     evaluator: Evaluator | None = None
     auxiliary: Auxiliary | None = None
 
@@ -177,21 +177,15 @@ class AnswerWorkload:
         batch = pack(examples)
         group, position = batch.mask.group[0], batch.mask.position[0]
         starts = torch.empty(len(numbers), dtype=torch.long)
-        starts[group[position == 0]] = torch.arange(len(group))[position == 0]  # where in the row each text begins
+        starts[group[position == 0]] = torch.arange(len(group))[position == 0]  # index in the batch of each window
         targets = torch.from_numpy(self.targets[list(numbers)]) + starts[:, None]
         asked = Asked(torch.ones_like(batch.ids, dtype=torch.bool), targets, name="answer", questions=group)
-        return asking_tokens(batch, asked, examples, numbers, epoch, self.auxiliary)
-
-    def evaluate(self, model: Model, step: int = 0) -> Score | None:
-        return None if self.evaluator is None else self.evaluator(model)
-
-    def cache_features(self, model: Model, precision: str) -> None:
-        """Every token is asked: keeping the hidden states of all of them would take too much memory."""
+        return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
 
 
 @dataclass
 class Evaluator:
-    """Exact match and F1 on the held-out questions, and a few of the errors to look at."""
+    """Exact match and F1 on the held-out questions, and the worst errors as samples."""
 
     task: Answer
     records: list[Record]
@@ -200,47 +194,41 @@ class Evaluator:
     precision: str = "auto"
     shown: int = 2
 
+    def __post_init__(self):
+        self.targets = [texts_of(record) for record in self.records]
+        self.chinese = is_chinese([target for targets in self.targets for target in targets])
+
     def __call__(self, model: Model) -> Score:
         found = self.replies(model)
-        threshold = self.threshold(found)
-        said = [choose(one, threshold if self.task.threshold is not None else None) for one in found]
+        threshold = None if self.task.threshold is None else self.threshold(found)
+        predicted = [choose(one, threshold) for one in found]
         count = AnswerCount(self.chinese)
-        each = [count.add(answer, texts_of(record))[1] for answer, record in zip(said, self.records, strict=True)]
-        worst = sorted(range(len(each)), key=lambda number: each[number])[: self.shown]
-        samples = [line for number in worst if each[number] < 1.0 for line in self._sample(number, said[number])]
+        each = [count.add(answer, targets)[1] for answer, targets in zip(predicted, self.targets, strict=True)]
+        worst = sorted(range(len(each)), key=lambda index: each[index])[: self.shown]
+        samples = []
+        for index in worst:
+            if each[index] < 1.0:
+                question, true = self.records[index].fields["question"], " / ".join(self.targets[index])
+                samples += sample_lines(
+                    question=question, true=true or "nothing", predicted=predicted[index] or "nothing"
+                )
         metrics = count.scores()
         return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
-
-    @property
-    def chinese(self) -> bool:
-        return is_chinese([answer for record in self.records for answer in texts_of(record)])
 
     def replies(self, model: Model) -> list[Replies]:
         return list(reply_all(frozen(model, self.precision), self.task, self.contexts, self.views))
 
     def threshold(self, found: Sequence[Replies]) -> float:
-        """The threshold that scores best here; the task's own where all questions have an answer."""
-        targets = [texts_of(record) for record in self.records]
-        if all(targets) or self.task.threshold is None:
+        """Return the threshold with the best score; the task's own if all questions have an answer."""
+        if all(self.targets) or self.task.threshold is None:
             return self.task.threshold or 0.0
-        chinese = self.chinese
-        right = [marks(choose(one, None), target, chinese)[1] for one, target in zip(found, targets, strict=True)]
-        return best_threshold([one.null for one in found], right, [bool(target) for target in targets])
-
-    def _sample(self, number: int, said: str) -> list[str]:
-        record = self.records[number]
-        right = " / ".join(texts_of(record)) or "nothing"
-        rows = {"question": record.fields["question"], "true": right, "predicted": said or "nothing"}
-        return [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
-
-
-def texts_of(record: Record) -> list[str]:
-    """The right answers."""
-    return list(dict.fromkeys(answer for answer, _ in record.fields["answers"]))
+        pairs = zip(found, self.targets, strict=True)
+        right = [marks(choose(one, None), targets, self.chinese)[1] for one, targets in pairs]
+        return best_threshold([one.null for one in found], right, [bool(targets) for targets in self.targets])
 
 
 def choose(found: Replies, threshold: float | None) -> str:
-    """The best span, or "no answer" if that beats it by more than `threshold`."""
+    """Return the best span, or "" if "no answer" beats it by more than `threshold`."""
     if threshold is not None and found.null > threshold:
         return ""
     return next((reply.text for reply in found.best if reply.text), "")
@@ -251,7 +239,7 @@ def choose(found: Replies, threshold: float | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A text in tokens, and the characters of the text that each token covers."""
+    """A tokenized text; token i covers the characters starts[i] to ends[i] (exclusive)."""
 
     text: str
     ids: list[int]
@@ -259,7 +247,7 @@ class Context:
     ends: np.ndarray
 
     def span_of(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and the last token that cover characters `start` to before `end`; None if no token does."""
+        """Return the first and the last token of characters `start` to `end` (exclusive); None if there is none."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
@@ -270,17 +258,17 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A window of a context as a row: its token `offset` is token `start` of the context, and so on for `count`."""
+    """A window of a context as a row: tokens `offset` to `offset + count` are tokens `start` and on of the context."""
 
     example: Example
     offset: int
     start: int
     count: int
-    own: np.ndarray  # (count,) tokens that have the most context here
-    null: int  # where [CLS] is
+    own: np.ndarray  # (count,) True for tokens that have the most context in this window
+    null: int  # the index of [CLS]
 
     def place(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        """Where in the row a span of the context is; at [CLS] if not all of it is here."""
+        """Return the indices in the row of a span of the context; those of [CLS] if it is not completely inside."""
         if span is None or span[0] < self.start or span[1] >= self.start + self.count:
             return self.null, self.null
         return span[0] - self.start + self.offset, span[1] - self.start + self.offset
@@ -288,7 +276,7 @@ class View:
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens `first` to `last` of a context, both included, and the model's score."""
+    """Tokens `first` to `last` (inclusive) of a context, and the model's score."""
 
     first: int
     last: int
@@ -296,7 +284,7 @@ class Span:
 
 
 def read_contexts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Context]:
-    """The contexts in the order given; a text that occurs several times is tokenized once."""
+    """Tokenize contexts; a text that occurs several times is tokenized once."""
     unique = list(dict.fromkeys(texts))
     made = {}
     for entry, encoded in zip(unique, tokenizer.encode_batch(unique, special=False), strict=True):
@@ -309,29 +297,31 @@ def read_views(
     tokenizer: Tokenizer, config: Config, questions: Sequence[str], contexts: Sequence[Context], size: int, most: int,
     stride: int,
 ) -> list[list[View]]:  # fmt: skip
-    """Windows for each question, of `size` tokens, the question's `most` among them; neighbours share `stride`."""
+    """Return the windows of each question, rows of at most `size` tokens; neighbours share `stride` tokens.
+
+    A question is truncated to `most` tokens.
+    """
     frame = Frame.of(tokenizer, config)
-    ids = [encoded.ids[:most] for encoded in tokenizer.encode_batch(list(questions), special=False)]
-    return [_views(frame, question, context, size, stride) for question, context in zip(ids, contexts, strict=True)]
-
-
-def _views(frame: Frame, question: list[int], context: Context, size: int, stride: int) -> list[View]:
-    room = frame.room(size, texts=2) - len(question)
-    if room < 2:
-        raise UsageError(f"rows of {size} tokens have no room for a question of {len(question)}", "raise --max-length")
-    spans = windows(len(context.ids), room, max(1, room - min(stride, room // 2)))
-    chosen = most_context(np.arange(len(context.ids)), spans)
-    offset, made = frame.start(question), []
-    for window, (start, stop) in enumerate(spans):
-        row, own = frame.row(question, context.ids[start:stop]), chosen[start:stop] == window
-        made.append(View(row, offset, start, stop - start, own, frame.null % len(row)))
+    made = []
+    for encoded, context in zip(tokenizer.encode_batch(list(questions), special=False), contexts, strict=True):
+        question, ids = encoded.ids[:most], context.ids
+        room, offset = frame.room(size, texts=2) - len(question), frame.start(question)
+        if room < 2:
+            raise UsageError(f"no room for a question of {len(question)} tokens in {size}", "raise --max-length")
+        spans = windows(len(ids), room, max(1, room - min(stride, room // 2)))
+        chosen = most_context(np.arange(len(ids)), spans)
+        rows = [frame.row(question, ids[start:stop]) for start, stop in spans]
+        made.append([
+            View(row, offset, start, stop - start, chosen[start:stop] == number, frame.null % len(row))
+            for number, (row, (start, stop)) in enumerate(zip(rows, spans, strict=True))
+        ])  # fmt: skip
     return made
 
 
 def best_spans(views: Sequence[View], answers: Sequence[Tensor], longest: int) -> tuple[list[Span], float]:
-    """The best spans of a context, best first, and the score of "no answer".
+    """Return the best spans of a context, best first, and the score of "no answer".
 
-    `answers` (T, 2) are scores of all tokens of each row as a start and as an end.
+    `answers` (T, 2) are the scores of each row's tokens as a start and as an end.
     """
     found: dict[tuple[int, int], float] = {}
     null = float("inf")
@@ -350,14 +340,14 @@ def _in_view(view: View, scores: Tensor, longest: int) -> list[tuple[int, int, f
     start = inside[:, 0].masked_fill(~torch.from_numpy(view.own), -float("inf"))
     longest = min(longest, len(inside))
     ends = torch.nn.functional.pad(inside[:, 1], (0, longest - 1), value=-float("inf"))
-    sums = start[:, None] + ends.unfold(0, longest, 1)  # (count, longest): by start and by how many follow it
+    sums = start[:, None] + ends.unfold(0, longest, 1)  # (count, longest): start, and length - 1
     best = sums.flatten().topk(min(KEPT, sums.numel()))
-    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [
-        (view.start + place // longest, view.start + place // longest + place % longest, value)
-        for value, place in rows
-        if value > -float("inf")
-    ]
+    found = []
+    for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        if value > -float("inf"):
+            first = view.start + index // longest
+            found.append((first, first + index % longest, value))
+    return found
 
 
 # ---- using a trained model ---------------------------------------------------------------------------------------
@@ -365,9 +355,9 @@ def _in_view(view: View, scores: Tensor, longest: int) -> list[tuple[int, int, f
 
 @dataclass(frozen=True)
 class Reply:
-    """Characters `start` to before `end` of the context; an empty text is "no answer".
+    """Characters `start` to `end` (exclusive) of the context; an empty text means "no answer".
 
-    `score` is the probability among the best spans and, where the model was trained with such questions, no answer.
+    `score` is the probability among the best spans and, if the model was trained with such questions, "no answer".
     """
 
     text: str
@@ -381,30 +371,18 @@ class Reply:
 
 @dataclass(frozen=True)
 class Replies:
-    """The best answers, best first, and by how much "no answer" beats the best span."""
+    """The best answers, best first, and the margin by which "no answer" beats the best span."""
 
     best: list[Reply]
     null: float
 
 
 @dataclass
-class Answerer(Predictor):
-    """A model with a head for spans, laid out for speed, and how questions become ids for it."""
-
-    model: Model
-    task: Answer
-    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where it is quick
-
+class Answerer(HeadPredictor[Asking, Replies]):
     does: ClassVar[str] = "answers questions"
     done: ClassVar[str] = "answered"
     options: ClassVar[frozenset[str]] = frozenset({"n_best"})
     hidden: ClassVar[frozenset[str]] = frozenset({"context"})  # a long text, the same for many questions
-
-    def __post_init__(self):
-        if self.model.labels is None or self.model.labels.kind != "span":
-            raise CheckpointError("this model has no head for answers", "teach it: allmask finetune --task answer")
-        self.task = self.task.fitted(self.model)
-        self.frozen = frozen(self.model, self.precision)
 
     @overload
     def __call__(self, questions: str, context: str) -> Reply: ...
@@ -420,12 +398,11 @@ class Answerer(Predictor):
     def n_best(self, question: str, context: str, count: int) -> list[Reply]:
         return next(self.stream([_checked((question, context))])).best[:count]
 
-    def stream(self, questions: Iterable[Asking], window: int | None = None) -> Iterator[Replies]:
-        """The best answers to each, in their order, with no more than a window of them in memory."""
-        source = iter(questions)
-        while some := list(islice(source, window or self.window)):
-            contexts, views = self.task.read(self.model, some)
-            yield from reply_all(self.frozen, self.task, contexts, views)
+    def input_of(self, record: Record) -> Asking:
+        return asked_of(record)
+
+    def results(self, inputs: Sequence[Asking]) -> Iterator[Replies]:
+        return reply_all(self.frozen, self.task, *self.task.read(self.model, inputs))
 
     def read(
         self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
@@ -434,7 +411,7 @@ class Answerer(Predictor):
         return islice(read_questions(path, targets, on_bad_record, skipped, keep), limit)
 
     def predict(self, records: Sequence[Record], n_best: int = 1, **options: Any) -> Iterator[dict[str, Any]]:
-        for found in self.stream((asked_of(record) for record in records), len(records)):
+        for found in self.results([*map(asked_of, records)]):
             best = [one.to_dict() for one in found.best[:n_best]]
             yield {"answers": best} if n_best > 1 else best[0]
 
@@ -443,7 +420,7 @@ class Answerer(Predictor):
         warn_misplaced(chosen)
         count = AnswerCount(is_chinese([answer for record in chosen for answer in texts_of(record)]))
         worst = Worst(show)
-        for record, found in zip(chosen, self.stream(asked_of(record) for record in chosen), strict=True):
+        for record, found in self.stream_records(chosen):
             reply = found.best[0]
             _, f1 = count.add(reply.text, texts_of(record))
             worst.add((1.0 - f1) * reply.score, lambda record=record, reply=reply, f1=f1: {
@@ -453,14 +430,12 @@ class Answerer(Predictor):
         errors = worst.rows()
         values = {"scores": count.scores(), "scored_as": "CMRC 2018" if count.chinese else "SQuAD"}
         values |= {"errors": errors} if show else {}
-        examples = [_lines(row) for row in errors]
-        return Evaluation(len(chosen), values, [score_table(count.scores(), 1)], examples=examples)
-
-
-def _lines(error: dict[str, Any]) -> list[str]:
-    right = " / ".join(error["targets"]) or "nothing"
-    said = f"{error['answer'] or 'nothing'} ({error['score']:.0%})"
-    return [f"{error['where']}: {error['question']}", f"  true       {right}", f"  predicted  {said}"]
+        lines = []
+        for row in errors:
+            true = f"  true       {' / '.join(row['targets']) or 'nothing'}"
+            predicted = f"  predicted  {row['answer'] or 'nothing'} ({row['score']:.0%})"
+            lines.append([f"{row['where']}: {row['question']}", true, predicted])
+        return Evaluation(len(chosen), values, [score_table(count.scores(), 1)], examples=lines)
 
 
 def _checked(entry: Any) -> Asking:
@@ -472,17 +447,16 @@ def _checked(entry: Any) -> Asking:
 def reply_all(
     model: Model, task: Answer, contexts: Sequence[Context], views: Sequence[Sequence[View]]
 ) -> Iterator[Replies]:
-    """The best answers of a model to each question, whose contexts and windows were read."""
-    flat = [view for some in views for view in some]
-    places = [np.arange(len(view.example)) for view in flat]
-    answers = iter(token_answers(model, [view.example for view in flat], places))
-    for context, some in zip(contexts, views, strict=True):
-        spans, null = best_spans(some, [next(answers) for _ in some], task.max_answer or 30)
+    """Yield the best answers to each question, given its context and its windows."""
+    examples = [view.example for question in views for view in question]
+    answers = iter(token_answers(model, examples, [np.arange(len(example)) for example in examples]))
+    for context, question in zip(contexts, views, strict=True):
+        spans, null = best_spans(question, [next(answers) for _ in question], task.max_answer or MAX_ANSWER)
         yield replies(context, spans, null, task.threshold)
 
 
 def replies(context: Context, spans: Sequence[Span], null: float, threshold: float | None) -> Replies:
-    """The texts of spans; "no answer" comes first if it beats the best span by more than `threshold`."""
+    """Return the texts of spans; "no answer" comes first if it beats the best span by more than `threshold`."""
     scores = [span.score for span in spans] + ([] if threshold is None and spans else [null])
     shares = torch.tensor(scores).softmax(0).tolist()
     best = []
@@ -505,136 +479,44 @@ def read_questions(
     path: Path, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
     keep: Sequence[str] = (),
 ) -> Iterator[Record]:  # fmt: skip
-    """The questions of a file; with `targets`, each record must have its right answers, without, none has any."""
-    skipped = Counter() if skipped is None else skipped
-    whole = _squad(path)
-    found = (
-        _of_squad(path, whole, targets) if whole is not None else _of_lines(path, targets, on_bad_record, skipped, keep)
-    )
-    some, reasons = False, Counter[str]()
-    for where, made in found:
-        if isinstance(made, Bad):
-            if on_bad_record == "stop":
-                raise DataError(f"{where}: {made.what}", f"{made.hint}, {_SKIP}")
-            reasons[made.reason] += 1
-            continue
-        some = True
-        yield Record(made, where)
-    skipped.update(reasons)
-    if not some:
-        counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.items())
-        hint = f"skipped {counts}" if counts else "check how the file was made"
-        raise DataError(f"{path}: there is no question in it that can be used", hint)
+    """Read questions; with `targets` each has its `answers`, without none has any."""
+    articles = _squad(path)
+    if articles is not None:
+        check = _check_answers if targets else _check_question
+        return usable(path, _squad_questions(path, articles), check, on_bad_record, skipped)
+    unchecked = Maybe(lambda value: value)
+    fields = {name: unchecked for name in ("id", *keep)} | {"question": text, "context": text}
+    if not targets:
+        return read_records(path, fields, on_bad_record, skipped)
+    fields |= {"answer": unchecked, "start": unchecked}
+    return usable(path, read_records(path, fields, on_bad_record, skipped), _check_line, on_bad_record, skipped)
 
 
 def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
-    """The answer to train on: the first that stands at its start; None where the context has no answer."""
+    """Return the answer to train on: the first that is at its start; None if the context has no answer."""
     answers: Answers = fields["answers"]
     if not answers:
         return None
-    for said, start in answers:
-        if start >= 0 and fields["context"][start : start + len(said)] == said:
-            return said, start
-    raise misplaced(fields["context"], *answers[0])
+    context = fields["context"]
+    for answer, start in answers:
+        if start >= 0 and context[start : start + len(answer)] == answer:
+            return answer, start
+    answer, start = answers[0]
+    found = context[start : start + len(answer)] if start >= 0 else ""
+    at = context.find(answer)
+    what = f"the answer {_show(answer)} is not at {start} of its context" + (f", {_show(found)} is" if found else "")
+    hint = f"it is at {at}: fix the start" if at >= 0 else "it is nowhere in the context: fix the answer"
+    raise Bad("answer not at its offset", what, hint)
 
 
-def misplaced(context: str, said: str, start: int) -> Bad:
-    there = context[start : start + len(said)] if start >= 0 else ""
-    at = context.find(said)
-    what = f"the answer {_show(said)} is not at {start} of its context" + (f", {_show(there)} is" if there else "")
-    hint = f"it is at {at}: fix the start" if at >= 0 else "it is nowhere in it: fix the answer"
-    return Bad("answer not at its offset", what, hint)
-
-
-def _squad(path: Path) -> list[Any] | None:
-    """The articles of a file in SQuAD's layout; None for a file in another."""
-    if Path(path.name.removesuffix(".gz")).suffix.lower() != ".json" or not path.is_file():
-        return None
-    with open_bytes(path) as stream:
-        try:
-            found = json.loads(stream.read().decode("utf-8-sig"))
-        except (ValueError, RecursionError):
-            return None  # perhaps a record a line; if not, that reader says where
-    if not isinstance(found, dict) or "data" not in found:
-        return None
-    if not isinstance(found["data"], list):
-        raise DataError(f'{path}: "data" is {_show(found["data"])}; expected a list', "check how the file was made")
-    return found["data"]
-
-
-def _of_squad(path: Path, data: list[Any], targets: bool) -> Iterator[tuple[str, dict[str, Any] | Bad]]:
-    for number_of, article in enumerate(data, 1):
-        for paragraph_number, paragraph in enumerate(_listed(article, "paragraphs", f"{path}: article {number_of}"), 1):
-            where = f"{path}: article {number_of}, paragraph {paragraph_number}"
-            for place, entry in enumerate(_listed(paragraph, "qas", where), 1):
-                name = entry.get("id") if isinstance(entry, dict) else None
-                named = f"{where}, question {place}" if name is None else f"{path}: question {name}"
-                try:
-                    yield named, _question(paragraph, entry, targets)
-                except Bad as bad:
-                    yield named, bad
-
-
-def _listed(entry: Any, name: str, where: str) -> list[Any]:
-    found = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(found, list):
-        raise DataError(f"{where}: no {_show(name)}", "expected the layout of SQuAD: data, paragraphs, qas")
-    return found
-
-
-def _question(paragraph: dict[str, Any], entry: Any, targets: bool) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise Bad("not an object", f"is {_show(entry)}; expected an object", "fix the question")
-    made = {"id": entry.get("id"), "question": _text(entry, "question"), "context": _text(paragraph, "context")}
-    if not targets:
-        return made
-    given = entry.get("answers")
-    if not isinstance(given, list) or (not given and not entry.get("is_impossible", given == [])):
-        raise Bad("missing field", 'no "answers"', "fix the question")
-    impossible = bool(entry.get("is_impossible", False))
-    return made | {"answers": [] if impossible else [_answer(one) for one in given]}
-
-
-def _answer(entry: Any) -> tuple[str, int]:
-    if not isinstance(entry, dict):
-        raise Bad("not an object", f'"answers" has {_show(entry)}; expected an object', "fix the question")
-    start = entry.get("answer_start")
-    if isinstance(start, bool) or not isinstance(start, int):
-        raise Bad("wrong type", f'"answer_start" is {_show(start)}; expected a whole number', "fix the question")
-    return _text(entry, "text"), start
-
-
-def _text(entry: dict[str, Any], name: str) -> str:
-    if name not in entry:
-        raise Bad("missing field", f"no {_show(name)}", "fix the question")
-    try:
-        return text(entry[name])
-    except Bad as bad:
-        raise Bad(bad.reason, f"{_show(name)} {bad.what}", "fix the question") from None
-
-
-def _of_lines(
-    path: Path, targets: bool, on_bad_record: str, skipped: Counter[str], keep: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Any] | Bad]]:
-    as_it_is = Maybe(lambda value: value)
-    fields = {name: as_it_is for name in ("id", *keep)} | {"question": text, "context": text}
-    if targets:
-        fields |= {"answer": as_it_is, "start": as_it_is}
-    for record in read_records(path, fields, on_bad_record, skipped):
-        try:
-            yield record.where, _line(record.fields) if targets else record.fields
-        except Bad as bad:
-            yield record.where, bad
-
-
-def _line(fields: dict[str, Any]) -> dict[str, Any]:
-    given, starts = _several(fields["answer"]), _several(fields["start"])
-    said = [text(one) for one in given]
-    places = [_whole(one) for one in starts] or [fields["context"].find(one) for one in said]
-    if len(places) != len(said):
-        raise Bad("wrong number of starts", f"{len(said)} answers but {len(places)} starts")
-    kept = {name: value for name, value in fields.items() if name not in ("answer", "start")}
-    return kept | {"answers": list(zip(said, places, strict=True))}
+def _check_line(fields: dict[str, Any]) -> None:
+    """Replace `answer` and `start` by `answers`."""
+    answers = [_text(one, "answer", "fix the line") for one in _several(fields.pop("answer"))]
+    starts = [_whole(one) for one in _several(fields.pop("start"))]
+    starts = starts or [fields["context"].find(answer) for answer in answers]
+    if len(starts) != len(answers):
+        raise Bad("wrong number of starts", f"{len(answers)} answers but {len(starts)} starts")
+    fields["answers"] = list(zip(answers, starts, strict=True))
 
 
 def _several(value: Any) -> list[Any]:
@@ -648,9 +530,85 @@ def _several(value: Any) -> list[Any]:
 
 def _whole(value: Any) -> int:
     try:
-        place = number(value)
+        start = number(value)
     except Bad as bad:
         raise Bad(bad.reason, f'"start" {bad.what}') from None
-    if place != int(place):
+    if start != int(start):
         raise Bad("wrong type", f'"start" is {_show(value)}; expected a whole number')
-    return int(place)
+    return int(start)
+
+
+def _squad(path: Path) -> list[Any] | None:
+    """Return the articles of a file in SQuAD's layout; None for any other file."""
+    if Path(path.name.removesuffix(".gz")).suffix.lower() != ".json" or not path.is_file():
+        return None
+    with open_bytes(path) as stream:
+        try:
+            found = json.loads(stream.read().decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            return None  # perhaps a record per line; if not, that reader reports the error
+    if not isinstance(found, dict) or "data" not in found:
+        return None
+    if not isinstance(found["data"], list):
+        raise DataError(f'{path}: "data" is {_show(found["data"])}; expected a list', "check how the file was made")
+    return found["data"]
+
+
+def _squad_questions(path: Path, articles: list[Any]) -> Iterator[Record]:
+    """Yield the questions of the articles, each with its paragraph, unchecked."""
+
+    def listed(entry: Any, name: str, where: str) -> list[Any]:
+        found = entry.get(name) if isinstance(entry, dict) else None
+        if not isinstance(found, list):
+            raise DataError(f"{where}: no {_show(name)}", "expected the layout of SQuAD: data, paragraphs, qas")
+        return found
+
+    for article_number, article in enumerate(articles, 1):
+        place = f"{path}: article {article_number}"
+        for paragraph_number, paragraph in enumerate(listed(article, "paragraphs", place), 1):
+            where = f"{place}, paragraph {paragraph_number}"
+            for question_number, entry in enumerate(listed(paragraph, "qas", where), 1):
+                name = entry.get("id") if isinstance(entry, dict) else None
+                named = f"{where}, question {question_number}" if name is None else f"{path}: question {name}"
+                yield Record({"paragraph": paragraph, "entry": entry}, named)
+
+
+def _check_question(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace the fields of `_squad_questions` by `id`, `question` and `context`; return SQuAD's entry."""
+    paragraph, entry = fields.pop("paragraph"), _object(fields.pop("entry"), "is")
+    fields["id"] = entry.get("id")
+    for name, owner in (("question", entry), ("context", paragraph)):
+        if name not in owner:
+            raise Bad("missing field", f"no {_show(name)}", _FIX)
+        fields[name] = _text(owner[name], name)
+    return entry
+
+
+def _check_answers(fields: dict[str, Any]) -> None:
+    """Like `_check_question`, and add `answers`."""
+    entry = _check_question(fields)
+    answers = entry.get("answers")
+    if not isinstance(answers, list) or (not answers and not entry.get("is_impossible", answers == [])):
+        raise Bad("missing field", 'no "answers"', _FIX)
+    fields["answers"] = []
+    for answer in [] if entry.get("is_impossible") else answers:
+        start = _object(answer, '"answers" has').get("answer_start")
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise Bad("wrong type", f'"answer_start" is {_show(start)}; expected a whole number', _FIX)
+        if "text" not in answer:
+            raise Bad("missing field", 'no "text"', _FIX)
+        fields["answers"].append((_text(answer["text"], "text"), start))
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Bad("not an object", f"{what} {_show(value)}; expected an object", _FIX)
+    return value
+
+
+def _text(value: Any, name: str, hint: str = _FIX) -> str:
+    try:
+        return text(value)
+    except Bad as bad:
+        reason = f"blank {_show(name)}" if bad.reason == "blank text" else bad.reason
+        raise Bad(reason, f"{_show(name)} {bad.what}", hint) from None

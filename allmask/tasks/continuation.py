@@ -1,4 +1,4 @@
-"""Continuation: a prompt goes on until the token that ends a text, as causal pretraining taught it."""
+"""Continuation: write on from a prompt until the token that ends a text, as in causal pretraining."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.data import Checker, Record, text
+from allmask.data import Checker, text
 from allmask.decoding import Decoding, FillWriter, MaskWriter, Writer
 from allmask.errors import CheckpointError, UsageError
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.options import ContinuationOptions
-from allmask.tasks.common.evaluation import Evaluation
-from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.common.writing import Prompts, Writes, frozen_for, tokenizer_of, writer_for
+from allmask.tasks.common.generator import TextGenerator, WritingTask
+from allmask.tasks.common.writing import Prompts, frozen_for, tokenizer_of, writer_for
 from allmask.tasks.seq2seq import Title
-from allmask.tasks.task import ModelFolder, Task
+from allmask.tasks.task import ModelFolder
 from allmask.text import Tokenizer, truncate_tokens
 
-FRAME = 2  # [CLS] and [SEP], or what stands for them
+FRAME = 2  # [CLS] and [SEP], or their counterparts
 
 
 @dataclass(frozen=True)
-class Continuation(ContinuationOptions, Task):
-    """`max_source` is what the new tokens leave of the positions; of longer prompts the end is kept.
+class Continuation(ContinuationOptions, WritingTask):
+    """`max_source` is the room that new tokens leave in the positions; of a longer prompt the end is kept.
 
-    With `framed`, texts begin with [CLS] and end with [SEP] (or what stands for them), as `allmask pretrain` frames
-    them; without, a prompt stands alone, as GPT-2 reads it. With `blanks`, for a model that learnt permutations, the
-    places of all new tokens are known, and what stands behind them; they are filled in from left to right:
+    With `framed`, texts begin with [CLS] and end with [SEP] (or their counterparts), as in `allmask pretrain`; without,
+    a prompt has no special tokens, as for GPT-2.
+
+    With `blanks`, for models trained on permutations, the positions of all new tokens and the tokens after them are
+    known from the start; the blanks are filled from left to right:
 
         [CLS] 北 京 · · · [SEP]
 
-    With `leftwards`, for a model that learnt to read from right to left, the prompt is the end of a text, and what
-    stands before it is written.
+    With `leftwards`, for models trained to read from right to left, the prompt is the end of a text, and the text
+    before it is written.
     """
 
     @classmethod
@@ -52,7 +53,7 @@ class Continuation(ContinuationOptions, Task):
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Continuation | None:
-        """For GPT-2 and other models that read from left to right, and for XLNet."""
+        """The task for GPT-2 and other models that read from left to right, and for XLNet."""
         model = opened.model if opened.saved_task is None else None
         if model is None or model.lm_head is None or model.labels is not None:
             return None
@@ -63,25 +64,24 @@ class Continuation(ContinuationOptions, Task):
         return None
 
     def fitted(self, model: Model) -> Continuation:
-        """The same within the positions of the model and of its training."""
-        return self.within(
-            min(self.positions, model.config.max_positions), None, self.framed, self.blanks, self.leftwards
-        )
+        """Return the task for the positions of the model, and no more than in its training."""
+        positions = min(self.positions, model.config.max_positions)
+        return self.within(positions, None, self.framed, self.blanks, self.leftwards)
 
     def sized(self, max_new: int | None) -> Continuation:
-        """The more is written, the less of a prompt is read."""
-        return (
-            self if max_new is None else self.within(self.positions, max_new, self.framed, self.blanks, self.leftwards)
-        )
+        """Return the task with a shorter source for more new tokens."""
+        if max_new is None:
+            return self
+        return self.within(self.positions, max_new, self.framed, self.blanks, self.leftwards)
 
     @property
     def positions(self) -> int:
-        """How many positions the model was trained with."""
+        """The number of positions that the model was trained with."""
         return self.max_source + self.max_target + self._around
 
     @property
     def _around(self) -> int:
-        """Positions of neither source nor target; without blanks, the last new token is written but not read."""
+        """Positions used by neither source nor target; without blanks, the last new token needs no position."""
         return FRAME if self.blanks else self.framed - 1
 
     def fields(self, targets: bool) -> dict[str, Checker]:
@@ -106,11 +106,11 @@ class Continuation(ContinuationOptions, Task):
         causal = Mask.causal(torch.ones_like(is_target))
         if not self.leftwards:
             return causal
-        prompt = (~is_target).sum(-1, keepdim=True)  # what was written stands behind it here, as it was written
+        prompt = (~is_target).sum(-1, keepdim=True)  # new tokens come after it in the row, in the order of writing
         return Mask.permutation(torch.where(is_target, causal.order, prompt - 1 - causal.order))
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """No special token is written but the one that ends a text, or begins one that is written leftwards."""
+        """Return greedy decoding, with `changes`; texts end with [SEP], those written leftwards with [CLS]."""
         tokenizer = tokenizer_of(model)
         end = tokenizer.begin_id if self.leftwards and self.framed else tokenizer.end_id
         banned = tuple(sorted(tokenizer.special_ids - {end}))
@@ -124,22 +124,16 @@ class Continuation(ContinuationOptions, Task):
             return MaskWriter(frozen_for(model, precision), Mask.reverse, (0, 0), max_length=self.positions)
         return writer_for(model, precision, Mask.causal, segments=(0, 0))
 
-    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
-        return TextGenerator(model, self.fitted(model), precision)
-
-    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
-        raise NotImplementedError  # `fields` refuses records with targets
-
 
 def open_generator(opened: ModelFolder, precision: str = "auto") -> TextGenerator:
-    """Any model that writes, for the task it was trained for; one that only knows its language continues prompts."""
+    """Return a generator for a model's own task if it writes; a model that was only pretrained continues prompts."""
     task = opened.saved_task
-    if task is not None and not isinstance(task, Writes):
+    if task is not None and not isinstance(task, WritingTask):
         raise CheckpointError(f'{opened.source}: was fine-tuned for "{task.name}", not to write', "use allmask predict")
     if opened.model.lm_head is None:
         raise CheckpointError(
             f"{opened.source}: has no language model head, so it cannot write yet",
-            f"teach it: allmask finetune {opened.source} --task title --data train.jsonl --out runs/title",
+            Title.how_to_train(opened.source),
         )
     task = task or Continuation.default_for(opened) or Title.default_for(opened)
     if task is None:

@@ -1,4 +1,4 @@
-"""Vectors of texts, a window of texts at a time, and those nearest to a query by the cosine of their angle."""
+"""Vectors of texts, and the texts nearest to a query by cosine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder
 
 T = TypeVar("T")
-WINDOW = 1024  # texts in memory, sorted by length
-POOLING = Path("1_Pooling") / "config.json"  # where sentence-transformers says how
+WINDOW = 1024  # texts in memory at a time; they are sorted by length
+POOLING = Path("1_Pooling") / "config.json"  # pooling settings of sentence-transformers
 
 
 class Found(NamedTuple, Generic[T]):
     score: float  # the cosine, from -1 to 1
-    number: int  # from 0 on
+    number: int  # its index, from 0
     what: T  # the text
 
 
@@ -35,13 +35,13 @@ def open_embedder(opened: ModelFolder, precision: str = "auto") -> Embedder:
 
 @dataclass
 class Embedder:
-    """A model laid out for speed, and how its hidden states become one vector a text."""
+    """A model frozen for speed, and how its hidden states are pooled to one vector per text."""
 
     model: Model
     pool: str = "mean"  # or cls, the first token
     normalize: bool = False
-    precision: str = "auto"  # fp32, bf16; auto is the fastest here
-    cut: int = field(default=0, init=False)  # texts so far that were longer than the model reads
+    precision: str = "auto"  # fp32, bf16; auto: the fastest here
+    cut: int = field(default=0, init=False)  # how many texts were truncated so far
 
     def __post_init__(self):
         tokenizer_of(self.model)
@@ -53,27 +53,27 @@ class Embedder:
 
     @classmethod
     def open(cls, folder: Path, pool: str | None = None, normalize: bool = False, precision: str = "auto") -> Embedder:
-        """From a model folder, pooled as its settings for sentence-transformers say, or by mean."""
+        """Open a model folder; the default pooling is that of its sentence-transformers settings, or mean."""
         return cls(load_folder(folder, str(folder)), pool or pool_of(folder), normalize, precision)
 
     def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
-        """A vector (W,) of a text, or (n, W) of a list of them, in fp32."""
+        """Return the vector (W,) of a text, or (n, W) of a list of texts, in fp32."""
         if isinstance(texts, str):
             return self._window([texts])[0]
         rows = list(self.stream(texts))
         return np.concatenate(rows) if rows else np.zeros((0, self.model.config.features), dtype=np.float32)
 
     def stream(self, texts: Iterable[str], window: int = WINDOW) -> Iterator[np.ndarray]:
-        """(up to `window`, W) at a time, in the order of the texts, with no more than these in memory."""
+        """Yield arrays (n, W) for `window` texts at a time, in order; only these are in memory."""
         source = iter(texts)
         while some := list(islice(source, window)):
             yield self._window(some)
 
     def search(self, query: str, texts: Iterable[str], top: int = 5) -> list[Found[str]]:
-        """The texts nearest to a query, nearest first; of equal ones the earlier."""
-        wanted, source = self(query), iter(texts)
+        """Return the texts nearest to a query, nearest first; of equally near ones the earlier is first."""
+        source = iter(texts)
         windows = iter(lambda: list(islice(source, WINDOW)), [])
-        return nearest(wanted, ((some, self._window(some)) for some in windows), top)
+        return nearest(self(query), ((some, self._window(some)) for some in windows), top)
 
     def _window(self, texts: Sequence[str]) -> np.ndarray:
         limit = self.model.config.max_positions
@@ -83,17 +83,17 @@ class Embedder:
         return embed_ids(self.frozen, ids, self.pool, self.normalize).cpu().numpy()
 
 
-def nearest(wanted: np.ndarray, windows: Iterable[tuple[Sequence[T], np.ndarray]], top: int) -> list[Found[T]]:
-    """The things whose vectors (n, W), given a window at a time, are nearest to the vector `wanted` (W,)."""
-    return heapq.nlargest(top, _compared(_unit(wanted), windows), key=lambda found: (found.score, -found.number))
+def nearest(query: np.ndarray, windows: Iterable[tuple[Sequence[T], np.ndarray]], top: int) -> list[Found[T]]:
+    """Return the things whose vectors are nearest to `query` (W,); a window is things and their vectors (n, W)."""
 
+    def compared() -> Iterator[Found[T]]:
+        number, unit = 0, _unit(query)
+        for things, vectors in windows:
+            for thing, score in zip(things, (_unit(vectors) @ unit).tolist(), strict=True):
+                yield Found(score, number, thing)
+                number += 1
 
-def _compared(wanted: np.ndarray, windows: Iterable[tuple[Sequence[T], np.ndarray]]) -> Iterator[Found[T]]:
-    number = 0
-    for things, vectors in windows:
-        for thing, score in zip(things, (_unit(vectors) @ wanted).tolist(), strict=True):
-            yield Found(score, number, thing)
-            number += 1
+    return heapq.nlargest(top, compared(), key=lambda found: (found.score, -found.number))
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def pool_of(folder: Path) -> str:
-    """How sentence-transformers' settings in a model folder pool; mean where there are none."""
+    """Return the pooling of a folder's sentence-transformers settings; mean if there are none."""
     file = folder / POOLING
     if not file.is_file():
         return "mean"
@@ -111,14 +111,8 @@ def pool_of(folder: Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}", "pass --pool mean or --pool cls") from None
     known = {"mean_tokens": "mean", "cls_token": "cls"}
-    asked = chosen & {
-        "mean_tokens",
-        "cls_token",
-        "max_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    }
+    others = {"max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"}
+    asked = chosen & (known.keys() | others)
     if len(asked) != 1 or not asked <= known.keys():
         words = ", ".join(sorted(asked)) or "nothing"
         raise CheckpointError(f"{file}: pools by {words}; supported: mean, cls", "pass --pool mean or --pool cls")

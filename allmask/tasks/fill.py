@@ -1,4 +1,4 @@
-"""Filling: what may stand where a text says [MASK], as masked language models are pretrained to guess."""
+"""Filling: the likeliest tokens for each [MASK] of a text, by a masked language model or an XLNet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder
 from allmask.text import Tokenizer
 
-GAP = "[MASK]"  # how a gap is written, whatever the tokenizer calls it
+GAP = "[MASK]"  # in texts, whatever the tokenizer calls it
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text, the same with the best answer in each gap, and the answers to each gap, best first.
+    """`text` has the best answer in each gap of `source`; `gaps` has the answers for each gap, best first.
 
-    Gaps are guessed independently: none knows what stands in another.
+    The gaps are filled independently of each other.
     """
 
     source: str
@@ -40,13 +40,13 @@ class Filled:
 
 
 def open_filler(opened: ModelFolder, precision: str = "auto") -> Filler:
-    """Gaps are filled in fp32, whatever the precision."""
+    """Return a filler; it computes in fp32, whatever the precision."""
     return Filler(opened.model)
 
 
 @dataclass
 class Filler:
-    """A model that fills gaps; one that cannot is refused."""
+    """A model that fills gaps; a model that cannot is refused."""
 
     model: Model
 
@@ -78,13 +78,12 @@ class Filler:
         ids = torch.zeros(valid.shape, dtype=torch.long)
         ids[valid] = torch.tensor([id for row in rows for id in row])
         asked = (ids == tokenizer.mask_id) & valid
-        hidden = self._guesses(ids, valid, asked)
-        answers = iter(_answers(self.model.logits(hidden), tokenizer, top))
+        answers = iter(_answers(self.model.logits(self._hidden(ids, valid, asked)), tokenizer, top))
         found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
         return [Filled(text, _filled(text, gaps), gaps) for text, gaps in zip(texts, found, strict=True)]
 
-    def _guesses(self, ids: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
-        """Hidden states (M, W) of the gaps: as tokens among others, or, of an XLNet, of its second stream."""
+    def _hidden(self, ids: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        """Return the hidden states (M, W) of the gaps; for an XLNet those of its query stream."""
         whole = Mask.bidirectional(valid)
         if self.model.config.family != "xlnet":
             return self.model(ids, whole).hidden[asked]
@@ -93,11 +92,9 @@ class Filler:
         return self.model.body.query_stream(ids, replace(whole, order=whole.order + 1), cache)[asked]
 
     def _encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """As it is framed in pretraining."""
+        """Tokenize a text, with the special tokens of pretraining."""
         if GAP not in text:
-            raise UsageError(
-                f"there is no {GAP} in {shortened(text, 60)!r}", f"write {GAP} where a token is to be guessed"
-            )
+            raise UsageError(f"there is no {GAP} in {shortened(text, 60)!r}", f"write {GAP} where a token is missing")
         ids = tokenizer.encode(text.replace(GAP, tokenizer.specials["mask"]), special=False).ids
         around = tokenizer.begin_id, *ids, tokenizer.end_id, tokenizer.closing_id
         framed = [id for id in around if id is not None]
@@ -112,24 +109,23 @@ _TEACH = "teach one: allmask pretrain --objective mlm --data corpus/ --tokenizer
 
 
 def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:
-    """The likeliest tokens of each row; special ones are no answer, and there may be more rows than tokens."""
+    """Return the likeliest tokens for each row of logits, without special tokens and ids that have no token."""
     shares = logits.float().softmax(-1)
     shares[:, list(tokenizer.special_ids)] = -1.0
     shares[:, tokenizer.size :] = -1.0
     best = shares.topk(top)
+
+    def shown(id: int) -> str:  # bytes are decoded; other pieces are shown as they are, such as ##ing
+        return tokenizer.decode([id]) if tokenizer.kind == "byte-bpe" else tokenizer.id_to_token(id) or ""
+
     return [
-        [Answer(_spoken(id, tokenizer), share) for id, share in zip(ids, row, strict=True)]
+        [Answer(shown(id), share) for id, share in zip(ids, row, strict=True)]
         for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
-def _spoken(id: int, tokenizer: Tokenizer) -> str:
-    """The piece itself where it is plain, such as ##ing; the text it stands for where it is bytes."""
-    return tokenizer.decode([id]) if tokenizer.kind == "byte-bpe" else tokenizer.id_to_token(id) or ""
-
-
 def _filled(text: str, gaps: Sequence[Sequence[Answer]]) -> str:
-    """The best answer in each gap; what goes on with a word joins it."""
+    """Put the best answer into each gap; a piece such as ##ing joins the word before it."""
     first, *parts = text.split(GAP)
     for part, answers in zip(parts, gaps, strict=True):
         token = answers[0].token

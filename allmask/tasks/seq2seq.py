@@ -1,7 +1,7 @@
-"""Titles and translations: a source text, and a target to be written for it (UniLM, arXiv 1905.03197).
+"""Titles and translations: write a target text for a source text (UniLM, arXiv 1905.03197).
 
-Any pair of texts fits, by a BERT under the prefix mask or by an encoder–decoder. The two tasks differ in what is usual:
-a translation may repeat itself, is trained with smoothed labels, and is scored by BLEU as sacrebleu counts it.
+Any pair of texts fits, with a BERT under the prefix mask or with an encoder–decoder. The two tasks differ in their
+defaults: a translation may repeat itself, is trained with label smoothing, and is scored by sacrebleu's BLEU.
 """
 
 from __future__ import annotations
@@ -23,33 +23,23 @@ from allmask.mask import Mask
 from allmask.model import Model
 from allmask.options import ENCODER_DECODER as PAIR
 from allmask.options import TitleOptions, TranslateOptions
+from allmask.tasks.common import writing
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.common.evaluation import Evaluation, Table, shortened
-from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.common.writing import Prompts, Written, expect_frequencies, pair_writer, tokenizer_of, writer_for
-from allmask.tasks.metrics.text import (
-    bleu_stderr,
-    is_chinese,
-    lead_sentence,
-    mean_rouge,
-    rouge,
-    rouge_of_each,
-    score_texts,
-    score_translations,
-    signatures,
-)
-from allmask.tasks.task import ModelFolder, Task
+from allmask.tasks.common.evaluation import Evaluation, Table, sample_lines
+from allmask.tasks.common.generator import TextGenerator, WritingTask
+from allmask.tasks.common.writing import Prompts, Written, tokenizer_of
+from allmask.tasks.metrics import text as metrics
+from allmask.tasks.task import ModelFolder, TaskWorkload
 from allmask.text import Tokenizer, propose_keep_tokens, truncate_tokens
 from allmask.training import Score, mean_loss, standard_error
 
 log = logging.getLogger("allmask")
 FIELDS = {"source": text, "target": text}
-SOURCE_MASKS = {"prefix": Mask.bidirectional, "naive": Mask.causal}  # how the source reads itself
-NO_REPEAT = 3  # beams of a young model like to say a thing again: with this rule they gain 3 points of ROUGE-L
+SOURCE_MASKS = {"prefix": Mask.bidirectional, "naive": Mask.causal}  # the mask among source tokens
+NO_REPEAT = 3  # beams of a model with little training repeat themselves: this rule gains 3 points of ROUGE-L
 WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is used
 SMOOTHING = 0.1
-BEST = ("bleu", "loss")  # what may choose the best weights
-TIE = 1e-4  # what a point of chrF weighs beside one of BLEU, which is 0 where no target has four words
+TIE = 1e-4  # weight of chrF beside BLEU, which is 0 if no target has four words
 JUDGED = 200  # records that are translated at each evaluation; the loss is that of all
 COLUMNS = {
     "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L",
@@ -57,8 +47,8 @@ COLUMNS = {
 }  # fmt: skip
 
 
-class Seq2Seq(Task):
-    """What both tasks share: how records become rows, how a model learns from them and writes."""
+class Seq2Seq(WritingTask):
+    """What both tasks share: how records become rows, and how a model is trained on them and writes."""
 
     max_source: int
     max_target: int
@@ -67,21 +57,21 @@ class Seq2Seq(Task):
     no_repeat_ngram: ClassVar[int] = 0
 
     def fitted(self, model: Model) -> Self:
-        """The same with a source that leaves room for the target in the model's positions."""
+        """Return the task with a source that leaves room for the target in the model's positions."""
         _specials(tokenizer_of(model))
-        made: Any = self
+        task: Any = self
         if model.config.decoder_layers:
-            reach = model.config.max_length
-            fits = {"max_source": min(self.max_source, reach - 2), "max_target": min(self.max_target, reach - 1)}
-            return replace(made, mask=PAIR, **fits)
+            longest = model.config.max_length
+            limits = {"max_source": min(self.max_source, longest - 2), "max_target": min(self.max_target, longest - 1)}
+            return replace(task, mask=PAIR, **limits)
         room = model.config.max_positions - self.max_target - 3  # [CLS], [SEP], [SEP]
         if room < 1:
             raise UsageError(
                 f"a target of {self.max_target} tokens leaves no room in {model.config.max_positions} positions",
                 "choose a smaller --max-target",
             )
-        mask = "prefix" if self.mask == PAIR else self.mask  # it was saved for a model of two stacks
-        return replace(made, max_source=min(self.max_source, room), mask=mask)
+        mask = "prefix" if self.mask == PAIR else self.mask  # PAIR: the task was saved with an encoder–decoder
+        return replace(task, max_source=min(self.max_source, room), mask=mask)
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -98,7 +88,7 @@ class Seq2Seq(Task):
         return dict(FIELDS) if targets else {"source": text}
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts:
-        """[CLS] source [SEP] of each: what is there before anything is written."""
+        """Return [CLS] source [SEP] for each source."""
         encoded = _ids(tokenizer, sources)
         cut = sum(len(ids) > self.max_source for ids in encoded)
         return Prompts([self._prompt(ids, tokenizer) for ids in encoded], cut)
@@ -108,25 +98,24 @@ class Seq2Seq(Task):
         return [*begin, *truncate_tokens(ids, self.max_source, self.truncate), end]
 
     def examples(self, tokenizer: Tokenizer, records: Sequence[Record], start: int | None = None) -> list[Example]:
-        """`start` is what a decoder reads first, if it is not what the tokenizer would say."""
+        """Tokenize records; `start` is the first token of a decoder, if it is not the tokenizer's."""
         sources = _ids(tokenizer, [record.fields["source"] for record in records])
         targets = _ids(tokenizer, [record.fields["target"] for record in records])
         for name, rows, limit in (("sources", sources, self.max_source), ("targets", targets, self.max_target)):
             cut = sum(len(ids) > limit for ids in rows)
             if cut:
                 log.info("%s of %s %s are cut to %s tokens", f"{cut:,}", f"{len(rows):,}", name, limit)
-        prompts = (self._prompt(ids, tokenizer) for ids in sources)
-        pairs = zip(prompts, targets, strict=True)
-        return [self._example(prompt, target, tokenizer, start) for prompt, target in pairs]
+        pairs = zip(sources, targets, strict=True)
+        return [self._example(self._prompt(ids, tokenizer), target, tokenizer, start) for ids, target in pairs]
 
     def _example(self, prompt: list[int], target: list[int], tokenizer: Tokenizer, start: int | None) -> Example:
-        """[CLS] source [SEP] target [SEP], segments 0 and 1; each position before a target token must predict it."""
+        """Return [CLS] source [SEP] target [SEP], segments 0 and 1; the label is the next target token."""
+        written = [*target[: self.max_target], _specials(tokenizer)[1]]
         if self.mask == PAIR:
-            written = [*target[: self.max_target], _specials(tokenizer)[1]]
             first = tokenizer.start_id if start is None else start
             assert first is not None
             return Example.pair(prompt, [first, *written[:-1]], written)
-        ids = np.array([*prompt, *target[: self.max_target], _specials(tokenizer)[1]])
+        ids = np.array([*prompt, *written])
         is_target = np.arange(len(ids)) >= len(prompt)
         labels = np.where(np.append(is_target[1:], False), np.roll(ids, -1), NO_LABEL)
         return Example(ids, self.mask_of(torch.from_numpy(is_target)[None]).order[0].numpy(), is_target, labels)
@@ -136,85 +125,83 @@ class Seq2Seq(Task):
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def sized(self, max_new: int | None) -> Self:
-        """The source keeps its room, however much is written."""
-        return self
-
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """Greedy unless `changes` say otherwise; no special token is written but the [SEP] that ends a target."""
+        """Return greedy decoding, with `changes`; the only special token that is written is the final [SEP]."""
         tokenizer = tokenizer_of(model)
         sep = _specials(tokenizer)[1]
-        nameless = range(tokenizer.size, model.config.vocab_size)
-        banned = (*sorted(tokenizer.special_ids - {sep}), *nameless)
-        rules = {"end": (sep,), "banned": banned, "max_new": self.max_target + 1}
-        return Decoding(**{**rules, "no_repeat_ngram": self.no_repeat_ngram, **changes})
+        unused = range(tokenizer.size, model.config.vocab_size)  # ids without a token
+        rules = {"end": (sep,), "banned": (*sorted(tokenizer.special_ids - {sep}), *unused)}
+        rules |= {"max_new": self.max_target + 1, "no_repeat_ngram": self.no_repeat_ngram}
+        return Decoding(**{**rules, **changes})
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
         if self.mask == PAIR:
-            return pair_writer(model, precision)
-        return writer_for(model, precision, SOURCE_MASKS[self.mask])
+            return writing.pair_writer(model, precision)
+        return writing.writer_for(model, precision, SOURCE_MASKS[self.mask])
 
     def write(
         self, model: Model, sources: Sequence[str], settings: Decoding | None = None, batch: int = 32,
         writer: Writer | None = None,
     ) -> Iterator[Written]:  # fmt: skip
-        """For each source its n-best targets with their hypotheses, in the order given, by the model as it is now."""
-        generator = TextGenerator(model, self, None, writer)
-        return generator.search(sources, settings or self.decoding(model), batch)
-
-    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
-        return TextGenerator(model, self.fitted(model), precision)
+        """Yield the n-best targets of each source with their hypotheses; the model is used as it is, not frozen."""
+        return TextGenerator(model, self, None, writer).search(sources, settings or self.decoding(model), batch)
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
-        """The scores of what was written and of what it is compared with, by name."""
+        """Return the scores of the model and of its baselines, by name."""
         raise NotImplementedError
 
     def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
         scores = self.score(written, records)
         columns = {name: label for name, label in COLUMNS.items() if name in scores["model"]}
-        rows = [[name, *(f"{some[column]:.1f}" for column in columns)] for name, some in scores.items()]
+        rows = [[name, *(f"{values[column]:.1f}" for column in columns)] for name, values in scores.items()]
         rows.append(["reference", *[""] * (len(columns) - 1), f"{scores['model']['reference_length']:.1f}"])
         table = Table(["", *columns.values()], rows)
         if not show:
             return Evaluation(len(records), {"scores": scores}, [table])
         examples = _extremes(records, written, show)
-        lines = [[f"{name}:", *(line for row in some for line in _lines(row))] for name, some in examples.items()]
+        lines = []
+        for name, found in examples.items():
+            lines.append([f"{name}:"])
+            for row in found:
+                lines[-1] += [f"  {row['rouge_l']:5.1f}  {row['where']}", f"         {row['written']}"]
+                lines[-1] += [f"       = {row['reference']}"]
         return Evaluation(len(records), {"scores": scores, "examples": examples}, [table], examples=lines)
 
-    # ---- learning ------------------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------------------
 
     def prepare(
         self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = True, language: bool = True
     ) -> Model:
-        """A model that can write: with a language model head in any case, and a vocabulary as large as needed."""
+        """Return the model with a language model head and, with `prune`, a smaller vocabulary."""
         fresh = model.lm_head is None
         if fresh:
             log.info("the checkpoint has no language model head; one is made from the token embedding")
         model = model.without("task").with_language_model(torch.Generator().manual_seed(seed))
         model = _pruned(model, records) if prune else model
         if fresh:
-            expect_frequencies(model, _counts(model, [record.fields["target"] for record in records]))
+            tokenizer = tokenizer_of(model)
+            targets = _ids(tokenizer, [record.fields["target"] for record in records])
+            written = torch.tensor([id for ids in targets for id in (*ids, _specials(tokenizer)[1])])
+            writing.expect_frequencies(model, torch.bincount(written, minlength=model.config.vocab_size))
         return model
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
         auxiliary: Auxiliary | None = None, precision: str = "auto",
     ) -> Seq2SeqWorkload:  # fmt: skip
-        """Targets of held-out records are written by the model as it is, whatever the precision of training."""
+        """Evaluations write with the model as it is; `precision` is not used."""
         tokenizer, start = tokenizer_of(model), model.config.start_token
         examples = self.examples(tokenizer, records, start)
         others = self.examples(tokenizer, held_out, start)
         return Seq2SeqWorkload(examples, self.evaluator(list(held_out), others) if held_out else None, auxiliary)
 
     def evaluator(self, records: list[Record], examples: list[Example]) -> Callable[[Model], Score]:
-        """Evaluates a model during training, on held-out records and their rows."""
+        """Return the evaluator for held-out records and their rows."""
         raise NotImplementedError
 
 
 @dataclass
-class Seq2SeqWorkload:
-    """What the training loop asks for: examples by number, and an evaluator."""
-
+class Seq2SeqWorkload(TaskWorkload):
     examples: list[Example]
     evaluator: Callable[[Model], Score] | None = None
     auxiliary: Auxiliary | None = None
@@ -226,13 +213,12 @@ class Seq2SeqWorkload:
         chosen = [self.examples[number] for number in numbers]
         if self.auxiliary is None:
             return pack(chosen)
-        return replace(pack(chosen), also=self.auxiliary.batch([_source(one) for one in chosen], numbers, epoch))
-
-    def evaluate(self, model: Model, step: int = 0) -> Score | None:
-        return None if self.evaluator is None else self.evaluator(model)
-
-    def cache_features(self, model: Model, precision: str) -> None:
-        """Nothing can be reused: each target token reads its source again."""
+        sources = []
+        for one in chosen:
+            source = one.segments == 0  # [CLS] source [SEP]
+            labels = np.full(source.sum(), NO_LABEL)
+            sources.append(Example(one.ids[source], one.order[source], one.segments[source], labels))
+        return replace(pack(chosen), also=self.auxiliary.batch(sources, numbers, epoch))
 
 
 # ---- titles ----------------------------------------------------------------------------------------------------
@@ -240,13 +226,11 @@ class Seq2SeqWorkload:
 
 @dataclass(frozen=True)
 class Title(TitleOptions, Seq2Seq):
-    """The task as it is saved with a model: how texts become ids, and which mask reads them."""
-
     no_repeat_ngram: ClassVar[int] = NO_REPEAT
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Title | None:
-        """Any model that reads both ways and has a language model head can be asked to write, with a warning."""
+        """Any model with a language model head that reads both ways can write, with a warning."""
         model = opened.model if opened.saved_task is None else None
         if model is None or model.lm_head is None or model.labels is not None:
             return None
@@ -256,10 +240,13 @@ class Title(TitleOptions, Seq2Seq):
         return cls(max_target=min(cls.max_target, model.config.max_positions // 4))
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
-        """The first sentence of each source is what a title must beat."""
+        """The baseline is the first sentence of each source."""
         references = [record.fields["target"] for record in records]
-        lead = [lead_sentence(record.fields["source"]) for record in records]
-        return {"model": score_texts(written, references), "lead sentence": score_texts(lead, references)}
+        lead = [metrics.lead_sentence(record.fields["source"]) for record in records]
+        return {
+            "model": metrics.score_texts(written, references),
+            "lead sentence": metrics.score_texts(lead, references),
+        }
 
     def evaluator(self, records: list[Record], examples: list[Example]) -> TitleEvaluator:
         return TitleEvaluator(self, records, examples)
@@ -267,9 +254,9 @@ class Title(TitleOptions, Seq2Seq):
 
 @dataclass
 class TitleEvaluator:
-    """Loss on the held-out records, ROUGE of the titles written for the first of them, a few to look at."""
+    """The loss on the held-out records, ROUGE of titles for the first `written` of them, and samples."""
 
-    task: Title
+    task: Any
     records: list[Record]
     examples: list[Example]
     written: int = 100
@@ -280,8 +267,8 @@ class TitleEvaluator:
         chosen = self.records[: self.written]
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
-        each = rouge_of_each(titles, references, is_chinese(references))
-        scores, stderr = mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
+        each = metrics.rouge_of_each(titles, references, metrics.is_chinese(references))
+        scores, stderr = metrics.mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
         lines = _samples(chosen[: self.shown], titles)
         return Score(scores["rouge_l"], {"loss": loss, **scores}, lines, loss=loss, stderr=stderr, metric="rouge_l")
 
@@ -291,18 +278,16 @@ class TitleEvaluator:
 
 @dataclass(frozen=True)
 class Translate(TranslateOptions, Seq2Seq):
-    """`max_source` and `max_target` count tokens; `best` is the metric of held-out records that chooses the weights."""
-
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
         return {"label_smoothing": SMOOTHING}
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
-        return {"model": score_translations(written, [record.fields["target"] for record in records])}
+        return {"model": metrics.score_translations(written, [record.fields["target"] for record in records])}
 
     def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation:
-        """With sacrebleu's signatures: its numbers mean little without."""
+        """Add sacrebleu's signatures, without which its scores cannot be compared."""
         made = super().evaluation(written, records, show)
-        counted = signatures([record.fields["target"] for record in records])
+        counted = metrics.signatures([record.fields["target"] for record in records])
         notes = [f"{COLUMNS[name]}: {signature}" for name, signature in counted.items()]
         return replace(made, values={**made.values, "signatures": counted}, notes=notes)
 
@@ -311,30 +296,27 @@ class Translate(TranslateOptions, Seq2Seq):
 
 
 @dataclass
-class TranslateEvaluator:
-    """Loss on the held-out records, BLEU and chrF of what is written, greedily, for the first of them."""
+class TranslateEvaluator(TitleEvaluator):
+    """The loss on the held-out records, BLEU and chrF of greedy translations of the first `written` of them."""
 
     task: Translate
-    records: list[Record]
-    examples: list[Example]
     written: int = JUDGED
-    shown: int = 2
 
     def __call__(self, model: Model) -> Score:
         loss = mean_loss(model, packs(self.examples))
         chosen = self.records[: self.written]
         texts = self._translations(model, chosen)
         references = [record.fields["target"] for record in chosen]
-        scores = score_translations(texts, references)
-        metrics = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
+        scores = metrics.score_translations(texts, references)
+        values = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
         lines = _samples(chosen[: self.shown], texts)
         if self.task.best == "loss":
-            return Score(-loss, metrics, lines, loss=loss)
-        value, stderr = scores["bleu"] + TIE * scores["chrf"], bleu_stderr(texts, references)
-        return Score(value, metrics, lines, loss=loss, stderr=stderr, metric="bleu")
+            return Score(-loss, values, lines, loss=loss)
+        value, stderr = scores["bleu"] + TIE * scores["chrf"], metrics.bleu_stderr(texts, references)
+        return Score(value, values, lines, loss=loss, stderr=stderr, metric="bleu")
 
     def _translations(self, model: Model, records: Sequence[Record]) -> list[str]:
-        """Those of similar length together; a young model that knows no end stops soon after the longest target."""
+        """Translate records; stop at twice the longest target, as a model with little training does not end."""
         lengths = [int((example.labels >= 0).sum()) for example in self.examples[: len(records)]]
         order = sorted(range(len(records)), key=lambda number: len(records[number].fields["source"]))
         settings = self.task.decoding(model, max_new=min(self.task.max_target + 1, 2 * max(lengths)))
@@ -351,28 +333,15 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[list[int], int]:
-    """What stands before a source, if anything does, and what ends it."""
+    """Return the tokens before a source, at most one, and the token that ends it."""
     if tokenizer.end_id is None or (tokenizer.cls_id is None and tokenizer.pad_id is None):
         raise UsageError("this tokenizer has no [CLS] or [SEP]", "titles need a BERT-like model or an encoder–decoder")
     return [] if tokenizer.begin_id is None else [tokenizer.begin_id], tokenizer.end_id
 
 
-def _source(example: Example) -> Example:
-    """[CLS] source [SEP] without its target."""
-    kept = example.segments == 0
-    return Example(example.ids[kept], example.order[kept], example.segments[kept], np.full(kept.sum(), NO_LABEL))
-
-
-def _counts(model: Model, targets: Sequence[str]) -> torch.Tensor:
-    """How often each token is written."""
-    tokenizer = tokenizer_of(model)
-    written = [id for ids in _ids(tokenizer, targets) for id in (*ids, _specials(tokenizer)[1])]
-    return torch.bincount(torch.tensor(written), minlength=model.config.vocab_size)
-
-
 def _pruned(model: Model, records: Sequence[Record]) -> Model:
     if tokenizer_of(model).kind == "unigram":
-        log.info("vocabulary: of a unigram all is kept, as words would be cut anew without some of it")
+        log.info("vocabulary: not pruned, as a unigram tokenizer would split words differently")
         return model
     texts = (value for record in records for value in record.fields.values())
     kept = propose_keep_tokens(tokenizer_of(model), texts)
@@ -389,28 +358,20 @@ def _pruned(model: Model, records: Sequence[Record]) -> Model:
 
 
 def _samples(records: Sequence[Record], written: Sequence[str]) -> list[str]:
-    """Source, reference and what was written, of as many records as there are."""
+    """Return lines with the source, the reference and the written text of each record."""
     lines = []
     for record, found in zip(records, written, strict=False):
-        rows = {"source": record.fields["source"], "reference": record.fields["target"], "written": found}
-        lines += [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+        lines += sample_lines(source=record.fields["source"], reference=record.fields["target"], written=found)
     return lines
 
 
 def _extremes(records: Sequence[Record], written: Sequence[str], count: int) -> dict[str, list[dict[str, Any]]]:
-    """The best and the worst by ROUGE-L, each with its reference."""
-    chinese = is_chinese([record.fields["target"] for record in records])
-    rows = []
-    for record, found in zip(records, written, strict=True):
-        score = rouge([found], [record.fields["target"]], chinese)["rouge_l"]
-        rows.append({"where": record.where, "rouge_l": score, "written": found, "reference": record.fields["target"]})
+    """Return the best and the worst texts by ROUGE-L, with their references."""
+    references = [record.fields["target"] for record in records]
+    scores = metrics.rouge_of_each(written, references, metrics.is_chinese(references))
+    rows = [
+        {"where": record.where, "rouge_l": 100 * score["rouge_l"], "written": text, "reference": reference}
+        for record, score, text, reference in zip(records, scores, written, references, strict=True)
+    ]
     rows.sort(key=lambda row: -row["rouge_l"])
     return {"best": rows[:count], "worst": rows[: -count - 1 : -1]}
-
-
-def _lines(row: dict[str, Any]) -> list[str]:
-    return [
-        f"  {row['rouge_l']:5.1f}  {row['where']}",
-        f"         {row['written']}",
-        f"       = {row['reference']}",
-    ]

@@ -1,14 +1,20 @@
-"""What a task is, which there are, how one is saved beside the weights of a model (allmask.json), and how it is used.
+"""The task protocol, model folders, and allmask.json.
 
-A task is a frozen dataclass: its fields are its options, on the command line and in config.yaml. A new task is one file
-and one line in `TASKS`; in another package, an entry point (see docs/extend.md).
+    Task           what to learn: reads records, prepares a model, makes the workload that the training loop trains on
+    TaskWorkload   training examples as batches, and an evaluation on held-out records
+    Predictor      a trained model in use: inputs in, predictions out
+    ModelFolder    a model on disk, its task, and the predictor for it
+
+A task is a frozen dataclass. Its fields are its options, on the command line, in config.yaml and in allmask.json, which
+is saved beside the weights. A new task is one file and one line in `TASKS`; in another package, an entry point
+(docs/extend.md).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,121 +24,149 @@ from allmask.errors import CheckpointError, UsageError
 from allmask.registry import TASKS
 
 if TYPE_CHECKING:
-    from allmask.data import Record
+    from allmask.data import Batch, Record
     from allmask.model import Model
     from allmask.tasks.common.auxiliary import Auxiliary
     from allmask.tasks.common.evaluation import Evaluation
-    from allmask.training.loop import Workload
-
-    class TaskWorkload(Workload, Protocol):
-        def cache_features(self, model: Model, precision: str) -> None:
-            """Compute what a frozen body makes of each text, once; does nothing where that cannot be reused."""
-
+    from allmask.training import Score
 
 FILE = "allmask.json"
 
 
 class Task(Protocol):
-    """What the runs and commands ask of a task; they know no task by name.
+    """What the commands and runs need to know about a task.
 
-    A task that inherits from it needs a name, the methods that raise errors here, and what differs from the rest.
+    Inherit from it and write `name`, `predictor` and, if the task can be trained, `read_data`, `prepare` and
+    `workload`. Everything else has a default. Training calls the methods in this order:
+
+        read_data -> fitted -> suggested_settings -> prepare -> workload -> (training) -> finish
     """
 
     name: ClassVar[str]
-    prunes: ClassVar[bool] = False  # the vocabulary is cut down to what the data needs, unless the user says otherwise
-    open_settings: ClassVar[frozenset[str]] = frozenset()  # training settings that suit model and data unless given
+    prunes: ClassVar[bool] = False  # default of --prune: drop the tokens that the training data never uses
+    open_settings: ClassVar[frozenset[str]] = frozenset()  # names of training settings with a suggested value
 
     # ---- training ------------------------------------------------------------------------------------------
 
     def read_data(
         self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Self, list[Record], list[Record]]:
-        """The records to train on and those held out, and the task with what depends on the data."""
+        """Read the training records and the held-out records; `held_out` is None without --eval.
+
+        Also return the task itself, with the options that the data decides filled in.
+        """
         raise UsageError(f"{self.name}: this task is not trained from records", "choose another --task")
 
     def fitted(self, model: Model) -> Self:
-        """The same task with lengths that the model can hold; a model that cannot do it is refused."""
+        """Return the task with its lengths limited to what the model can hold; refuse a model that cannot do it."""
         return self
 
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """Values for the open settings."""
+        """Return a value for each of `open_settings`; it is used where the user gives none."""
         return {}
 
     def prepare(
         self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
     ) -> Model:
-        """The model with the heads and the vocabulary that the task needs."""
+        """Return the model with the heads that the task needs.
+
+        `prune`: reduce the vocabulary to the tokens of the records. `language`: keep or add a language model head, for
+        --lm-weight.
+        """
         raise UsageError(f"{self.name}: this task prepares no model")
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
         auxiliary: Auxiliary | None = None, precision: str = "auto",
     ) -> TaskWorkload:  # fmt: skip
-        """What the training loop trains on, and how it evaluates."""
+        """Return the training examples, and an evaluator if there are held-out records.
+
+        `auxiliary` is the loss that --lm-weight adds; `precision` is that of evaluations.
+        """
         raise UsageError(f"{self.name}: this task has no training")
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Self:
-        """After training: draw pictures into the run's folder, choose thresholds on the held-out records."""
+        """After training: write plots into the run's folder `out`, and tune thresholds on the held-out records."""
         return self
 
     # ---- using a trained model -----------------------------------------------------------------------------
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Self | None:
-        """The task for a model without allmask.json, where its head shows that it can do it; None otherwise."""
+        """Return the task for a model without allmask.json if the model has the head for it, otherwise None."""
         return None
 
     @classmethod
     def how_to_train(cls, source: str) -> str:
-        """A command that makes a model for this task from one that cannot do it."""
+        """Return a hint for users whose model cannot do this task: the command that trains it."""
         return f"fine-tune it: allmask finetune {source} --task {cls.name} --data train.jsonl --out runs/{cls.name}"
 
     def load(self, opened: ModelFolder) -> Any:
-        """The model that `predictor` takes."""
+        """Return the model that `predictor` takes."""
         return opened.model
 
     def predictor(self, model: Any, precision: str = "auto") -> Predictor:
-        """The trained model ready for inputs."""
+        """Return the trained model, ready for inputs."""
         raise NotImplementedError
 
 
-class Predictor(Protocol):
-    """A trained model at work: inputs in, predictions out.
+class TaskWorkload(Protocol):
+    """Training examples by number, and an evaluator of the model (see `allmask.training.Workload`)."""
 
-    Users of `allmask.pipeline` call it, each kind with its own arguments and result objects. The commands `predict` and
-    `evaluate` use the methods below, which are the same for all kinds: records in, plain dictionaries out.
+    evaluator: Callable[[Model], Score] | None
+    lengths: Sequence[int]  # tokens of each example
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        """Return these examples as one batch."""
+        ...
+
+    def evaluate(self, model: Model, step: int = 0) -> Score | None:
+        return None if self.evaluator is None else self.evaluator(model)
+
+    def cache_features(self, model: Model, precision: str) -> None:
+        """With --freeze: compute the body's output for each text once. By default the body runs at each step."""
+
+
+class Predictor(Protocol):
+    """A trained model in use.
+
+    `allmask.pipeline` returns it, and users call it; arguments and results are the task's own. The commands `predict`
+    and `evaluate` use the methods below, which are the same for all tasks: records in, plain dictionaries out.
     """
 
-    does: ClassVar[str]  # for messages: "this model {classifies}"
-    done: ClassVar[str]  # for the progress bar: "{classified} 20/100"
-    window: int = 256  # records in memory
-    options: ClassVar[frozenset[str]] = frozenset()  # decoding options that `predict` and `evaluate` take
-    hidden: ClassVar[frozenset[str]] = frozenset()  # fields that `predict` needs but that are written only if kept
-    cut: int = 0  # texts so far that were longer than the model reads
-    max_tokens: int = 0  # tokens of a text that the model reads
+    does: ClassVar[str]  # a verb for messages: "this model {classifies}"
+    done: ClassVar[str]  # a participle for the progress bar: "{classified} 20/100"
+    window: int = 256  # how many records are in memory at a time
+    options: ClassVar[frozenset[str]] = frozenset()  # decoding options, such as "beams", that it accepts
+    hidden: ClassVar[frozenset[str]] = frozenset()  # input fields that `predict` copies only if --keep names them
+    cut: int = 0  # how many texts were truncated so far
+    max_tokens: int = 0  # the length to which they were truncated
 
     def __call__(self, *inputs: Any, **options: Any) -> Any: ...
 
     def check(self, options: dict[str, Any]) -> None:
-        """Refuse options that contradict each other, before anything is read."""
+        """Raise UsageError for options that contradict each other; called before anything is read."""
 
     def read(
         self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
         targets: bool = False, limit: int | None = None,
     ) -> Iterator[Record]:  # fmt: skip
-        """The records of a file, with the fields of `keep`; with `targets`, what should be predicted is required."""
+        """Read the records of a file, at most `limit` of them.
+
+        `keep` names additional fields to take along. With `targets`, each record must have the right answer.
+        """
         ...
 
     def expect_lines(self) -> None:
-        """Refuse lines of stdin as inputs, unless a line is all that a prediction needs."""
+        """Raise UsageError unless a line of stdin, as the field `text`, is a complete input."""
         raise UsageError(f"this model {self.does}; a line of stdin is a text", "name a file")
 
     def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
-        """Fields for each record, in order, as JSON can write them."""
+        """Yield the predicted fields of each record, in order, as values that JSON can represent."""
         ...
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
-        """Scores of the predictions for records with targets, and `show` examples worth reading."""
+        """Score the predictions for records with targets; include the `show` most interesting examples."""
         ...
 
 
@@ -141,21 +175,21 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """A model folder as a command opens it: found, parsed and loaded once, each when first needed."""
+    """A model on disk. Its files are found when it is opened; each is parsed once, when first needed."""
 
     source: str  # as the user named it
     folder: Path
 
     @classmethod
     def open(cls, source: str | Path) -> ModelFolder:
-        """From a folder or file, a run, a bundled name, or org/name on the hub."""
+        """`source` is a folder or file, a run, a bundled name such as minilm, or org/name on the hub."""
         from allmask.checkpoints import resolve
 
         return cls(str(source), resolve(source))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What config.json says; nothing where there is none."""
+        """The contents of config.json; empty if there is none."""
         from allmask.checkpoints.config_json import read_json
 
         file = self.folder / "config.json"
@@ -163,7 +197,7 @@ class ModelFolder:
 
     @cached_property
     def saved_task(self) -> Any | None:
-        """The task that the model was trained for, as allmask.json has it."""
+        """The task in allmask.json, that is, the task that the model was trained for; None if there is none."""
         return load_task(self.folder)
 
     @cached_property
@@ -173,47 +207,48 @@ class ModelFolder:
         return load_folder(self.folder, self.source)
 
     def task(self, name: str | None = None) -> Any:
-        """The task of the model, saved with it or evident from its head; with a name, that task or an error."""
+        """Return the model's task: the saved one, or the one that its head is for.
+
+        With a `name`, return that task, or raise an error if the model cannot do it.
+        """
         saved = self.saved_task
         if saved is not None and name in (None, saved.name):
             return saved
-        kinds = [TASKS[name]] if name is not None else (TASKS[each] for each in TASKS)
-        found = next((task for kind in kinds if (task := kind.default_for(self)) is not None), None)
-        if found is None:
-            raise self._untrained(name)
-        return found
+        for kind in TASKS.values() if name is None else [TASKS[name]]:
+            task = kind.default_for(self)
+            if task is not None:
+                return task
+        if name is None:
+            problem = "has no head for a task, and no allmask.json that names the task it was trained for"
+        elif saved is not None:
+            problem = f'was trained for "{saved.name}", not for "{name}"'
+        else:
+            problem = f'was not trained for "{name}", and has no head for it'
+        hint = TASKS[name or "classify"].how_to_train(self.source)
+        others = "" if name else "\nfor other tasks: allmask finetune --help"
+        raise CheckpointError(f"{self.source}: {problem}", hint + others)
 
     def predictor(self, name: str | None = None, precision: str = "auto") -> Any:
-        """The model ready for inputs, for its own task or for a named one."""
+        """Return the model ready for inputs, for its own task or for the named one."""
         task = self.task(name)
         return task.predictor(task.load(self), precision)
-
-    def _untrained(self, name: str | None) -> CheckpointError:
-        saved = self.saved_task
-        if name is None:
-            what = "has no head for a task, and no allmask.json that names the task it was trained for"
-        elif saved is not None:
-            what = f'was trained for "{saved.name}", not for "{name}"'
-        else:
-            what = f'was not trained for "{name}", and has no head for it'
-        others = "" if name else "\nfor other tasks: allmask finetune --help"
-        return CheckpointError(f"{self.source}: {what}", TASKS[name or "classify"].how_to_train(self.source) + others)
 
 
 # ---- allmask.json ----------------------------------------------------------------------------------------------
 
 
 def to_dict(task: Any) -> dict[str, Any]:
-    """A task as plain values, as it stands in allmask.json and config.yaml."""
+    """Return the task's name and options, as allmask.json and config.yaml have them."""
     return {"task": task.name, **asdict(task)}
 
 
 def from_dict(values: dict[str, Any], where: Path | str) -> Any:
+    """Make a task from what `to_dict` returned; `where` is for error messages."""
     name = values.get("task")
     if not isinstance(name, str) or name not in TASKS:
         raise CheckpointError(
             f"{where}: the task is {name!r}; known: {', '.join(TASKS)}",
-            "install the package that it is of, or a newer allmask",
+            "install the package that defines it, or a newer allmask",
         )
     try:
         return TASKS[name](**{key: value for key, value in values.items() if key != "task"})
@@ -227,7 +262,7 @@ def save_task(task: Any, folder: Path) -> None:
 
 
 def load_task(folder: Path) -> Any | None:
-    """The task that a model folder was trained for; None if its files do not say."""
+    """Read the task from a folder's allmask.json; None if there is no such file."""
     file = folder / FILE
     if not file.is_file():
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,23 +25,24 @@ from allmask.model import Model
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import ClassifyOptions, Options, another_default
-from allmask.tasks.classify import BATCH, ClassifyWorkload
+from allmask.tasks.classify import BATCH, Classify, ClassifyWorkload
 from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, score_table
-from allmask.tasks.common.heads import answer_all, answers_to, frozen, rate_for, with_head
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, answer_all, answers_to, rate_for
 from allmask.tasks.common.reading import Reading, read
 from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import Predictor, Task
+from allmask.tasks.task import ModelFolder
 from allmask.training import Score
 
 
 @dataclass(frozen=True)
-class TextTask(Options, Task):
+class TextTask(Options, HeadTask):
     """Fields of a record have checkers, see allmask/data/fields.py. The kind of `labels` decides the loss."""
 
     inputs: ClassVar[Mapping[str, Checker | type]]  # the fields that the model reads: one text, or two
     targets: ClassVar[Mapping[str, Checker | type]]  # the fields that `target` and `score` use
     labels: ClassVar[Labels]  # of the head
+    kinds: ClassVar[tuple[str, ...]] = Classify.kinds
     suggests: ClassVar[dict[str, str]] = ClassifyOptions.suggests
     open_settings: ClassVar[frozenset[str]] = ClassifyOptions.open_settings
 
@@ -79,19 +80,15 @@ class TextTask(Options, Task):
         train = list(self.read(data, on_bad_record, skipped))
         return self, train, list(self.read(held_out, on_bad_record, skipped)) if held_out else []
 
-    def fitted(self, model: Model) -> Self:
-        tokenizer_of(model)
-        return replace(self, max_length=min(self.max_length, model.config.max_positions))
+    def labels_of(self, records: Sequence[Record]) -> Labels:
+        return self.labels
+
+    def texts_of(self, records: Sequence[Record]) -> list[str]:
+        return [record.fields[name] for record in records for name in self.inputs]
 
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
         lengths = self.reading(model, records[:: max(1, len(records) // 1000)]).lengths
         return {"lr": rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
-
-    def prepare(
-        self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
-    ) -> Model:
-        texts = [record.fields[name] for record in records for name in self.inputs]
-        return with_head(model, self.labels, texts, seed, prune, language)
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
@@ -112,9 +109,12 @@ class TextTask(Options, Task):
 
     # ---- using a trained model -----------------------------------------------------------------------------
 
+    @classmethod
+    def default_for(cls, opened: ModelFolder) -> Self | None:
+        return None  # the kind of a head does not show that it was trained for this task
+
     def predictor(self, model: Model, precision: str = "auto") -> TextPredictor:
-        task = self.fitted(model)
-        return TextPredictor(task, frozen(model, precision), task.max_length)
+        return TextPredictor(model, self, precision)
 
 
 @dataclass
@@ -149,20 +149,15 @@ class TextEvaluator:
 
 
 @dataclass
-class TextPredictor(Predictor):
-    task: TextTask
-    model: Model
-    max_tokens: int
-    cut: int = field(default=0, init=False)
-
+class TextPredictor(HeadPredictor[Record, dict[str, Any]]):
     does: ClassVar[str] = "predicts"
     done: ClassVar[str] = "predicted"
 
     def __call__(self, inputs: Any) -> Any:
         """Predict for a text, or for a dictionary of input fields; for a list of those, return a list."""
         if isinstance(inputs, list):
-            return [found for _, found in self._predicted(map(self._record, inputs))]
-        return next(self.predict([self._record(inputs)]))
+            return list(self.stream(map(self._record, inputs)))
+        return next(self.results([self._record(inputs)]))
 
     def _record(self, entry: Any) -> Record:
         fields = entry if isinstance(entry, dict) else {next(iter(self.task.inputs)): entry}
@@ -181,20 +176,21 @@ class TextPredictor(Predictor):
         if list(self.task.inputs) != ["text"]:
             super().expect_lines()
 
-    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
-        reading = self.task.reading(self.model, records)
+    def input_of(self, record: Record) -> Record:
+        return record
+
+    def results(self, inputs: Sequence[Record]) -> Iterator[dict[str, Any]]:
+        reading = self.task.reading(self.model, inputs)
         self.cut += reading.cut
-        scores = reading.pooled(answer_all(self.model, reading.examples), self.task.pool_windows)
+        scores = reading.pooled(answer_all(self.frozen, reading.examples), self.task.pool_windows)
         return map(self.task.prediction, scores)
 
-    def _predicted(self, records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
-        source = iter(records)
-        while window := list(islice(source, self.window)):
-            yield from zip(window, self.predict(window), strict=True)
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        return self.results(records)
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         """Score all predictions; the examples are the first ones that differ from all targets of their record."""
-        rows, found = zip(*self._predicted(records), strict=True)
+        rows, found = zip(*self.stream_records(records), strict=True)
         scores = self.task.score(found, rows)
         errors = (
             {"where": row.where, **row.fields, **one}

@@ -168,7 +168,7 @@ def test_texts_are_framed_as_its_tokenizer_frames_them(cls_last: bool):
     words, config = tokenizer(cls_last), replace(xlnet_tiny(), vocab_size=7)
     pair = ("red blue", "北京")
     read_all = reading.read(words, config, ["red blue", pair], 16, "head")
-    assert read_all.speaker == "last"
+    assert read_all.pooled_token == "last"
     for example, encoded in zip(read_all.examples, (words.encode("red blue"), words.encode(*pair)), strict=True):
         assert (example.ids.tolist(), example.segments.tolist()) == (encoded.ids, encoded.segments)
 

@@ -125,12 +125,12 @@ def test_shares_and_loss_by_hand():
     questions = torch.tensor([0, 0, 0, 1, 1])
     expected = torch.cat([scores[:3].log_softmax(0), scores[3:].log_softmax(0)])
     torch.testing.assert_close(grouped_log_softmax(scores, questions), expected)
-    gold = torch.tensor([1, 4])
+    target = torch.tensor([1, 4])
     losses = [
         torch.nn.functional.cross_entropy(row, label, label_smoothing=0.1)
         for row, label in ((scores[:3], torch.tensor(1)), (scores[3:], torch.tensor(1)))
     ]
-    loss = answer_loss("choice", scores[:, None], gold, smoothing=0.1, questions=questions)
+    loss = answer_loss("choice", scores[:, None], target, smoothing=0.1, questions=questions)
     torch.testing.assert_close(loss, sum(losses))
     (mine,) = torch.autograd.grad(loss, scores, retain_graph=True)
     (theirs,) = torch.autograd.grad(sum(losses), scores)
@@ -160,11 +160,11 @@ def test_forward_loss_and_gradient_are_those_of_transformers(models, tmp_path: P
     pairs = [pair for record in records for pair in texts_of(record.fields)]
     inputs = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
     shaped = {name: value.view(8, 3, -1) for name, value in inputs.items()}
-    told = theirs.eval()(**shaped, labels=torch.tensor([record.fields["label"] for record in records]))
-    told.loss.backward()
-    torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
+    result = theirs.eval()(**shaped, labels=torch.tensor([record.fields["label"] for record in records]))
+    result.loss.backward()
+    torch.testing.assert_close(loss / count, result.loss, atol=1e-5, rtol=1e-5)
     scores = Chooser(model, Choose(), "fp32").answers([record.fields for record in records])
-    torch.testing.assert_close(scores.view(8, 3), told.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores.view(8, 3), result.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(mine["task_head.output.weight"], theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
     tokens = theirs.bert.embeddings.word_embeddings.weight.grad
     torch.testing.assert_close(mine["body.embedding.tokens.weight"], tokens, atol=1e-5, rtol=1e-4)
@@ -203,7 +203,7 @@ def test_packed_is_one_by_one(models, family: str, rule: str):
 
 
 @pytest.mark.parametrize("rule", ["head+tail", "windows"])
-def test_choices_do_not_depend_on_company(models, rule: str):
+def test_choices_do_not_depend_on_the_batch(models, rule: str):
     chooser = Chooser(models["bert"], Choose(max_length=16, truncate=rule), "fp32")
     questions = [record.fields for record in asked(12)]
     together = list(chooser.stream(questions))
@@ -232,7 +232,7 @@ def test_ways_to_ask(models):
             choose(bad)
 
 
-def test_a_judge_and_its_errors(models):
+def test_an_evaluator_and_its_errors(models):
     records = asked(12)
     task = Choose()
     score = Evaluator(records, task.reading(models["bert"], records), "fp32")(models["bert"])
@@ -253,7 +253,7 @@ def test_a_judge_and_its_errors(models):
     assert shares == pytest.approx(wrong[:3])
 
 
-def test_what_suits_a_model(models):
+def test_suggested_settings(models):
     records = asked(20)
     lengths = Choose().workload(models["bert"], records).lengths
     assert Choose().suggested_settings(models["bert"], records) == {

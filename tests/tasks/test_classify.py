@@ -89,7 +89,7 @@ def test_examples_token_by_token(models):
     assert cut == 0 and all((example.labels == -1).all() and (example.order == 0).all() for example in examples)
 
 
-def test_of_gpt2_a_text_is_just_that(models):
+def test_gpt2_has_no_special_tokens(models):
     model = models["gpt2"]
     examples, _ = encoded(model, ["red cat", ("red", "cat")])
     assert model.tokenizer.decode(examples[0].ids, skip_special=False) == "red cat"
@@ -97,20 +97,20 @@ def test_of_gpt2_a_text_is_just_that(models):
     assert examples[0].order.tolist() == list(range(len(examples[0])))
 
 
-def test_what_the_tokenizer_of_the_ecosystem_gives(models, tmp_path: Path):
+def test_same_rows_as_transformers(models, tmp_path: Path):
     model = models["bert"]
     model.tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [("red cat runs.", "北京"), ("blue", "dog sings here")]
     examples, _ = encoded(model, [*texts, "red dog"])
-    for example, told in zip(examples, [*texts, ("red dog",)], strict=True):
-        expected = theirs(*told)
+    for example, result in zip(examples, [*texts, ("red dog",)], strict=True):
+        expected = theirs(*result)
         assert example.ids.tolist() == expected["input_ids"]
         assert example.segments.tolist() == expected["token_type_ids"]
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(5, 24), st.sampled_from(["head", "tail", "head+tail"]))
-def test_the_longer_of_two_gives_way(first: int, second: int, limit: int, rule: str):
+def test_the_longer_text_of_a_pair_is_truncated_first(first: int, second: int, limit: int, rule: str):
     kept = cut_to([[1] * first, [2] * second], limit - 3, rule)
     room, sizes = limit - 3, [len(part) for part in kept]
     assert sum(sizes) == min(room, first + second)
@@ -123,7 +123,8 @@ def test_the_longer_of_two_gives_way(first: int, second: int, limit: int, rule: 
 def test_long_texts_are_cut_and_counted(models, caplog):
     texts = [Record({"text": text, "text_b": None}, "") for text in ("red blue green cat dog", "red")]
     with caplog.at_level(logging.INFO, "allmask"):
-        examples = Classify(max_length=5, truncate="tail").reading(models["bert"], texts).examples
+        reading = Classify(max_length=5, truncate="tail").reading(models["bert"], texts)
+        examples = reading.log_lengths(5).examples
     assert models["bert"].tokenizer.tokens(examples[0].ids) == ["[CLS]", "green", "cat", "dog", "[SEP]"]
     assert caplog.messages == ["1 of 2 texts are cut to 5 tokens"]
     assert Classify().fitted(models["bert"]).max_length == 48
@@ -186,8 +187,8 @@ def test_targets_of():
 
 
 def test_balanced_as_scikit_learn():
-    gold = torch.tensor([0, 0, 0, 1, 2, 2])
-    assert balanced(gold, 3).tolist() == pytest.approx([6 / 9, 2.0, 1.0])
+    right = torch.tensor([0, 0, 0, 1, 2, 2])
+    assert balanced(right, 3).tolist() == pytest.approx([6 / 9, 2.0, 1.0])
 
 
 def read(tmp_path: Path, train: list[dict], dev: list[dict], on_bad_record: str = "stop", **values):
@@ -237,7 +238,7 @@ def test_bad_records_are_skipped_and_counted(tmp_path: Path):
     assert skipped == {"missing field": 1, 'blank "text"': 1, "unknown label": 1}
 
 
-def test_the_kind_can_be_told(tmp_path: Path):
+def test_the_kind_can_be_given(tmp_path: Path):
     data = [{"text": "a", "label": number} for number in (0, 3, 5)]
     task, records, _, _ = read(tmp_path, data, data, kind="number")
     assert [record.fields["label"] for record in records] == [0.0, 3.0, 5.0] and task.labels_of(
@@ -278,10 +279,10 @@ def test_forward_loss_and_gradient_are_those_of_transformers(
         segments[row, : len(example)] = torch.from_numpy(example.segments)
         valid[row, : len(example)] = 1
     more = {"token_type_ids": segments} if family == "bert" else {}
-    told = theirs(ids, attention_mask=valid, labels=work.targets, **more)
-    told.loss.backward()
-    torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(answer_all(model, work.reading.examples), told.logits, atol=1e-5, rtol=1e-5)
+    result = theirs(ids, attention_mask=valid, labels=work.targets, **more)
+    result.loss.backward()
+    torch.testing.assert_close(loss / count, result.loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answer_all(model, work.reading.examples), result.logits, atol=1e-5, rtol=1e-5)
     head = theirs.classifier.weight.grad if family == "bert" else theirs.score.weight.grad
     torch.testing.assert_close(mine["task_head.output.weight"], head, atol=1e-5, rtol=1e-4)
     tokens = theirs.bert.embeddings.word_embeddings if family == "bert" else theirs.transformer.wte
@@ -311,7 +312,7 @@ def test_packed_is_one_by_one(models, family: str, kind: str):
     assert together[1] == sum(count for _, count in alone)
 
 
-def test_a_causal_body_answers_where_it_has_read_all(models):
+def test_a_causal_body_answers_at_the_last_token(models):
     """Changing any token changes the answer, the first and the last among them."""
     for family in ("gpt2", "causal bert", "bert"):
         model = answering(models[family], "number")
@@ -328,7 +329,7 @@ def test_a_causal_body_answers_where_it_has_read_all(models):
 
 @pytest.mark.parametrize("kind", LABELS)
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_predictions_do_not_depend_on_company(models, family: str, kind: str):
+def test_predictions_do_not_depend_on_the_batch(models, family: str, kind: str):
     classifier = Classifier(answering(models[family], kind), Classify(), "fp32")
     texts = [row["source"] for row in tiny.english(20) + tiny.chinese(20)] + [("red cat", "北京"), "x"]
     expected = classifier.answers(texts)
@@ -356,8 +357,8 @@ def test_padded_rows_answer_alike(models, family: str):
             where = slice(longest - len(example), longest) if left else slice(0, len(example))
             ids[row, where], valid[row, where] = torch.from_numpy(example.ids).long(), True
         with torch.no_grad():
-            told = model(ids, model.own_mask(valid)).answers
-        torch.testing.assert_close(told, answer_all(model, examples), atol=1e-5, rtol=1e-5)
+            result = model(ids, model.own_mask(valid)).answers
+        torch.testing.assert_close(result, answer_all(model, examples), atol=1e-5, rtol=1e-5)
 
 
 def test_one_several_pairs(models):
@@ -378,21 +379,21 @@ def test_one_several_pairs(models):
             classify(bad)
     with pytest.raises(CheckpointError, match="predicts 2 numbers"):
         Classifier(models["bert"].with_labels(Labels("number", ("x", "y"))), Classify())
-    with pytest.raises(CheckpointError, match="no task head"):
+    with pytest.raises(CheckpointError, match='no head for "classify"'):
         Classifier(models["bert"], Classify())
 
 
-def test_a_judge_shows_its_worst_errors(models):
+def test_an_evaluator_shows_the_worst_errors(models):
     model, records = answering(models["bert"], "single"), rows("single", 10)
     task = Classify()
     evaluator = Evaluator(records, task.reading(model, records), LABELS["single"], "fp32")
     score = evaluator(model)
     answers = answer_all(model, evaluator.reading.examples)
-    gold = targets_of(LABELS["single"], [record.fields["label"] for record in records])
-    assert score.value == score.metrics["accuracy"] == pytest.approx((answers.argmax(1) == gold).float().mean().item())
-    assert score.metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(answers, gold).item(), abs=1e-5)
-    shares = answers.softmax(1).gather(1, gold[:, None])[:, 0]
-    wrong = [number for number in range(len(records)) if answers[number].argmax() != gold[number]]
+    right = targets_of(LABELS["single"], [record.fields["label"] for record in records])
+    assert score.value == score.metrics["accuracy"] == pytest.approx((answers.argmax(1) == right).float().mean().item())
+    assert score.metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(answers, right).item(), abs=1e-5)
+    shares = answers.softmax(1).gather(1, right[:, None])[:, 0]
+    wrong = [number for number in range(len(records)) if answers[number].argmax() != right[number]]
     worst = min(wrong, key=lambda number: shares[number])
     assert score.samples[0].endswith(records[worst].fields["text"])
     assert score.samples[1].startswith(f"  label      true {records[worst].fields['label']}, predicted ")
@@ -401,7 +402,7 @@ def test_a_judge_shows_its_worst_errors(models):
 # ---- models ------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_pooler_is_made_and_said(models, caplog):
+def test_a_missing_pooler_is_made_and_logged(models, caplog):
     with caplog.at_level(logging.INFO, "allmask"):
         made = Classify().prepare(models["bert"], rows("single"), seed=3)
     assert "the checkpoint has no pooler; a new one is made" in caplog.text
@@ -415,7 +416,7 @@ def test_a_missing_pooler_is_made_and_said(models, caplog):
     assert Classify().prepare(models["bert"], rows("single"), language=True).heads == {"pooler", "task", "lm"}
 
 
-def test_what_suits_a_model(models):
+def test_suggested_settings(models):
     records = rows("single")
     lengths = [len(example) for example in Classify().reading(models["bert"], records).examples]
     assert Classify().suggested_settings(models["bert"], records) == {
@@ -442,12 +443,23 @@ def test_an_asked_token_sees_all_of_its_text_and_no_other(models):
         assert torch.equal(row, groups == group)
 
 
-def test_the_picture(tmp_path: Path, caplog):
+def test_confusion_matrix_plot(tmp_path: Path, caplog):
     draw_confusion(np.array([[5, 1], [0, 7]]), ["正面", "$neg_{x}$"], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with caplog.at_level(logging.INFO, "allmask"):
         draw_confusion(np.zeros((50, 50), int), [str(n) for n in range(50)], tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists() and "too many" in caplog.text
+
+
+def test_the_axes_of_the_confusion_matrix_say_true_and_predicted(tmp_path: Path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    draw_confusion(np.array([[5, 1], [0, 7]]), ["a", "b"], tmp_path / "a.png")
+    (axes,) = drawn[0].axes
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true label", "predicted label")
+    assert {(text.get_text(), text.get_position()) for text in axes.texts} >= {("1", (1, 0)), ("0", (0, 1))}
 
 
 # ---- frozen bodies -----------------------------------------------------------------------------------------------
@@ -467,7 +479,7 @@ def test_a_batch_of_cached_features(models, family: str, numbers: list[int]):
     assert loss.item() == pytest.approx(expected[0].item(), rel=1e-5) and count == expected[1] == len(numbers)
 
 
-def test_a_frozen_body_and_one_text_too_many(cli, tmp_path: Path):
+def test_freeze_with_a_batch_of_one_text(cli, tmp_path: Path):
     """33 texts of one length: a batch of the usual 32, and one of a single text."""
     texts = [" ".join(random.Random(number).choices(tiny.WORDS, k=4)) for number in range(33)]
     data = [{"text": text, "label": ("a", "b")[number % 2]} for number, text in enumerate(texts)]
@@ -478,10 +490,10 @@ def test_a_frozen_body_and_one_text_too_many(cli, tmp_path: Path):
     assert ran.code == 0, ran.err
 
 
-def test_a_blank_label_is_called_so(tmp_path: Path):
+def test_a_blank_label_is_counted_as_such(tmp_path: Path):
     tiny.write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": " "}, {"text": "b", "label": "x"}])
     with pytest.raises(DataError, match='"label" is blank'):
         Survey.of(tmp_path / "a.jsonl", "stop")
     skipped: Counter[str] = Counter()
     list(read_texts(tmp_path / "a.jsonl", Labels("single", ("x", "y")), False, "skip", skipped))
-    assert skipped == {"blank label": 1}
+    assert skipped == {'blank "label"': 1}

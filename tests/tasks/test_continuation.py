@@ -59,7 +59,7 @@ def test_it_learns_and_is_saved_as_transformers_has_it(run: Path):
     assert task == Continuation.within(16, 7, framed=True, blanks=True) and task.positions == 16
 
 
-def test_it_goes_on_with_a_text_from_left_to_right(run: Path):
+def test_it_continues_a_text_from_left_to_right(run: Path):
     """All places of the new tokens are known, and [SEP] behind them, as in pretraining."""
     write = pipeline("generate", run, "fp32")
     model, tokenizer = write.model, write.model.tokenizer

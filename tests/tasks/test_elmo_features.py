@@ -36,13 +36,13 @@ def elmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elmo")
     text = write_text(folder / "text.txt", documents=80)
     train_tokenizer(Texts([text]), "wordpiece", 200).save(folder / "tok")
-    told = {"data": [str(text)], "tokenizer": str(folder / "tok"), "objective": "causal,reverse", "held_out": 0.1}
-    start(Plan.from_dict({**told, **SMALL, "steps": 60, "batch_tokens": 512, "lr": 1e-2}), folder / "run", quiet=True)
+    output = {"data": [str(text)], "tokenizer": str(folder / "tok"), "objective": "causal,reverse", "held_out": 0.1}
+    start(Plan.from_dict({**output, **SMALL, "steps": 60, "batch_tokens": 512, "lr": 1e-2}), folder / "run", quiet=True)
     return folder / "run"
 
 
 def labelled(count: int, seed: int) -> list[dict]:
-    """Which kind of thing is told of."""
+    """Texts labelled by the kind of thing that they are about."""
     rng = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -65,17 +65,17 @@ def tagged(count: int, seed: int, context: bool) -> list[dict]:
 def finetuned(elmo: Path, tmp_path: Path, task: str, rows: list[dict], held_out: list[dict], **options) -> Path:
     data = tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     dev = tiny.write_jsonl(tmp_path / "dev.jsonl", held_out)
-    told = {"model": str(elmo / "final"), "data": str(data), "eval": str(dev), "task": task, "freeze": True}
-    start(Plan.from_dict({**told, "precision": "fp32", **options}), tmp_path / "run", quiet=True)
+    output = {"model": str(elmo / "final"), "data": str(data), "eval": str(dev), "task": task, "freeze": True}
+    start(Plan.from_dict({**output, "precision": "fp32", **options}), tmp_path / "run", quiet=True)
     return tmp_path / "run"
 
 
 def test_both_language_models_learn(elmo):
-    told = [line for line in read_metrics(elmo) if "eval_loss" in line][-1]
+    output = [line for line in read_metrics(elmo) if "eval_loss" in line][-1]
     model = load(elmo / "final")
     for name in ("eval_loss_causal", "eval_loss_reverse"):
-        assert told[name] < 0.5 * math.log(model.config.vocab_size)
-    assert told["eval_loss"] == pytest.approx((told["eval_loss_causal"] + told["eval_loss_reverse"]) / 2)
+        assert output[name] < 0.5 * math.log(model.config.vocab_size)
+    assert output["eval_loss"] == pytest.approx((output["eval_loss_causal"] + output["eval_loss_reverse"]) / 2)
     assert model.config.own_mask == "bidirectional" and model.config.family == "elmo"
 
 
@@ -92,7 +92,7 @@ def test_other_objectives_are_refused(elmo, objective):
         plan.job.fitted_shape(load(elmo / "final").config)
 
 
-def test_features_are_found_once_and_a_head_with_its_mix_learns(elmo, tmp_path):
+def test_features_are_cached_and_a_head_with_its_mix_learns(elmo, tmp_path):
     run = finetuned(elmo, tmp_path, "classify", labelled(160, 0), labelled(40, 1), epochs=12, lr=2e-2)
     after = load(run / "final")
     assert after.labels is not None
@@ -107,7 +107,7 @@ def test_features_are_found_once_and_a_head_with_its_mix_learns(elmo, tmp_path):
     assert sum(one.label == label for one, label in zip(found, right, strict=True)) >= 36
 
 
-def test_what_is_said_of_a_text_is_the_mean_of_what_is_said_of_its_tokens(elmo):
+def test_scores_of_a_text_are_the_mean_of_those_of_its_tokens(elmo):
     """By whole texts, by features, in a batch for training, and by `Output.answers`."""
     model = load(elmo / "final").without("lm").with_labels(Labels("single", ("a", "b", "c")))
     rng = torch.Generator().manual_seed(0)
@@ -129,8 +129,8 @@ def test_what_is_said_of_a_text_is_the_mean_of_what_is_said_of_its_tokens(elmo):
     torch.testing.assert_close(model.answers(features), expected, atol=1e-5, rtol=0)
     rows = [{"text": text, "text_b": None, "label": label} for text, label in zip(texts, "cab", strict=True)]
     work = task.workload(model, [Record(row, "here") for row in rows])
-    gold = torch.tensor([2, 0, 1])
-    loss = torch.nn.functional.cross_entropy(expected, gold, reduction="sum").item()
+    true = torch.tensor([2, 0, 1])
+    loss = torch.nn.functional.cross_entropy(expected, true, reduction="sum").item()
     for _ in range(2):
         found, count = losses_of(model, work.batch([0, 1, 2], 0))["classify"]
         assert count == 3 and found.item() == pytest.approx(loss, abs=1e-4)
@@ -149,7 +149,7 @@ def test_words_are_tagged(elmo, tmp_path, options):
     assert sum(a == b for a, b in pairs) / len(pairs) > 0.95
 
 
-def test_no_language_is_learnt_beside_a_task(elmo, tmp_path):
+def test_lm_weight_is_refused(elmo, tmp_path):
     with pytest.raises(UsageError, match="--lm-weight cannot be combined with an ELMo"):
         finetuned(elmo, tmp_path, "classify", labelled(8, 0), labelled(8, 1), freeze=False, lm_weight=0.5)
 

@@ -68,8 +68,8 @@ def test_pooling_as_the_folder_says(folder: Path, tmp_path: Path):
     assert pool_of(folder) == "mean"
     file = tmp_path / POOLING
     file.parent.mkdir()
-    for told, expected in (("pooling_mode_cls_token", "cls"), ("pooling_mode_mean_tokens", "mean")):
-        file.write_text(json.dumps({"word_embedding_dimension": 16, "include_prompt": True, told: True}))
+    for output, expected in (("pooling_mode_cls_token", "cls"), ("pooling_mode_mean_tokens", "mean")):
+        file.write_text(json.dumps({"word_embedding_dimension": 16, "include_prompt": True, output: True}))
         assert pool_of(tmp_path) == expected
     for bad in ('{"pooling_mode_max_tokens": true}', "{}", "[]", "no json"):
         file.write_text(bad)

@@ -44,8 +44,8 @@ def test_an_example_token_by_token(tokenizer: Tokenizer):
     assert tokenizer.tokens(example.ids) == ["[CLS]", "red", "cat", ".", "[SEP]", "red", "dog", "[SEP]"]
     assert example.order.tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
     assert example.segments.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    said = [tokenizer.id_to_token(label) if label >= 0 else None for label in example.labels.tolist()]
-    assert said == [None, None, None, None, "red", "dog", "[SEP]", None]
+    predicted = [tokenizer.id_to_token(label) if label >= 0 else None for label in example.labels.tolist()]
+    assert predicted == [None, None, None, None, "red", "dog", "[SEP]", None]
 
 
 def test_the_naive_mask_reads_left_to_right(tokenizer: Tokenizer):
@@ -202,7 +202,7 @@ def test_pruning_only_where_it_pays(tmp_path: Path):
     assert Title().prepare(body, records(tiny.english(9)), prune=False).config.vocab_size == body.config.vocab_size
 
 
-def test_a_judge_scores_what_is_written(model: Model):
+def test_an_evaluator_scores_titles(model: Model):
     task = Title(max_target=8).fitted(model)
     rows = records(tiny.english(5))
     score = task.workload(model, rows, rows).evaluate(model)

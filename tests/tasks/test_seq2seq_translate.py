@@ -66,15 +66,15 @@ def test_an_example_token_by_token(task: Translate, tokenizer: Tokenizer):
     read, written = len(source) + 2, len(target) + 1
     assert example.order.tolist() == [0] * read + list(range(1, written + 1))
     assert example.position is not None and example.position.tolist() == [*range(read), *range(written)]
-    said = [tokenizer.id_to_token(label) for label in example.labels.tolist() if label != NO_LABEL]
-    assert said == [*target, "</s>"] and (example.labels[:read] == NO_LABEL).all()
+    predicted = [tokenizer.id_to_token(label) for label in example.labels.tolist() if label != NO_LABEL]
+    assert predicted == [*target, "</s>"] and (example.labels[:read] == NO_LABEL).all()
 
 
 def test_it_fits_any_body(model: Model, tmp_path: Path):
     assert Translate().fitted(model).mask == "encoder-decoder"
     bert = load(tiny.bert(tmp_path / "bert", ["lm"]))
     assert Translate(max_target=8).fitted(bert) == Translate(max_source=48 - 8 - 3, max_target=8, mask="prefix")
-    again = Translate().fitted(model)  # what one body was told may be told to another
+    again = Translate().fitted(model)  # a task fitted to one model can be fitted to another
     assert replace(again, max_source=254, max_target=8).fitted(bert).mask == "prefix"
     assert bert.tokenizer is not None
     rows = records(tiny.english(2))
@@ -112,7 +112,7 @@ def test_decoding_defaults(task: Translate, model: Model, tokenizer: Tokenizer):
     assert task.decoding(model, beams=5) == Decoding(end=(tokenizer.eos_id,), banned=banned, max_new=9, beams=5)
 
 
-def test_pieces_that_know_their_spaces_are_left_as_they_are(task: Translate, model: Model, tokenizer: Tokenizer):
+def test_only_wordpiece_is_tidied(task: Translate, model: Model, tokenizer: Tokenizer):
     lines = ["a ( b ) , c", "红 猫 - 跑 !"]
     spaced = train_tokenizer(lines * 3, "bpe", 40)
     for line in lines:
@@ -122,32 +122,32 @@ def test_pieces_that_know_their_spaces_are_left_as_they_are(task: Translate, mod
 # ---- scores ----------------------------------------------------------------------------------------------------
 
 WRITTEN = ["The cat sat on the mat.", "a dog runs", "It is raining cats and dogs today"]
-GOLD = ["The cat sat on a mat.", "A dog runs", "It is raining cats and dogs today"]
+REFERENCES = ["The cat sat on a mat.", "A dog runs", "It is raining cats and dogs today"]
 
 
 def test_scores_are_sacrebleu_s():
-    found = score_translations(WRITTEN, GOLD)
-    assert found["bleu"] == sacrebleu.corpus_bleu(WRITTEN, [GOLD]).score
-    assert found["chrf"] == sacrebleu.corpus_chrf(WRITTEN, [GOLD]).score
+    found = score_translations(WRITTEN, REFERENCES)
+    assert found["bleu"] == sacrebleu.corpus_bleu(WRITTEN, [REFERENCES]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(WRITTEN, [REFERENCES]).score
     assert found["exact"] == pytest.approx(100 / 3)  # upper and lower case are not the same
     assert found["length"] == pytest.approx((6 + 3 + 7) / 3)
 
 
 def test_chinese_is_counted_by_characters():
-    written, gold = ["北京欢迎你们"], ["北京欢迎你"]
-    assert score_translations(written, gold)["bleu"] == sacrebleu.corpus_bleu(written, [gold], tokenize="zh").score
-    assert "tok:zh" in signatures(gold)["bleu"] and "tok:13a" in signatures(GOLD)["bleu"]
+    written, true = ["北京欢迎你们"], ["北京欢迎你"]
+    assert score_translations(written, true)["bleu"] == sacrebleu.corpus_bleu(written, [true], tokenize="zh").score
+    assert "tok:zh" in signatures(true)["bleu"] and "tok:13a" in signatures(REFERENCES)["bleu"]
 
 
 def test_signatures_say_how_it_was_counted():
     metric = sacrebleu.BLEU()
-    metric.corpus_score(WRITTEN, [GOLD])
-    assert signatures(GOLD)["bleu"] == str(metric.get_signature())
-    assert signatures(GOLD)["chrf"].startswith("nrefs:1|case:mixed|")
+    metric.corpus_score(WRITTEN, [REFERENCES])
+    assert signatures(REFERENCES)["bleu"] == str(metric.get_signature())
+    assert signatures(REFERENCES)["chrf"].startswith("nrefs:1|case:mixed|")
 
 
 @pytest.mark.parametrize("best", ["bleu", "loss"])
-def test_a_judge(task: Translate, model: Model, best: str):
+def test_an_evaluator(task: Translate, model: Model, best: str):
     task, rows = replace(task, best=best), ROWS[:7]
     score = task.workload(model, rows, rows).evaluate(model)
     assert score is not None and set(score.metrics) == {"loss", "bleu", "chrf"}
@@ -163,7 +163,7 @@ def test_a_judge(task: Translate, model: Model, best: str):
     assert task.workload(model, rows).evaluate(model) is None
 
 
-def test_where_bleu_is_always_nothing_chrf_decides(task: Translate, model: Model):
+def test_chrf_decides_if_bleu_is_always_0(task: Translate, model: Model):
     """No target has four words, so BLEU is 0 of anything; the evaluator still prefers what is nearer."""
     rows = [Record({"source": row.fields["source"], "target": "红猫"}, row.where) for row in ROWS[:3]]
     assert sacrebleu.BLEU().corpus_score(["a b"], [["a b"]]).score == 0.0
@@ -175,7 +175,7 @@ def test_where_bleu_is_always_nothing_chrf_decides(task: Translate, model: Model
     assert values == sorted(values) and values[0] < values[1] < values[2]
 
 
-def test_a_decoder_begins_as_its_config_says(task: Translate, model: Model):
+def test_the_start_token_is_that_of_the_config(task: Translate, model: Model):
     """The tokenizer's own idea is for models that say nothing."""
     tokenizer = tokenizer_of(model)
     other = Model(replace(model.config, start_token=5), ["lm"])
@@ -213,7 +213,7 @@ def test_one_embedding_for_source_target_and_output(model: Model):
 
 
 @pytest.mark.parametrize("words", [{"heads": 4}, {"ffn_width": 99}])
-def test_shapes_that_a_recurrent_body_has_not(words):
+def test_shape_options_that_a_recurrent_body_lacks(words):
     with pytest.raises(UsageError, match="lstm-small-plain has nothing of that kind"):
         Fresh("lstm-small-plain", vocab_size=60, **words).model(ROWS, 1)
     assert Fresh("lstm-small", vocab_size=60, width=16, ffn_width=8).model(ROWS, 1).config.ffn_width == 8
@@ -270,11 +270,11 @@ def test_the_settings_of_2017(model: Model):
 
 
 def test_a_plan_comes_back(model: Model):
-    told = {"task": "translate", "data": "d.jsonl", "preset": "transformer-small", "average": 4, **SMALL}
-    plan = settled(Plan.from_dict(told), model)
+    output = {"task": "translate", "data": "d.jsonl", "preset": "transformer-small", "average": 4, **SMALL}
+    plan = settled(Plan.from_dict(output), model)
     assert plan.settings.keep == 4 and plan.job.prune is False
     assert Plan.from_dict(plan.to_dict()) == plan
-    assert not plan.differences(told) and plan.differences({"vocab_size": 61}) == ["vocab_size is 60, not 61"]
+    assert not plan.differences(output) and plan.differences({"vocab_size": 61}) == ["vocab_size is 60, not 61"]
 
 
 @pytest.mark.parametrize(
@@ -334,14 +334,14 @@ def test_the_mean_of_the_last_checkpoints(run: Path, model: Model, task: Transla
         assert torch.allclose(made.state_dict()[name], tensor + more, atol=1e-6)
 
 
-def test_the_best_checkpoint_of_long_ago_is_none_of_the_last(run: Path):
+def test_an_old_best_checkpoint_is_not_averaged(run: Path):
     (run / "config.yaml").write_text("keep: 2\n")  # step 1 is there because it was the best
     assert mean_model(run)[2] == [2, 3]
     with pytest.raises(UsageError, match="has 2 checkpoints, not 3"):
         mean_model(run, 3)
 
 
-def test_a_running_mean_goes_before_the_weights(run: Path, model: Model):
+def test_an_ema_is_averaged_instead_of_the_weights(run: Path, model: Model):
     name = "body.embedding.tokens.weight"
     mean = {name: torch.full_like(model.state_dict()[name], 9.0)}
     runs.save_state(run, runs.State(4, dict(model.state_dict()), {}, {}, mean))
@@ -360,7 +360,7 @@ def test_means_that_cannot_be_taken(run: Path, tmp_path: Path):
 
 
 class Told:
-    """Workload that says what it is told to say of the weights."""
+    """A workload whose evaluation is a function of the weights, given by the test."""
 
     lengths = (1,)
 

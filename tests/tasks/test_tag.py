@@ -15,14 +15,24 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask.data import Record
+from allmask.data import Bad, Record
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
 from allmask.tasks.common.reading import most_context, with_marks
 from allmask.tasks.metrics.entities import entities
-from allmask.tasks.tag import Evaluator, Tag, Tagger, best_tags, read_sentences, read_words, split_words, word_scores
+from allmask.tasks.tag import (
+    Evaluator,
+    Tag,
+    Tagger,
+    _check_prefixes,
+    best_tags,
+    read_sentences,
+    read_words,
+    split_words,
+    word_scores,
+)
 from allmask.text.truncate import windows
 from tests import tiny
 
@@ -69,7 +79,7 @@ def test_a_word_is_asked_at_its_first_piece(bert):
     assert len(window.places) == 4 and not any(tokens[place].startswith("##") for place in window.places)
 
 
-def test_alignment_is_that_of_the_ecosystem(bert, tmp_path: Path):
+def test_same_alignment_as_transformers(bert, tmp_path: Path):
     bert.tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     words = ["redcat", "blue", "北", "欢", "singsthere", "dog"]
@@ -147,17 +157,17 @@ def test_forward_loss_and_gradient_are_those_of_transformers(bert, tmp_path: Pat
     (loss / count).backward()
     longest = max(work.lengths)
     ids, valid, labels = (torch.full((len(records), longest), fill) for fill in (0, 0, -100))
-    for row, (window, gold) in enumerate(zip(work.windows, work.targets, strict=True)):
+    for row, (window, true) in enumerate(zip(work.windows, work.targets, strict=True)):
         ids[row, : len(window.example)] = torch.from_numpy(window.example.ids)
         valid[row, : len(window.example)] = 1
-        labels[row, torch.from_numpy(window.places)] = torch.from_numpy(gold)
-    told = theirs(ids, attention_mask=valid, labels=labels)
-    told.loss.backward()
-    torch.testing.assert_close(loss / count, told.loss, atol=1e-5, rtol=1e-5)
+        labels[row, torch.from_numpy(window.places)] = torch.from_numpy(true)
+    result = theirs(ids, attention_mask=valid, labels=labels)
+    result.loss.backward()
+    torch.testing.assert_close(loss / count, result.loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.task_head.output.weight.grad, theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
-    mine = word_scores(model, [[window] for window in work.windows], [len(gold) for gold in work.targets])
+    mine = word_scores(model, [[window] for window in work.windows], [len(true) for true in work.targets])
     for row, (window, scores) in enumerate(zip(work.windows, mine, strict=True)):
-        torch.testing.assert_close(scores, told.logits[row, window.places], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores, result.logits[row, window.places], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["tag", "chain"])
@@ -190,22 +200,22 @@ def test_packed_is_one_by_one(bert, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["tag", "chain"])
-def test_what_is_told_does_not_depend_on_company(bert, kind: str):
+def test_tags_do_not_depend_on_the_batch(bert, kind: str):
     tagger = Tagger(answering(bert, kind), Tag(max_length=16), "fp32")
     sentences = [record.fields["tokens"] for record in rows(20, 30)]
-    told = tagger(sentences)
-    assert [one.tags for one in told] == [next(tagger.stream([sentence])).tags for sentence in sentences]
-    assert told[::-1] == tagger(sentences[::-1]) or [one.tags for one in told[::-1]] == [
+    result = tagger(sentences)
+    assert [one.tags for one in result] == [next(tagger.stream([sentence])).tags for sentence in sentences]
+    assert result[::-1] == tagger(sentences[::-1]) or [one.tags for one in result[::-1]] == [
         one.tags for one in tagger(sentences[::-1])
     ]
-    assert all(len(one.tags) == len(sentence) for one, sentence in zip(told, sentences, strict=True))
+    assert all(len(one.tags) == len(sentence) for one, sentence in zip(result, sentences, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["tag", "chain"])
-def test_what_the_scheme_forbids_is_never_told(bert, kind: str):
+def test_what_the_scheme_forbids_is_never_predicted(bert, kind: str):
     tagger = Tagger(answering(bert, kind), Tag(scheme="bio"), "fp32")
-    for told in tagger([record.fields["tokens"] for record in rows(30, 30)]):
-        for before, tag in zip(["O", *told.tags], told.tags, strict=False):
+    for result in tagger([record.fields["tokens"] for record in rows(30, 30)]):
+        for before, tag in zip(["O", *result.tags], result.tags, strict=False):
             assert not tag.startswith("I-") or before[2:] == tag[2:]
     scores = [torch.zeros(3, 5) + torch.tensor([0.0, 0, 9, 0, 0])]  # I-a everywhere
     assert best_tags(tagger.frozen, scores, "bio")[0][0] == 1
@@ -217,34 +227,34 @@ def test_what_the_scheme_forbids_is_never_told(bert, kind: str):
 def test_tags_are_the_best_of_all_that_the_scheme_allows(bert, length: int, seed: int):
     """Against all sequences of tags there are, one by one."""
     scores = torch.randn(length, len(NAMES), generator=torch.Generator().manual_seed(seed))
-    told = best_tags(answering(bert), [scores, scores[:0], scores[:1]], "bio")[0]
+    result = best_tags(answering(bert), [scores, scores[:0], scores[:1]], "bio")[0]
 
     def allowed(tags: Sequence[int]) -> bool:
-        said = ["O", *(NAMES[tag] for tag in tags)]
-        return all(now[0] != "I" or before[2:] == now[2:] for before, now in pairwise(said))
+        answered = ["O", *(NAMES[tag] for tag in tags)]
+        return all(now[0] != "I" or before[2:] == now[2:] for before, now in pairwise(answered))
 
     def worth(tags: Sequence[int]) -> float:
         return float(sum(scores[place, tag] for place, tag in enumerate(tags)))
 
     best = max((tags for tags in product(range(len(NAMES)), repeat=length) if allowed(tags)), key=worth)
-    assert allowed(told) and worth(told) == pytest.approx(worth(best), abs=1e-5)
+    assert allowed(result) and worth(result) == pytest.approx(worth(best), abs=1e-5)
 
 
 def test_entities_of_a_text_have_their_characters(bert):
     tagger = Tagger(answering(bert), Tag(), "fp32")
     for text in TEXTS:
-        told = tagger(text)
-        assert [entity.kind for entity in told.entities] == [entity.kind for entity in entities(told.tags)]
-        for entity in told.entities:
+        result = tagger(text)
+        assert [entity.kind for entity in result.entities] == [entity.kind for entity in entities(result.tags)]
+        for entity in result.entities:
             assert text[entity.start : entity.end] == entity.text and 0 < entity.score <= 1
-    told = tagger(("red", "北"))
-    assert told.words == ["red", "北"] and all(entity.start is None for entity in told.entities)
+    result = tagger(("red", "北"))
+    assert result.words == ["red", "北"] and all(entity.start is None for entity in result.entities)
     assert tagger([]) == [] and tagger("").tags == []
     with pytest.raises(UsageError, match="no sentence"):
         tagger(7)
 
 
-def test_a_judge_knows_perfection(bert):
+def test_an_evaluator_of_perfect_predictions(bert):
     model, records = answering(bert), rows()
     task = Tag(scheme="bio")
     found = Tagger(model, task, "fp32")([record.fields["tokens"] for record in records])
@@ -259,7 +269,7 @@ def test_only_a_body_that_reads_both_ways(tmp_path: Path, bert):
     gpt2 = load(tiny.gpt2(tmp_path / "gpt2"))
     with pytest.raises(UsageError, match="left to right"):
         Tag().fitted(gpt2)
-    with pytest.raises(CheckpointError, match="no head for tags"):
+    with pytest.raises(CheckpointError, match='no head for "tag"'):
         Tagger(bert, Tag())
 
 
@@ -301,6 +311,14 @@ def test_bad_records_are_named(tmp_path: Path, train: list, dev: list, says: str
     files = [tiny.write_jsonl(tmp_path / name, some) for name, some in (("train.jsonl", train), ("dev.jsonl", dev))]
     with pytest.raises(DataError, match=says):
         Tag().read_data(*files, "stop", Counter())
+
+
+def test_a_tag_without_prefix_is_refused_unless_no_tag_has_one(tmp_path: Path):
+    with pytest.raises(Bad, match='item 3 that is "Ia"; expected O, or B-'):
+        _check_prefixes({"tags": ["O", "B-a", "Ia"]})
+    _check_prefixes({"tags": ["O", "B-a", "S-b"]})
+    file = tiny.write_jsonl(tmp_path / "a.jsonl", [{"tokens": ["a", "b"], "tags": ["NOUN", "VERB"]}])
+    assert Tag().read_data(file, None, "stop", Counter())[0].scheme == "plain"
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path: Path):

@@ -1,7 +1,8 @@
-"""The protocol of tasks: one of another package is found, used and scored as those of this one."""
+"""The task protocol: a task of another package is found, used and scored like the built-in ones."""
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def counter(tmp_path: Path, monkeypatch) -> Path:
     return folder
 
 
-def test_a_registered_task_is_used_as_all_others(cli, counter: Path, tmp_path: Path):
+def test_a_registered_task_is_used_like_the_others(cli, counter: Path, tmp_path: Path):
     assert allmask.pipeline("count", counter)("red cat") == 3
     file = tiny.write_jsonl(tmp_path / "in.jsonl", [{"text": "red cat", "count": 3}, {"text": "red", "count": 1}])
     ran = cli("predict", counter, file, "-o", "-", "-q")
@@ -77,7 +78,7 @@ def test_a_registered_task_is_used_as_all_others(cli, counter: Path, tmp_path: P
     assert "this model counts; a line of stdin is a text" in cli("predict", counter, "-", "-o", "-").err
 
 
-def test_what_a_task_does_not_say_has_a_default(counter: Path):
+def test_defaults_of_the_protocol(counter: Path):
     opened = ModelFolder.open(counter)
     task = opened.task()
     assert task == Count(extra=1) and Count.default_for(opened) is None and not task.prunes
@@ -91,6 +92,38 @@ def test_every_task_and_use_can_be_imported():
     for name, kind in TASKS.items():
         assert kind.name == name and callable(kind.predictor) and callable(kind.default_for)
     assert all(callable(use) for use in USES.values()) and not set(TASKS) & set(USES)
+
+
+def test_commands_and_runs_know_no_task_by_name():
+    """They ask the registry: no comparison with the name of a task, no isinstance of a task or its predictor."""
+    package = Path(allmask.__file__).parent
+    names = {*TASKS, *USES}
+    classes = {kind.__name__ for kind in TASKS.values()} | {"Task", "Predictor", "HeadTask", "WritingTask"}
+    for file in [*(package / "cli").glob("*.py"), package / "pipelines.py", *(package / "runs").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            where = f"{file}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Compare | ast.Match):
+                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                assert not texts & names, where
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                mentioned = {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node.args[1])}
+                assert not mentioned & classes, where
+
+
+def test_one_file_a_task():
+    folder = Path(allmask.__file__).parent / "tasks"
+    files = {path.stem for path in folder.glob("*.py")}
+    own = {
+        entry.partition(":")[0]
+        for entry in (TASKS.builtin | USES.builtin).values()
+        if entry.startswith("allmask.tasks.")
+    }
+    modules = {module.removeprefix("allmask.tasks.") for module in own}
+    assert modules <= files and len(files) <= 18 and not any("." in module for module in modules)
+    for module in modules:  # a task imports no other one, but "generate" writes with either of two
+        text = (folder / f"{module}.py").read_text(encoding="utf-8")
+        others = {other for other in modules - {module} if f"from allmask.tasks.{other} import" in text}
+        assert others <= ({"seq2seq"} if module == "continuation" else set()), module
 
 
 # ---- what evaluate prints ------------------------------------------------------------------------------------------

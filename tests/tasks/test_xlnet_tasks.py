@@ -78,14 +78,14 @@ def test_it_learns_what_a_bert_learns(xlnet: Path, tmp_path: Path, task: str):
     files = [tiny.write_jsonl(tmp_path / name, rows) for name, rows in (("train.jsonl", train), ("dev.jsonl", dev))]
     asked = {"model": str(xlnet), "task": task, "data": str(files[0]), "eval": str(files[1])}
     how = {"epochs": 12.0, "lr": 5e-3, "batch_tokens": 256, "dropout": 0.0, "precision": "fp32"}
-    told = start(Plan.from_dict(asked | how), tmp_path / "run", quiet=True)
-    assert told["score"] > (90.0 if task == "answer" else 0.9)  # F1 in percent, or a share
+    output = start(Plan.from_dict(asked | how), tmp_path / "run", quiet=True)
+    assert output["score"] > (90.0 if task == "answer" else 0.9)  # F1 in percent, or a share
     if task == "answer":
         found = pipeline("answer", tmp_path / "run")(ASKED, "cat sings green there")
         assert (found.text, found.start, found.end) == ("green", 10, 15)
 
 
-def test_transformers_tells_the_same_of_the_same_rows(xlnet: Path, tmp_path: Path):
+def test_same_predictions_as_transformers(xlnet: Path, tmp_path: Path):
     rows = [record("classify", words) for words in sentences(60, 2)]
     data = tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     plan = Plan.from_dict({"model": str(xlnet), "task": "classify", "data": str(data), "steps": 5, "precision": "fp32"})
@@ -97,10 +97,10 @@ def test_transformers_tells_the_same_of_the_same_rows(xlnet: Path, tmp_path: Pat
     for row in rows[:8]:
         encoded = tokenizer.encode(row["text"])
         with torch.no_grad():
-            said = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments])).logits[0]
-        told = classify(row["text"]).probabilities
-        expected = dict(zip(theirs.config.id2label.values(), said.softmax(-1).tolist(), strict=True))
-        assert told == pytest.approx(expected, abs=1e-5)
+            predicted = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments])).logits[0]
+        output = classify(row["text"]).probabilities
+        expected = dict(zip(theirs.config.id2label.values(), predicted.softmax(-1).tolist(), strict=True))
+        assert output == pytest.approx(expected, abs=1e-5)
 
 
 def test_rows_are_framed_as_its_tokenizer_frames_them(xlnet: Path):

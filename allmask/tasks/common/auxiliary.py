@@ -1,8 +1,8 @@
-"""An auxiliary language model loss (GPT-1): L = L_task + λ · L_lm, so that a body forgets less of its pretraining.
+"""Auxiliary language model loss (GPT-1): L = L_task + λ · L_lm, so that the body forgets less of its pretraining.
 
-L_lm is the body's own objective on the texts of the task. A body that reads from left to right predicts each next
-token. One that reads both ways would see the answer, so its texts are read a second time with tokens hidden, in a row
-of their own. The same holds for the source of a title: under the prefix mask a source token sees its successor.
+L_lm is the body's pretraining objective on the texts of the task. A body that reads from left to right predicts each
+next token. One that reads both ways would see the answer, so its texts are read a second time with masked tokens, in a
+row of their own. The same holds for the source of a title: under the prefix mask a source token sees its successor.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ LEFT_TO_RIGHT = "causal"
 
 @dataclass(frozen=True, eq=False)
 class Auxiliary:
-    """`weight` is λ; `hide` is None for a body that reads from left to right."""
-
-    weight: float
+    weight: float  # λ
     seed: int
-    hide: Mlm | None
+    mlm: Mlm | None  # None for a body that reads from left to right
 
     @classmethod
     def of(cls, model: Model, weight: float, seed: int) -> Auxiliary | None:
-        """The auxiliary loss that suits a model; None if its weight is 0."""
+        """Return the auxiliary loss for a model; None if `weight` is 0."""
         if not weight:
             return None
         if model.config.family == "elmo":
@@ -46,19 +44,19 @@ class Auxiliary:
         return cls(weight, seed, Mlm(Vocabulary.of(tokenizer_of(model))))
 
     def batch(self, texts: Sequence[Example], numbers: Sequence[int], epoch: int) -> Batch:
-        """The same texts in a row of their own; which tokens are hidden depends on seed, epoch and number."""
+        """Return the texts as a batch of their own; seed, epoch and a text's number decide which tokens are masked."""
         row = Ragged.of([example.ids for example in texts])
         segments = np.concatenate([example.segments for example in texts])
-        if self.hide is None:
-            made = pack_flat(row.lengths, row.values, row.position, segments, next_in_row(row), LEFT_TO_RIGHT)
+        if self.mlm is None:
+            batch = pack_flat(row.lengths, row.values, row.position, segments, next_in_row(row), LEFT_TO_RIGHT)
         else:
-            ids, labels = self.hide.corrupt(row, Draw(self.seed, epoch, numbers))
-            made = pack_flat(row.lengths, ids, np.zeros_like(ids), segments, labels, self.hide.name)
-        return replace(made, weight=self.weight)
+            ids, labels = self.mlm.corrupt(row, Draw(self.seed, epoch, numbers))
+            batch = pack_flat(row.lengths, ids, np.zeros_like(ids), segments, labels, self.mlm.name)
+        return replace(batch, weight=self.weight)
 
 
 def with_language(model: Model, texts: Sequence[str], seed: int) -> Model:
-    """The model with a language model head; a new one starts from the frequencies of the tokens."""
+    """Return the model with a language model head; the output bias of a new one starts at the token frequencies."""
     if model.lm_head is not None:
         return model
     log.info("the checkpoint has no language model head; one is made from the token embedding")

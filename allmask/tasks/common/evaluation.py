@@ -1,4 +1,4 @@
-"""What `allmask evaluate` finds: scores, tables and the errors worth reading, as plain values and as Markdown."""
+"""Results of `allmask evaluate`: scores, tables and the worst errors, as plain values and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WIDEST = 12  # labels, up to which a table has a column for each
+WIDEST = 12  # most labels for which a table has a column each
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are shown; the first column says what a row is about."""
+    """Formatted cells; the first column names the row."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -20,9 +20,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`values` is what --json prints, `tables`, `notes` and `examples` (lines each) are the same for people.
+    """`values` is what --json prints; `tables`, `notes` and `examples` (lists of lines) are the same as text.
 
-    The first column of the first table is headed by the number of records, "20 records".
+    The first column of the first table gets the number of records as its header, "20 records".
     """
 
     count: int
@@ -30,11 +30,10 @@ class Evaluation:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     examples: Sequence[Sequence[str]] = ()
-    cut: int | None = None  # texts that were longer than the model reads; None where none is ever cut
+    cut: int | None = None  # truncated texts; None where texts are never truncated
     unit: str = "record"
 
     def markdown(self) -> str:
-        """Tables that read well in a terminal and can go into a page as they are."""
         blocks = []
         for number, table in enumerate(self.tables):
             header = [self._counted(self.count, self.unit), *table.header[1:]] if number == 0 else table.header
@@ -50,7 +49,7 @@ class Evaluation:
 
 
 def score_table(scores: Mapping[str, float], digits: int = 3) -> Table:
-    """The scores of a model in one row."""
+    """Return a table with one row, the scores of the model."""
     names = [name.replace("_", " ") for name in scores]
     return Table(["", *names], [["model", *(f"{value:.{digits}f}" for value in scores.values())]])
 
@@ -59,9 +58,9 @@ def label_table(
     rows: Mapping[str, Mapping[str, float]], confusion: Sequence[Sequence[int]] | None = None,
     of: str = "true label", unit: str = "texts", key: str = "texts",
 ) -> Table:  # fmt: skip
-    """Precision, recall and F1 of each label and, of a few labels, how often each was predicted for it.
+    """Return a table of precision, recall and F1 by label; with few labels, also of the confusion matrix.
 
-    Rows have the number of texts (or other units) of a label under `key`.
+    `rows` has a dictionary for each label; its entry `key` is the number of texts (or other units) with that label.
     """
     wide = bool(confusion) and len(rows) <= WIDEST
     header = [of, unit, "precision", "recall", "F1", *(f"predicted {name}" for name in rows if wide)]
@@ -75,27 +74,32 @@ def label_table(
 
 @dataclass
 class Worst:
-    """The largest errors, and no more of them than asked for."""
+    """Collects the `count` largest errors."""
 
     count: int
     kept: list[tuple[float, int, Any]] = field(default_factory=list)
     seen: int = 0
 
     def add(self, size: float, make: Callable[[], Any]) -> None:
-        """Consider an error of some size (0: no error); `make` is called only if it is kept."""
+        """Add an error (size 0: no error); `make` is called only if it is kept, and returns the row to keep."""
         self.seen += 1
         if not self.count or size <= 0 or (len(self.kept) == self.count and size <= self.kept[0][0]):
             return
-        heapq.heappush(self.kept, (size, -self.seen, make()))  # the number keeps what was made from being compared
+        heapq.heappush(self.kept, (size, -self.seen, make()))  # rows cannot be compared, so a number comes before
         if len(self.kept) > self.count:
             heapq.heappop(self.kept)
 
     def rows(self) -> list[Any]:
-        """The largest first, of equal ones the earlier."""
+        """Return the errors, largest first; of equal errors the earlier is first."""
         return [row for _, _, row in sorted(self.kept, key=lambda entry: entry[:2], reverse=True)]
 
 
+def sample_lines(**rows: str) -> list[str]:
+    """Return lines to show during training: each value on one line, after its name."""
+    return [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
+
+
 def shortened(text: str, limit: int = 100) -> str:
-    """A text on one line."""
+    """Return the text on one line, at most `limit` characters long."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""A model that writes, at work: sources in, n-best texts out, a batch at a time."""
+"""Tasks that write text, and text generation with a trained model: sources in, n-best texts out."""
 
 from __future__ import annotations
 
@@ -7,37 +7,71 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
 
-from allmask.data import Maybe, Record, read_records
+from torch import Tensor
+
+from allmask.data import Checker, Maybe, Record, read_records
 from allmask.decoding import Decoding, Writer, generate, stream
 from allmask.errors import UsageError
+from allmask.mask import Mask
 from allmask.model import Model
 from allmask.tasks.common.evaluation import Evaluation
-from allmask.tasks.common.writing import Steady, Writes, Written, text_of, tokenizer_of
-from allmask.tasks.task import Predictor
+from allmask.tasks.common.writing import Prompts, Steady, Written, text_of, tokenizer_of
+from allmask.tasks.task import Predictor, Task
+from allmask.text import Tokenizer
 from allmask.training.progress import Progress
 
-BATCH = 32  # texts written at a time
-SEARCH = frozenset({"beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new"})
+BATCH = 32  # sources per batch
+
+
+@runtime_checkable
+class WritingTask(Task, Protocol):
+    """A task that writes text. It also has the option `max_source`, the longest source in tokens."""
+
+    max_source: int
+
+    def sized(self, max_new: int | None) -> Self:
+        """Return the task with room for `max_new` new tokens; None: as many as before."""
+        return self
+
+    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts: ...
+
+    def mask_of(self, is_target: Tensor) -> Mask: ...
+
+    def decoding(self, model: Model, **changes: Any) -> Decoding: ...
+
+    def writer(self, model: Model, precision: str | None = None) -> Writer: ...
+
+    def fields(self, targets: bool) -> dict[str, Checker]:
+        """Return the required fields of a record; with `targets`, those to evaluate on."""
+        ...
+
+    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int = 0) -> Evaluation: ...
+
+    def predictor(self, model: Model, precision: str = "auto") -> TextGenerator:
+        return TextGenerator(model, self.fitted(model), precision)
 
 
 @dataclass
 class TextGenerator(Predictor):
-    """A model, the task it writes for, and the writer that keeps its weights ready."""
+    """A model, the task that it writes for, and its writer, which holds the weights ready for decoding."""
 
     model: Model
-    task: Writes
-    precision: str | None = "auto"  # fp32, bf16, int8; auto is the fastest here; None: the model itself
-    writer: Writer | None = field(default=None, repr=False)
+    task: WritingTask
+    precision: str | None = "auto"  # fp32, bf16, int8; auto: the fastest here; None: the model itself
+    writer: Writer | None = field(default=None, repr=False)  # None: that of the task
     cut: int = field(default=0, init=False)
 
     does: ClassVar[str] = "writes"
     done: ClassVar[str] = "written"
-    options: ClassVar[frozenset[str]] = SEARCH
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new"}
+    )
 
     def __post_init__(self):
         self.writer = self.writer or self.task.writer(self.model, self.precision)
+        self.leftwards = getattr(self.writer, "leftwards", False)  # it writes from right to left
         self.max_tokens = self.task.max_source
 
     @overload
@@ -46,7 +80,10 @@ class TextGenerator(Predictor):
     def __call__(self, texts: Sequence[str], **options: Any) -> list[str]: ...
 
     def __call__(self, texts: str | Sequence[str], **options: Any) -> Any:
-        """The best text for each; with n_best=N, a list of N. Options are those of `Decoding`. Blank in, blank out."""
+        """Return the best text for each source; with n_best=N, a list of N texts; for a blank source a blank text.
+
+        The options are those of `Decoding`.
+        """
         single = isinstance(texts, str)
         several = options.get("n_best", 1) > 1
         found = [[text for text, _ in best] for best in self.write([texts] if single else list(texts), **options)]
@@ -54,35 +91,36 @@ class TextGenerator(Predictor):
         return result[0] if single else result
 
     def write(self, texts: Sequence[str], batch: int = BATCH, **options: Any) -> Iterator[Written]:
-        """The n-best texts of each with their hypotheses, which carry the scores, a batch at a time."""
+        """Yield the n-best texts for each source with their hypotheses, which have the scores."""
         task = self.task.sized(options.get("max_new"))
         return self.search(texts, self.settings(**options), batch, task)
 
     def search(
-        self, texts: Sequence[str], settings: Decoding, batch: int = BATCH, task: Writes | None = None
+        self, texts: Sequence[str], settings: Decoding, batch: int = BATCH, task: WritingTask | None = None
     ) -> Iterator[Written]:
-        """The same for settings that are complete."""
+        """Like `write`, with complete decoding settings."""
         assert self.writer is not None
         task, tokenizer = task or self.task, tokenizer_of(self.model)
         for start in range(0, len(texts), batch):
             some = texts[start : start + batch]
-            there = [number for number, text in enumerate(some) if text.strip()]
-            prompts = task.prompts(tokenizer, [some[number] for number in there])
+            numbers = [number for number, text in enumerate(some) if text.strip()]
+            prompts = task.prompts(tokenizer, [some[number] for number in numbers])
             self.cut += prompts.cut
             result: list[Written] = [[] for _ in some]
-            for number, found in zip(there, generate(self.writer, prompts.ids, settings), strict=True):
-                result[number] = [(text_of(tokenizer, self._in_reading_order(one.tokens)), one) for one in found]
+            for number, found in zip(numbers, generate(self.writer, prompts.ids, settings), strict=True):
+                step = -1 if self.leftwards else 1
+                result[number] = [(text_of(tokenizer, one.tokens[::step]), one) for one in found]
             yield from result
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """One text in pieces, as it is written, greedy or sampled; joined, they are what `write` gives."""
+        """Yield one text in pieces as it is written, greedy or sampled; joined, they equal the result of `write`."""
         return self._pieces(text, self.settings(**options), self.task.sized(options.get("max_new")))
 
-    def _pieces(self, text: str, settings: Decoding, task: Writes) -> Iterator[str]:
+    def _pieces(self, text: str, settings: Decoding, task: WritingTask) -> Iterator[str]:
         assert self.writer is not None
         if not text.strip():
             return
-        if getattr(self.writer, "leftwards", False):
+        if self.leftwards:
             raise UsageError("this model writes from right to left, so the first words come last", "leave out --stream")
         tokenizer = tokenizer_of(self.model)
         steady, tokens, prompts = Steady(), [], task.prompts(tokenizer, [text])
@@ -91,9 +129,6 @@ class TextGenerator(Predictor):
             tokens.append(token)
             yield steady.more(text_of(tokenizer, tokens))
         yield steady.rest(text_of(tokenizer, tokens))
-
-    def _in_reading_order(self, tokens: Sequence[int]) -> Sequence[int]:
-        return tokens[::-1] if getattr(self.writer, "leftwards", False) else tokens
 
     def settings(self, **options: Any) -> Decoding:
         unknown = sorted(set(options) - set(Decoding.__dataclass_fields__))
@@ -117,10 +152,10 @@ class TextGenerator(Predictor):
         return islice(read_records(path, {**fields, **others}, on_bad_record, skipped), limit)
 
     def expect_lines(self) -> None:
-        raise UsageError("this model writes; from stdin that is allmask generate", "name a file, or use generate")
+        raise UsageError("this model writes text; for lines of stdin use allmask generate", "name a file")
 
     def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
-        """Texts of about one length are written together."""
+        """Yield predictions in the order of the records; sources of similar length share a batch."""
         sources = [record.fields["source"] for record in records]
         order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
         found = dict(zip(order, self.write([sources[number] for number in order], BATCH, **options), strict=True))

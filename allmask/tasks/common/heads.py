@@ -1,36 +1,77 @@
-"""Task heads: how a model gets one, and what it answers about texts and tokens, in rows packed by length."""
+"""What tasks with a task head share: the head, training on top of a body, scores for texts and for tokens."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Asked, Batch, Example, pack, rows_by_length
-from allmask.errors import UsageError
+from allmask.data import Example, Record, pack, rows_by_length
+from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
 from allmask.model import Model
 from allmask.nn.heads import Labels, pool_answers
-from allmask.tasks.common.auxiliary import Auxiliary, with_language
-from allmask.tasks.common.reading import Reading
+from allmask.tasks.common.auxiliary import with_language
+from allmask.tasks.common.reading import Reading, tokens_at
 from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.task import ModelFolder, Predictor, Task
 from allmask.text import propose_keep_tokens
 
 log = logging.getLogger("allmask")
 BATCH_TOKENS = 4096
-RATES = ((512, 1e-4), (1023, 3e-5))  # up to a width: the smaller the body, the larger the steps it needs
+RATES = ((512, 1e-4), (1023, 3e-5))  # (largest width, learning rate): smaller bodies need larger steps
 LARGE_RATE = 2e-5
+Input = TypeVar("Input")
+Result = TypeVar("Result")
+
+
+class HeadTask(Task):
+    """A task for a task head on a pretrained body. Its options have `max_length`, the tokens of a row."""
+
+    kinds: ClassVar[tuple[str, ...]]  # kinds of `Labels` that the head may have
+    both_ways: ClassVar[bool] = False  # refuse models that read from left to right
+
+    def labels_of(self, records: Sequence[Record]) -> Labels:
+        """Return the labels of training records."""
+        raise NotImplementedError
+
+    def texts_of(self, records: Sequence[Record]) -> list[str]:
+        """Return the texts of records; a pruned vocabulary keeps their tokens."""
+        raise NotImplementedError
+
+    def fitted(self, model: Model) -> Self:
+        tokenizer_of(model)
+        config = model.config
+        if self.both_ways and not (config.family in ("bert", "elmo", "xlnet") and config.own_mask == "bidirectional"):
+            raise UsageError(
+                f"{self.name}: this model reads from left to right, so a word does not see what comes after it",
+                "take a model that reads both ways, such as a BERT",
+            )
+        task: Any = self
+        return replace(task, max_length=min(task.max_length, config.max_positions))
+
+    def prepare(
+        self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
+    ) -> Model:
+        return with_head(model, self.labels_of(records), self.texts_of(records), seed, prune, language)
+
+    @classmethod
+    def default_for(cls, opened: ModelFolder) -> Self | None:
+        labels = opened.model.labels
+        return cls() if labels is not None and labels.kind in cls.kinds else None
 
 
 def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, prune: bool, language: bool) -> Model:
-    """The model with a head for these labels, without heads that are not used.
+    """Return the model with a head for the labels, and without heads that are not used.
 
-    `prune` reduces the vocabulary to that of the texts; `language` keeps or makes a language model head.
+    `prune` reduces the vocabulary to the tokens of `texts`; `language` keeps or adds a language model head.
     """
     model = with_language(model, texts, seed) if language else model.without("lm")
     model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
@@ -39,107 +80,125 @@ def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, pru
         return model.without("nsp")
     if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
         log.info("the checkpoint has no pooler; a new one is made")
-    idle = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
-    return model.without(*idle).with_labels(labels, torch.Generator().manual_seed(seed))
+    unused = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
+    return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
 
 
 def rate_for(model: Model) -> float:
-    """The learning rate for a classifier."""
+    """Return the default learning rate of a classifier."""
     return next((rate for width, rate in RATES if model.config.width <= width), LARGE_RATE)
 
 
+@dataclass
+class HeadPredictor(Predictor, Generic[Input, Result]):
+    """A model with a task head, frozen for speed. Subclasses say how inputs become results, a list at a time."""
+
+    model: Model
+    task: Any
+    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where the CPU computes in it
+    cut: int = field(default=0, init=False)
+
+    def __post_init__(self):
+        labels = self.model.labels
+        if labels is None or labels.kind not in self.task.kinds:
+            raise CheckpointError(
+                f'this model has no head for "{self.task.name}"',
+                f"fine-tune it: allmask finetune --task {self.task.name}",
+            )
+        self.labels = labels
+        self.task = self.task.fitted(self.model)
+        self.frozen = frozen(self.model, self.precision)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.task.max_length
+
+    def input_of(self, record: Record) -> Input:
+        raise NotImplementedError
+
+    def results(self, inputs: Sequence[Input]) -> Iterator[Result]:
+        """Yield a result for each input; all of them are in memory."""
+        raise NotImplementedError
+
+    def stream(self, inputs: Iterable[Input], window: int | None = None) -> Iterator[Result]:
+        """Yield a result for each input, in order; at most `window` inputs are in memory."""
+        source = iter(inputs)
+        while some := list(islice(source, window or self.window)):
+            yield from self.results(some)
+
+    def stream_records(self, records: Iterable[Record]) -> Iterator[tuple[Record, Result]]:
+        """Yield each record with its result; at most `self.window` records are in memory."""
+        source = iter(records)
+        while some := list(islice(source, self.window)):
+            yield from zip(some, self.results([self.input_of(record) for record in some]), strict=True)
+
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        found: Iterator[Any] = self.results([self.input_of(record) for record in records])
+        return (result.to_dict() for result in found)
+
+
 def frozen(model: Model, precision: str) -> Model:
-    """A copy laid out for speed; the heads, which cost next to nothing, stay in full precision."""
-    made = freeze(model, precision)
-    made.pooler, made.task_head = copy.deepcopy(model.pooler), copy.deepcopy(model.task_head)
-    return made.eval()
+    """Return a copy with the body frozen for speed; the heads, which cost next to nothing, stay in full precision."""
+    fast = freeze(model, precision)
+    fast.pooler, fast.task_head = copy.deepcopy(model.pooler), copy.deepcopy(model.task_head)
+    return fast.eval()
 
 
-# ---- answers about texts ---------------------------------------------------------------------------------------
+# ---- scores of texts -------------------------------------------------------------------------------------------
 
 
 def answer_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-    """Scores (n, labels) of all examples."""
-    return _answered(model, hidden_all(model, examples, batch_tokens))
+    """Return the scores (n, labels) of the examples."""
+    return _head_scores(model, hidden_all(model, examples, batch_tokens))
 
 
 def answers_to(reading: Reading, model: Model, precision: str) -> Tensor:
-    """Scores (rows, labels) of all rows; those of a frozen body are computed from its cached features."""
+    """Return the scores (rows, labels) of all rows, from the cached features where the body is frozen."""
     if reading.features is None:
         return answer_all(frozen(model, precision), reading.examples)
-    return _answered(model.eval(), reading.features)
+    return _head_scores(model.eval(), reading.features)
 
 
 @torch.no_grad()
-def _answered(model: Model, hidden: Tensor) -> Tensor:
+def _head_scores(model: Model, hidden: Tensor) -> Tensor:
     assert model.task_head is not None
     return model.answers(hidden.to(model.task_head.output.weight.dtype)).float()
 
 
 @torch.no_grad()
 def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-    """Hidden states (n, W) of the token that each example is pooled from, or the mean of all such tokens."""
-    hidden = torch.empty(len(examples), model.config.features)
+    """Return the pooled hidden states (n, W): of the pooled token, or the mean if there are several."""
+    hidden = torch.zeros(len(examples), model.config.features)  # stays 0 for an example without tokens
     for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
-        asked = model.asked(batch.mask)
-        found = model.body.forward_at(asked, batch.ids, batch.mask, batch.segments)
-        hidden[torch.tensor(numbers)] = pool_answers(found.float(), batch.mask.group[asked], "mean")
+        where = model.asked(batch.mask)
+        found = model.body.forward_at(where, batch.ids, batch.mask, batch.segments)
+        hidden[torch.tensor(numbers)] = pool_answers(found.float(), batch.mask.group[where], "mean")
     return hidden
 
 
 def cache_features(model: Model, precision: str, *readings: Reading | None) -> None:
-    """Compute what a frozen body makes of each text, once for the whole run."""
-    log.info("the body is frozen; what it makes of each text is computed once")
+    """Compute the output of a frozen body for each text, once for the whole run."""
+    log.info("the body is frozen: its output for each text is computed once")
     for reading in readings:
         if reading is not None:
             reading.features = hidden_all(frozen(model, precision), reading.examples)
 
 
-# ---- answers about tokens --------------------------------------------------------------------------------------
-
-
-def expect_both_ways(model: Model, task: str) -> None:
-    if model.config.family not in ("bert", "elmo", "xlnet") or model.config.own_mask != "bidirectional":
-        raise UsageError(
-            f"{task}: this model reads from left to right, so a word does not see what comes after it",
-            "take a model that reads both ways, such as a BERT",
-        )
+# ---- scores of tokens ------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def token_answers(
-    model: Model, examples: Sequence[Example], places: Sequence[np.ndarray], batch_tokens: int = BATCH_TOKENS
+    model: Model, examples: Sequence[Example], positions: Sequence[np.ndarray], batch_tokens: int = BATCH_TOKENS
 ) -> list[Tensor]:
-    """Scores (M, labels) of the tokens at the places of each example, whatever stands beside it."""
-    assert model.task_head is not None
-    dtype = model.task_head.output.weight.dtype
+    """Return for each example the scores (M, labels) of the tokens at its `positions`."""
     answers: list[Tensor] = [torch.empty(0)] * len(examples)
     for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
-        where = asked_tokens(batch, [places[number] for number in numbers])
+        where = tokens_at(batch, [positions[number] for number in numbers])
         hidden = model.body.forward_at(where, batch.ids, batch.mask, batch.segments)
-        said, text = model.answers(hidden.to(dtype)).float(), batch.mask.group[where]
+        scores, example = _head_scores(model, hidden), batch.mask.group[where]
         for place, number in enumerate(numbers):
-            answers[number] = said[text == place]
+            answers[number] = scores[example == place]
     return answers
-
-
-def asked_tokens(batch: Batch, places: Sequence[np.ndarray]) -> Tensor:
-    """(1, N), True at the places of each example, by its number in the batch."""
-    mask = batch.mask
-    lengths = mask.group[0].bincount(minlength=len(places))
-    starts = lengths.cumsum(0) - lengths
-    asked = torch.zeros(int(lengths.sum()), dtype=torch.bool)
-    for start, some in zip(starts.tolist(), places, strict=True):
-        asked[torch.from_numpy(some) + start] = True
-    return asked[starts[mask.group] + mask.position]
-
-
-def asking_tokens(
-    batch: Batch, asked: Asked, examples: Sequence[Example], numbers: Sequence[int], epoch: int,
-    auxiliary: Auxiliary | None,
-) -> Batch:  # fmt: skip
-    """The batch with its questions and, for an auxiliary loss, the same texts with tokens hidden."""
-    batch = replace(batch, asked=asked)
-    return batch if auxiliary is None else replace(batch, also=auxiliary.batch(examples, numbers, epoch))

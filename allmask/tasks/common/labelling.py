@@ -1,4 +1,4 @@
-"""Labels in a file: of what kind they are, which there are, and each as a number for a loss.
+"""Labels in a file: their kind, their names, and their numbers for a loss.
 
 A label that is text, a whole number, true or false is the name of a class; a list holds any number of names; a number
 with a decimal point is a quantity.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.data import Bad, Maybe, Record, number, read_records, text
+from allmask.data import Bad, Maybe, Record, number, read_records, text, usable
 from allmask.data.fields import Cell, show
 from allmask.errors import DataError
 from allmask.files import closest
 from allmask.nn.heads import Labels
 
-Label = str | list[str] | float  # as records have it once the kind is known
-PAIR = ("text_b", "pair")  # what the second text of a pair may be called
-_TEXTS = {"text": text, **{name: Maybe(text) for name in PAIR}}
-_MANY = 12  # labels are listed in a message up to so many
+Label = str | list[str] | float  # of a record, once the kind is known
+SECOND = ("text_b", "pair")  # field names for the second text of a pair
+_TEXTS = {"text": text, **{name: Maybe(text) for name in SECOND}}
+_LISTED = 12  # most labels that a message lists
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
@@ -34,20 +34,20 @@ _MANY = 12  # labels are listed in a message up to so many
 
 @dataclass
 class Survey:
-    """Counts of the labels of a file, from which their kind is chosen."""
+    """Counts of the labels in a file, from which their kind is chosen."""
 
-    sorts: Counter[str] = field(default_factory=Counter)
+    sorts: Counter[str] = field(default_factory=Counter)  # list, fraction, whole, name
     names: dict[str, Counter[str]] = field(default_factory=lambda: {"single": Counter(), "multi": Counter()})
     pairs: int = 0
     records: int = 0
 
     @classmethod
     def of(cls, path: Path, on_bad_record: str) -> Survey:
-        made = cls()
+        survey = cls()
         for record in read_records(path, {**_TEXTS, "label": _any_label}, on_bad_record):
-            made.add(*record.fields["label"])
-            made.pairs += _second(record.fields) is not None
-        return made
+            survey.add(*record.fields["label"])
+            survey.pairs += _second(record.fields) is not None
+        return survey
 
     def add(self, sort: str, value: Any) -> None:
         self.records += 1
@@ -67,25 +67,23 @@ class Survey:
         return "number" if fractions and numbers > self.records / 2 else "single"
 
     def labels(self, path: Path, kind: str | None = None) -> Labels:
+        """Return the labels; whole numbers are sorted by size, other names alphabetically."""
         kind = kind or self.kind
         if kind == "number":
             return Labels("number", ("label",))
-        names = self.names[kind]
+        names = list(self.names[kind])
         if not names:
-            raise DataError(f'{path}: no "label" is {_EXPECTED[kind]}', "check the file, and --kind if it was given")
+            expected = {"single": "a name", "multi": "a list of names"}[kind]
+            raise DataError(f'{path}: no "label" is {expected}', "check the file, and --kind if it was given")
         if kind == "single" and len(names) == 1:
-            raise DataError(
-                f"{path}: all labels are {show(next(iter(names)))}", "at least two different labels are needed"
-            )
-        return Labels(kind, _sorted(names))
-
-
-_EXPECTED = {"single": "a name", "multi": "a list of names"}
+            raise DataError(f"{path}: all labels are {show(names[0])}", "at least two different labels are needed")
+        digits = all(name.removeprefix("-").isdecimal() and name.isascii() for name in names)
+        return Labels(kind, tuple(sorted(names, key=(lambda name: (int(name), name)) if digits else None)))
 
 
 def _any_label(value: Any) -> tuple[str, Any]:
-    """The sort of a label, and its name or names. A cell of a csv file may hold any sort."""
-    parsed = _parsed(value) if isinstance(value, Cell) else value
+    """Check a label of unknown kind; return its sort, and its name or names. A csv cell may hold any sort."""
+    parsed = _parsed(value)
     if isinstance(parsed, list):
         return "list", [_name(item) for item in parsed]
     if isinstance(parsed, float):
@@ -98,44 +96,38 @@ def _name(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    if isinstance(value, str) and not value.strip():
-        raise Bad("blank label", "is blank" if value else "is empty")
     return text(value).strip()
 
 
-def _parsed(cell: Cell) -> Any:
-    """A number or a list if it is written as one, otherwise the text itself."""
+def _parsed(value: Any) -> Any:
+    """Parse a csv cell that is written as a number or a list; return any other value unchanged."""
+    if not isinstance(value, Cell):
+        return value
     try:
-        found = json.loads(cell)
+        found = json.loads(value)
     except (ValueError, RecursionError):
-        return cell
-    whole = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return found if whole or isinstance(found, list) else cell
-
-
-def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    """Whole numbers by size, anything else by the alphabet: the same whatever the order of the file."""
-    names = list(names)
-    digits = all(name.removeprefix("-").isdecimal() and name.isascii() for name in names)
-    return tuple(sorted(names, key=(lambda name: (int(name), name)) if digits else None))
+        return value
+    finite = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    return found if finite or isinstance(found, list) else value
 
 
 def one_of(labels: Labels) -> Callable[[Any], Label]:
-    """A checker of labels that are known: it returns names, or a number."""
+    """Return a checker for known labels; the checker returns a name, a list of names or a number."""
     known = {name: name for name in labels.names}
-    if all(name == f"LABEL_{place}" for place, name in enumerate(labels.names)):  # nobody named them: numbers will do
+    if all(name == f"LABEL_{place}" for place, name in enumerate(labels.names)):  # default names: accept numbers
         known |= {str(place): name for place, name in enumerate(labels.names)}
 
     def check_name(value: Any) -> str:
-        if isinstance(value, float):
-            raise _unknown(value, labels)
-        name = _name(value)
-        if name not in known:
-            raise _unknown(name, labels)
-        return known[name]
+        name = value if isinstance(value, float) else _name(value)
+        if name in known:
+            return known[name]
+        listed = ", ".join(labels.names[:_LISTED]) + (", …" if len(labels) > _LISTED else "")
+        close = closest(str(name), labels.names)
+        hint = "fix the line" if close is None else f"did you mean {show(close)}? fix the line"
+        raise Bad("unknown label", f"is {show(name)}; expected one of {listed}", hint)
 
     def check_names(value: Any) -> list[str]:
-        items = _parsed(value) if isinstance(value, Cell) else value
+        items = _parsed(value)
         if not isinstance(items, list):
             raise Bad("wrong type", f"is {show(value)}; expected a list of names")
         return [check_name(item) for item in items]
@@ -143,62 +135,50 @@ def one_of(labels: Labels) -> Callable[[Any], Label]:
     return {"single": check_name, "multi": check_names, "number": number}[labels.kind]
 
 
-def _unknown(value: Any, labels: Labels) -> Bad:
-    listed = ", ".join(labels.names[:_MANY]) + (", …" if len(labels) > _MANY else "")
-    close = closest(str(value), labels.names)
-    hint = "fix the line" if close is None else f"did you mean {show(close)}? fix the line"
-    return Bad("unknown label", f"is {show(value)}; expected one of {listed}", hint)
-
-
 def read_texts(
     path: Path, labels: Labels | None, pair: bool | None, on_bad_record: str = "stop",
     skipped: Counter[str] | None = None, keep: Sequence[str] = (),
 ) -> Iterator[Record]:  # fmt: skip
-    """Records with `text`, `text_b` (None where there is no pair), and, if labels are given, a checked `label`.
+    """Read records with `text`, `text_b` (None where there is no pair) and, if labels are given, a checked `label`.
 
-    `pair`: the second text is required (True), ignored (False) or optional (None). `keep` names other fields to take
-    along.
+    `pair`: the second text is required (True), ignored (False) or optional (None). `keep` names additional fields.
     """
     others = {name: Maybe(lambda value: value) for name in keep}
     fields = {**others, **_TEXTS, **({} if labels is None else {"label": one_of(labels)})}
-    skipped = Counter() if skipped is None else skipped
-    found = 0
-    for record in read_records(path, fields, on_bad_record, skipped):
-        second = _second(record.fields) if pair is not False else None
+
+    def check_pair(values: dict[str, Any]) -> None:
+        second = None if pair is False else _second(values)
         if pair and second is None:
-            if on_bad_record == "stop":
-                raise DataError(f'{record.where}: no "text_b"', "fix the line, or pass --on-bad-record skip")
-            skipped["missing field"] += 1
-            continue
-        found += 1
-        values = {name: value for name, value in record.fields.items() if name not in PAIR}
-        yield Record({**values, "text_b": second}, record.where)
-    if not found:
-        raise DataError(f'{path}: no record has a "text_b"', "this model compares two texts")
+            raise Bad("missing field", 'no "text_b"')
+        for name in SECOND:
+            del values[name]
+        values["text_b"] = second
+
+    return usable(path, read_records(path, fields, on_bad_record, skipped), check_pair, on_bad_record, skipped)
 
 
 def _second(fields: dict[str, Any]) -> str | None:
-    return next((fields[name] for name in PAIR if fields[name] is not None), None)
+    return next((fields[name] for name in SECOND if fields[name] is not None), None)
 
 
 # ---- numbers for a loss --------------------------------------------------------------------------------------
 
 
 def targets_of(labels: Labels, given: Sequence[Label]) -> Tensor:
-    """What the task head should predict: (n,) numbers of labels if one is right, otherwise (n, labels)."""
+    """Return what the task head should predict: (n,) label numbers if each text has one, otherwise (n, labels)."""
     place = {name: number for number, name in enumerate(labels.names)}
     if labels.kind == "single":
         return torch.tensor([place[str(label)] for label in given], dtype=torch.long)
     if labels.kind == "number":
         return torch.tensor([[label] for label in given], dtype=torch.float32)
-    right = torch.zeros(len(given), len(labels))
+    targets = torch.zeros(len(given), len(labels))
     for row, names in enumerate(given):
         assert isinstance(names, list)
-        right[row, [place[name] for name in names]] = 1.0
-    return right
+        targets[row, [place[name] for name in names]] = 1.0
+    return targets
 
 
 def balanced(targets: Tensor, labels: int) -> Tensor:
-    """(labels,) the weight of a text of each label, such that all labels together weigh the same."""
+    """Return a weight for each label, (labels,), such that all labels have the same total weight."""
     counts = targets.bincount(minlength=labels)
     return len(targets) / (labels * counts.clamp(min=1))

@@ -1,4 +1,4 @@
-"""Predictions of a classifier, of texts or images, and how good they are: metrics, confusion matrix, worst errors."""
+"""Predictions of a classifier of texts or images, and their metrics, confusion matrix and worst errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Prediction:
 
     @property
     def probability(self) -> float | None:
-        """Of the label, where one of several was chosen."""
+        """The probability of the label, if it is a single name."""
         return self.probabilities[self.label] if isinstance(self.label, str) else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Prediction:
 
 
 def predictions(labels: Labels, answers: Tensor) -> Iterator[Prediction]:
-    """The prediction that each row of scores (n, labels) stands for."""
+    """Yield the prediction for each row of scores (n, labels)."""
     if labels.kind == "number":
         yield from (Prediction(float(row[0]), {}) for row in answers.tolist())
         return
@@ -48,18 +48,15 @@ def predictions(labels: Labels, answers: Tensor) -> Iterator[Prediction]:
         yield Prediction(chosen, by_name)
 
 
-# ---- metrics ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Marks:
     scores: dict[str, float]
-    labels: dict[str, dict[str, float]] = field(default_factory=dict)  # precision, recall, F1 of each
-    confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))  # of single labels
+    labels: dict[str, dict[str, float]] = field(default_factory=dict)  # precision, recall, F1 by label
+    confusion: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))  # for single labels
 
 
 def mark(labels: Labels, answers: Tensor, targets: Tensor) -> Marks:
-    """All metrics of the task head's scores (n, labels) against the targets."""
+    """Compute all metrics of the task head's scores (n, labels)."""
     if labels.kind == "number":
         return Marks(number_scores(targets[:, 0].double().numpy(), answers[:, 0].double().numpy()))
     if labels.kind == "single":
@@ -71,9 +68,6 @@ def mark(labels: Labels, answers: Tensor, targets: Tensor) -> Marks:
     return Marks(multi_scores(right, found), dict(zip(labels.names, each, strict=True)))
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Mistake:
     record: Record
@@ -82,21 +76,21 @@ class Mistake:
 
     @property
     def size(self) -> float:
-        """How far a number is off, or how sure the classifier was of what is wrong; 0 if nothing is."""
-        target, said, shares = self.target, self.prediction.label, self.prediction.probabilities
+        """The error of a number, or the probability given to wrong labels; 0 if the prediction is right."""
+        target, label, shares = self.target, self.prediction.label, self.prediction.probabilities
         if isinstance(target, str):
-            return 1.0 - shares[target] if said != target else 0.0
+            return 1.0 - shares[target] if label != target else 0.0
         if isinstance(target, list):
             wrong = [1.0 - share if name in target else share for name, share in shares.items()]
             return max(wrong) if max(wrong) >= 0.5 else 0.0
-        assert isinstance(said, float)
-        return abs(target - said)
+        assert isinstance(label, float)
+        return abs(target - label)
 
     def labels(self) -> str:
         """`true positive, predicted negative (87%)`."""
         share = self.prediction.probability
-        sure = "" if share is None else f" ({share:.0%})"
-        return f"true {_in_words(self.target)}, predicted {_in_words(self.prediction.label)}{sure}"
+        percent = "" if share is None else f" ({share:.0%})"
+        return f"true {_in_words(self.target)}, predicted {_in_words(self.prediction.label)}{percent}"
 
     def text(self) -> str:
         parts = (self.record.fields["text"], self.record.fields["text_b"])
@@ -108,7 +102,7 @@ class Mistake:
 
 
 def mistakes(entries: Iterable[tuple[Record, Label, Prediction]], count: int) -> list[Mistake]:
-    """The largest, largest first, of records with their targets and predictions; all entries are consumed."""
+    """Return the `count` largest mistakes, largest first; all entries are consumed."""
     worst = Worst(count)
     for entry in entries:
         one = Mistake(*entry)

@@ -1,8 +1,8 @@
-"""Quoting, a first exercise for a reader that shall write: the target of a text is one of its own sentences.
+"""Quoting: pretraining for a BERT that is to write; the target is a sentence of the source itself.
 
-Titles are mostly made of their text's words, but a BERT has never carried a word from one place to another. Titles
-teach that slowly, and few of them are soon known by heart. Any text teaches to quote, as often as one likes. What the
-reader knows is not to be lost meanwhile: its lower layers should learn slowly (`layer_decay`).
+A title consists mostly of words of its text, but a BERT has never learnt to copy words. Titles teach it slowly, and few
+titles are soon memorized; quotations can be made from any text, in any number. The lower layers should learn slowly
+meanwhile (`layer_decay`), so that the model does not forget how to read.
 """
 
 from __future__ import annotations
@@ -19,51 +19,53 @@ from allmask.data import Record
 
 _ENDS = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；，])\s*|(?<=[.,!?:;])(?=[\u3400-\u9fff])|\n+")
 _UNITS = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")  # a Chinese character, or a word
-LEAST = 3  # words or characters of a quotation
-TELLING = 3  # one sentence in so many is among the telling ones
-WORDS_A_TOKEN = 0.7  # English words in a token, so that a quotation stands in what is read of its text
+LEAST = 3  # fewest words or characters of a quotation
+TELLING = 3  # a third of the sentences may be quoted
+WORDS_A_TOKEN = 0.7  # estimate for English, to quote only from the part of a text that the model reads
 
 
 def quotations(records: Iterable[Record], tokens: int, rng: random.Random) -> list[Record]:
-    """Each record with a sentence from its source's first `tokens` tokens as target; one without any is left out.
+    """Return the records with a sentence from the first `tokens` tokens of the source as target.
 
-    It is drawn from those that say most about their text, so that what to quote is learnt as well.
+    The sentence is drawn from the most representative ones, so the model also learns what to quote. Records without a
+    sentence are left out.
     """
-
-    def choices(text: str) -> list[str]:
-        return most_telling(sentences(text, tokens), text)
-
-    found = ((record, choices(record.fields["source"])) for record in records)
-    return [replace(record, fields={**record.fields, "target": rng.choice(some)}) for record, some in found if some]
+    made = []
+    for record in records:
+        source = record.fields["source"]
+        choices = most_telling(sentences(source, tokens), source)
+        if choices:
+            made.append(replace(record, fields={**record.fields, "target": rng.choice(choices)}))
+    return made
 
 
 def sentences(text: str, tokens: int) -> list[str]:
-    """Sentences in the beginning of a text; Chinese ones also end at a comma, as a title is rarely longer."""
+    """Return the sentences in the first `tokens` tokens; Chinese ones also end at a comma, as titles are short."""
     parts = (part.strip() for part in _ENDS.split(_beginning(text, tokens)))
     return [part for part in parts if len(_UNITS.findall(part)) >= LEAST]
 
 
 def most_telling(choices: Sequence[str], text: str) -> list[str]:
-    """The third of a text's sentences that share most with the rest of it (as PEGASUS chooses, arXiv 1912.08777)."""
+    """Return the third of the sentences with the most overlap with the rest of the text (PEGASUS, arXiv 1912.08777)."""
     whole = _pieces(text)
     ranked = sorted(choices, key=lambda sentence: _shared(_pieces(sentence), whole), reverse=True)
     return ranked[: math.ceil(len(ranked) / TELLING)]
 
 
 def _pieces(text: str) -> Counter:
-    """Words or characters, and pairs of neighbours."""
+    """Count words (or Chinese characters) and pairs of neighbours."""
     units = _UNITS.findall(text)
     return Counter(units) + Counter(pairwise(units))
 
 
 def _shared(sentence: Counter, whole: Counter) -> float:
-    """F1 of the pieces of a sentence and those of the rest."""
+    """Return the F1 of the pieces of a sentence and those of the rest of the text."""
     rest = whole - sentence
     return 2 * (sentence & rest).total() / max(1, sentence.total() + rest.total())
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """About so many tokens of a text."""
+    """Return about the first `tokens` tokens of a text."""
     room, end = float(tokens), 0
     for unit in _UNITS.finditer(text):
         room -= 1.0 if len(unit[0]) == 1 else 1.0 / WORDS_A_TOKEN

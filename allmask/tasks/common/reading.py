@@ -1,6 +1,6 @@
-"""How texts and pairs of texts become rows of ids that a model can hold: one row a text, or several.
+"""From texts and pairs of texts to rows of token ids, and from rows to batches with questions for a task head.
 
-A text that is too long is cut by a rule, or read in windows, each framed as a text of its own.
+A text that is too long for a row is truncated, or split into windows, each with its own special tokens.
 """
 
 from __future__ import annotations
@@ -23,55 +23,58 @@ from allmask.tasks.common.auxiliary import LEFT_TO_RIGHT, Auxiliary
 from allmask.text import Tokenizer, truncate_tokens, windows
 
 log = logging.getLogger("allmask")
-Text = str | tuple[str, str]  # one, or a pair of them
-MOST_WINDOWS = 16  # of a longer text so many are read, evenly spread
-OVERLAP = 4  # neighbours share this part of a window: a fourth
+Text = str | tuple[str, str]  # a text, or a pair of texts
+MOST_WINDOWS = 16  # of a text with more windows, this many are read, evenly spaced
+OVERLAP = 4  # neighbouring windows share 1/4 of their length
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around texts, as the makers of a model trained it.
+    """The special tokens around texts, as in the pretraining of the model.
 
     [CLS] a [SEP]                 BERT
-    [CLS] a [SEP] b [SEP]         of a pair, segments 0 and 1
-    a <sep> b <sep> <cls>         XLNet, segments 0, 1 and 2
+    [CLS] a [SEP] b [SEP]         a pair: segments 0 and 1
+    a <sep> b <sep> <cls>         XLNet: segments 0, 1 and 2
     a, or a <|endoftext|> b       GPT-2
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     behind: tuple[int, ...]
-    segments: int  # how many segment embeddings the model has
+    segments: int  # number of segment embeddings of the model
     causal: bool
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, config: Config) -> Frame:
         first, sep, eos = tokenizer.cls_id, tokenizer.sep_id, tokenizer.eos_id
         if first is None or sep is None:
-            marks: tuple[tuple[int, ...], ...] = ((), () if eos is None else (eos,), ())
+            specials: tuple[tuple[int, ...], ...] = ((), () if eos is None else (eos,), ())
         elif tokenizer.closing_id is not None:
-            marks = ((), (sep,), (sep, first))
+            specials = ((), (sep,), (sep, first))
         else:
-            marks = ((first,), (sep,), (sep,))
-        return cls(*marks, config.segments, config.own_mask == "causal")
+            specials = ((first,), (sep,), (sep,))
+        return cls(*specials, config.segments, config.own_mask == "causal")
 
     @property
     def null(self) -> int:
-        """Where [CLS] stands in a row: at its beginning, or -1, its end."""
+        """The index of [CLS] in a row: 0, or -1 if it is at the end."""
         if not self.before and len(self.behind) < 2:
             raise UsageError("this tokenizer has no [CLS] or [SEP]", "this task needs a BERT-like model")
         return 0 if self.before else -1
 
     def room(self, size: int, texts: int = 1) -> int:
-        """How many tokens of texts a row of `size` holds."""
+        """How many tokens of text fit into a row of `size` tokens."""
         return size - len(self.before) - len(self.between) * (texts - 1) - len(self.behind)
 
     def start(self, before: Sequence[int] | None = None) -> int:
-        """Where in a row a text begins; `before` is the one before it, if there is one."""
+        """The index at which a text starts in its row; `before` is the other text of a pair, if it comes first."""
         return len(self.before) + (0 if before is None else len(before) + len(self.between))
 
     def row(self, *texts: Sequence[int]) -> Example:
-        """One text, or two."""
+        """Return a row of one text or two."""
         ids, segments = [*self.before], [0] * len(self.before)
         for number, text in enumerate(texts):
             part = [*text, *(self.behind if number == len(texts) - 1 else self.between)]
@@ -85,106 +88,84 @@ class Frame:
 
 @dataclass(eq=False)
 class Reading:
-    """The rows of a number of texts; those of a text stand one after another."""
+    """The rows of a list of texts; a text has one row, or several in sequence (windows)."""
 
     examples: list[Example]
-    starts: np.ndarray  # where the rows of each text begin, and the end
-    cut: int = 0  # texts that are not read as a whole
-    features: Tensor | None = None  # (rows, W): what a frozen body makes of each, see `cache_features`
-    speaker: str = "first"  # the token that stands for a row, see `Config.pooled_token`
+    starts: np.ndarray  # (texts + 1,) the first row of each text, and the number of rows
+    cut: int = 0  # texts that were truncated
+    features: Tensor | None = None  # (rows, W) output of a frozen body, see `cache_features`
+    pooled_token: str = "first"  # see `Config.pooled_token`
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each text."""
+        """The number of tokens of each text."""
         ends = np.cumsum([0, *(len(example) for example in self.examples)])[self.starts]
         return np.diff(ends).tolist()
 
     def rows(self, texts: Sequence[int]) -> tuple[np.ndarray, Tensor]:
-        """The numbers of the rows of some texts, and for each row the index of its text among these."""
+        """Return the row numbers of these texts, and for each row the index of its text in `texts`."""
         counts = (self.starts[1:] - self.starts[:-1])[list(texts)]
         numbers = [np.arange(self.starts[text], self.starts[text + 1]) for text in texts]
         return np.concatenate(numbers), torch.arange(len(texts)).repeat_interleave(torch.from_numpy(counts))
 
-    def batch(self, examples: list[Example]) -> Batch:
-        """Some of the rows; where their features are cached, a token of each stands for it."""
-        return pack(examples if self.features is None else [_first(example) for example in examples])
-
-    def hidden(self, rows: np.ndarray) -> Tensor | None:
-        return None if self.features is None else self.features[torch.from_numpy(rows)]
-
     def pooled(self, answers: Tensor, how: str) -> Tensor:
-        """Scores (rows, labels) become scores (texts, labels)."""
+        """Reduce scores (rows, labels) to (texts, labels)."""
         if len(self) == len(self.examples):
             return answers
         return pool_answers(answers, self.rows(range(len(self)))[1], how)
 
+    def log_lengths(self, max_length: int) -> Reading:
+        """Log how many texts are truncated or split into windows."""
+        if self.cut:
+            log.info("%s of %s texts are cut to %s tokens", f"{self.cut:,}", f"{len(self):,}", max_length)
+        split = int((np.diff(self.starts) > 1).sum())
+        if split:
+            rows = f"{len(self.examples) - len(self) + split:,}"
+            log.info("%s of %s texts are read in windows, %s in all", f"{split:,}", f"{len(self):,}", rows)
+        return self
+
 
 def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length: int, rule: str) -> Reading:
-    """The rows of each text or pair, of at most `max_length` tokens."""
-    sides = [(entry, None) if isinstance(entry, str) else entry for entry in texts]
-    once = list(dict.fromkeys(side for pair in sides for side in pair if side is not None))
-    ids = dict(zip(once, (encoded.ids for encoded in tokenizer.encode_batch(once, special=False)), strict=True))
+    """Tokenize texts or pairs into rows of at most `max_length` tokens; `rule` is the option --truncate."""
+    pairs = [(entry, None) if isinstance(entry, str) else entry for entry in texts]
+    unique = list(dict.fromkeys(text for pair in pairs for text in pair if text is not None))
+    ids = dict(zip(unique, (encoded.ids for encoded in tokenizer.encode_batch(unique, special=False)), strict=True))
     frame = Frame.of(tokenizer, config)
     examples, starts, cut = [], [0], 0
-    for first, second in sides:
+    for first, second in pairs:
         parts = [ids[first]] if second is None else [ids[first], ids[second]]
-        made, whole = _fitted(parts, frame.room(max_length, len(parts)), rule)
-        cut += not whole
-        examples += [frame.row(*kept) for kept in made]
+        rows, complete = _fitted(parts, frame.room(max_length, len(parts)), rule)
+        cut += not complete
+        examples += [frame.row(*kept) for kept in rows]
         starts.append(len(examples))
-    return Reading(examples, np.array(starts), cut, speaker=config.pooled_token)
+    return Reading(examples, np.array(starts), cut, pooled_token=config.pooled_token)
 
 
-def asking(
-    reading: Reading, rows: np.ndarray, ask: Callable[[Tensor, Tensor], Asked], auxiliary: Auxiliary | None, epoch: int
-) -> Batch:  # fmt: skip
-    """These rows as a batch. `ask` gets the tokens that rows are pooled from, (1, N), and the row of each, (M,)."""
-    examples = [reading.examples[row] for row in rows]
-    same = auxiliary is not None and auxiliary.hide is None  # one reading serves both: no token sees its successor
-    batch = pack([_predicting(example) for example in examples]) if same else reading.batch(examples)
-    where = pooled_tokens(batch.mask, reading.speaker)
-    row = batch.mask.group[where]
-    batch = replace(batch, asked=ask(where, row), hidden=reading.hidden(rows[row.numpy()]))
-    if auxiliary is None:
-        return batch
-    if same:
-        return replace(batch, name=LEFT_TO_RIGHT, weight=auxiliary.weight)
-    return replace(batch, also=auxiliary.batch(examples, rows.tolist(), epoch))
-
-
-def log_lengths(reading: Reading, max_length: int) -> None:
-    if reading.cut:
-        log.info("%s of %s texts are cut to %s tokens", f"{reading.cut:,}", f"{len(reading):,}", max_length)
-    several = int((np.diff(reading.starts) > 1).sum())
-    if several:
-        rows = f"{len(reading.examples) - len(reading) + several:,}"
-        log.info("%s of %s texts are read in windows, %s in all", f"{several:,}", f"{len(reading):,}", rows)
-
-
-# ---- lengths -------------------------------------------------------------------------------------------------
+# ---- lengths ---------------------------------------------------------------------------------------------------
 
 
 def _fitted(parts: list[list[int]], room: int, rule: str) -> tuple[list[list[list[int]]], bool]:
-    """The texts of each row, and whether they are read as a whole."""
+    """Return the parts of each row, and whether no token was left out."""
     if sum(map(len, parts)) <= room:
         return [parts], True
     if rule != WINDOWS:
         return [cut_to(parts, room, rule)], False
     if len(parts) == 1:
-        made, whole = _slide(parts[0], room)
-        return [[window] for window in made], whole
+        pieces, complete = _slide(parts[0], room)
+        return [[window] for window in pieces], complete
     long = int(len(parts[1]) > len(parts[0]))
     limits = _limits(parts, room)
     other = parts[1 - long][: limits[1 - long]]
-    made, whole = _slide(parts[long], limits[long])
-    rows = [[window, other] if long == 0 else [other, window] for window in made]
-    return rows, whole and len(other) == len(parts[1 - long])
+    pieces, complete = _slide(parts[long], limits[long])
+    rows = [[window, other] if long == 0 else [other, window] for window in pieces]
+    return rows, complete and len(other) == len(parts[1 - long])
 
 
 def _slide(ids: list[int], size: int) -> tuple[list[list[int]], bool]:
+    """Split ids into windows; return at most MOST_WINDOWS of them, and whether these are all."""
     spans = windows(ids, size, max(1, size - size // OVERLAP))
     if len(spans) <= MOST_WINDOWS:
         return [ids[start:end] for start, end in spans], True
@@ -193,7 +174,7 @@ def _slide(ids: list[int], size: int) -> tuple[list[list[int]], bool]:
 
 
 def cut_to(parts: list[list[int]], room: int, rule: str) -> list[list[int]]:
-    """At most `room` tokens by a rule of `truncate`: the longer of two texts gives way first."""
+    """Truncate one text or a pair to `room` tokens in all; of a pair the longer text loses tokens first."""
     limits = _limits(parts, room)
     return [truncate_tokens(part, limit, rule) for part, limit in zip(parts, limits, strict=True)]
 
@@ -206,40 +187,73 @@ def _limits(parts: list[list[int]], room: int) -> list[int]:
     return [max(first, 1), max(room - first, 1)]
 
 
-# ---- windows of tokens -----------------------------------------------------------------------------------------
+def most_context(positions: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return for each position the number of the window in which it is farthest from an edge; of equals the first.
 
-
-def most_context(places: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """For each place, the number of the window in which it stands farthest from an edge; of several the first.
-
-    Windows are in order and of one length, so that is the one whose middle is nearest.
+    Windows are in order and of equal length, so that is the window whose middle is nearest.
     """
-    middles = np.array(spans).sum(1) - 1  # twice
-    return np.searchsorted(middles[:-1] + middles[1:], 4 * places, side="left")
+    middles = np.array(spans).sum(1) - 1  # times 2
+    return np.searchsorted(middles[:-1] + middles[1:], 4 * positions, side="left")
 
 
 def with_marks(text: str, end: int) -> int:
-    """Move the end of a piece of text past the marks that belong to its last letter: accents, variants of emoji.
+    """Move the end of a span past combining characters: accents, emoji modifiers, characters joined by U+200D.
 
-    Tokenizers drop some of them, and so would end the piece too early.
+    Some tokenizers drop them, and their spans end too early.
     """
-    while end < len(text) and end > 0 and (unicodedata.category(text[end]) in ("Mn", "Me") or _joins(text, end)):
+    while 0 < end < len(text) and (
+        unicodedata.category(text[end]) in ("Mn", "Me")
+        or "\u200d" in text[end - 1 : end + 1]
+        or "\U0001f3fb" <= text[end] <= "\U0001f3ff"  # skin tones
+    ):
         end += 1
     return end
 
 
-def _joins(text: str, place: int) -> bool:
-    """Whether a character is part of the sign before it: a colour of skin, or joined to it."""
-    return text[place] == "\u200d" or text[place - 1] == "\u200d" or "\U0001f3fb" <= text[place] <= "\U0001f3ff"
+# ---- batches ---------------------------------------------------------------------------------------------------
 
 
-# ---- rows of ids ---------------------------------------------------------------------------------------------
+def row_batch(
+    reading: Reading, rows: np.ndarray, ask: Callable[[Tensor, Tensor], Asked], auxiliary: Auxiliary | None, epoch: int
+) -> Batch:  # fmt: skip
+    """Return rows as a batch for a head that answers once per text.
+
+    `ask` gets the mask of pooled tokens, (1, N), and the row of each of them, (M,).
+    """
+    examples = [reading.examples[row] for row in rows]
+    one_pass = auxiliary is not None and auxiliary.mlm is None  # no token sees its successor, so one pass is enough
+    if one_pass:
+        batch = pack([replace(each, labels=np.append(each.ids[1:], NO_LABEL)) for each in examples])
+    elif reading.features is None:
+        batch = pack(examples)
+    else:  # the body is not run: one token per row is enough
+        batch = pack([Example(each.ids[:1], each.order[:1], each.segments[:1], each.labels[:1]) for each in examples])
+    where = pooled_tokens(batch.mask, reading.pooled_token)
+    row = batch.mask.group[where]
+    hidden = None if reading.features is None else reading.features[torch.from_numpy(rows[row.numpy()])]
+    batch = replace(batch, asked=ask(where, row), hidden=hidden)
+    if auxiliary is None:
+        return batch
+    if one_pass:
+        return replace(batch, name=LEFT_TO_RIGHT, weight=auxiliary.weight)
+    return replace(batch, also=auxiliary.batch(examples, rows.tolist(), epoch))
 
 
-def _predicting(example: Example) -> Example:
-    """Each token but the last is to predict the next one."""
-    return replace(example, labels=np.append(example.ids[1:], NO_LABEL))
+def token_batch(
+    batch: Batch, asked: Asked, examples: Sequence[Example], numbers: Sequence[int], epoch: int,
+    auxiliary: Auxiliary | None,
+) -> Batch:  # fmt: skip
+    """Add questions about tokens to a batch and, for an auxiliary loss, the same texts with masked tokens."""
+    batch = replace(batch, asked=asked)
+    return batch if auxiliary is None else replace(batch, also=auxiliary.batch(examples, numbers, epoch))
 
 
-def _first(example: Example) -> Example:
-    return Example(example.ids[:1], example.order[:1], example.segments[:1], example.labels[:1])
+def tokens_at(batch: Batch, positions: Sequence[np.ndarray]) -> Tensor:
+    """Return a mask (1, N), True at these positions of each example; examples are numbered as in the batch."""
+    mask = batch.mask
+    lengths = mask.group[0].bincount(minlength=len(positions))
+    starts = lengths.cumsum(0) - lengths
+    chosen = torch.zeros(int(lengths.sum()), dtype=torch.bool)
+    for start, indices in zip(starts.tolist(), positions, strict=True):
+        chosen[torch.from_numpy(indices) + start] = True
+    return chosen[starts[mask.group] + mask.position]

@@ -1,57 +1,28 @@
-"""What all tasks that write share: prompts, writers, and decoded tokens as tidy text."""
+"""What tasks that write share: prompts, writers, and decoded tokens as readable text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from itertools import takewhile
+from typing import NamedTuple
 
 from torch import Tensor
 
-from allmask.data import Checker, Record
-from allmask.decoding import Decoding, Hypothesis, MaskWriter, PairWriter, Writer
+from allmask.decoding import Hypothesis, MaskWriter, PairWriter, Writer
 from allmask.errors import UsageError
 from allmask.inference.frozen import PRECISIONS, freeze
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.tasks.common.evaluation import Evaluation
 from allmask.text import Tokenizer
 
-Written = list[tuple[str, Hypothesis]]  # n-best texts of one source; none if the source is blank
+Written = list[tuple[str, Hypothesis]]  # the n-best texts for one source, best first; empty for a blank source
 
 
 class Prompts(NamedTuple):
     ids: list[list[int]]
-    cut: int  # sources that were longer than the task reads
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A task that writes: how a source becomes a prompt, which writer reads it, how a search ends, what it is worth."""
-
-    @property
-    def max_source(self) -> int: ...  # tokens
-
-    def sized(self, max_new: int | None) -> Self:
-        """The same task with room for so many new tokens; None: as many as it has."""
-        ...
-
-    def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts: ...
-
-    def mask_of(self, is_target: Tensor) -> Mask: ...
-
-    def decoding(self, model: Model, **changes: Any) -> Decoding: ...
-
-    def writer(self, model: Model, precision: str | None = None) -> Writer: ...
-
-    def fields(self, targets: bool) -> dict[str, Checker]:
-        """The required fields of a record, to predict or to evaluate."""
-        ...
-
-    def evaluation(self, written: Sequence[str], records: Sequence[Record], show: int) -> Evaluation: ...
-
-    def predictor(self, model: Model, precision: str = "auto") -> Any: ...
+    cut: int  # how many sources were truncated
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -61,19 +32,19 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def end_of(tokenizer: Tokenizer) -> int | None:
-    """The token that a pretrained text ends with: [SEP] or what stands for it."""
+    """Return the token that ends a text in pretraining: [SEP] or its counterpart."""
     return tokenizer.end_id
 
 
 def expect_frequencies(model: Model, counts: Tensor) -> None:
-    """Start a fresh output bias, if there is any, at the logarithm of each token's frequency."""
+    """Set the output bias of a new language model head, if it has one, to the log-frequency of each token."""
     bias = getattr(model.lm_head, "bias", None)
     if bias is not None:
         shares = (counts + 1.0) / (counts + 1.0).sum()
         bias.data.copy_(shares.log())
 
 
-# ---- writers: by the model itself, or, with a precision, by a copy of its weights laid out for speed -----------
+# ---- writers: with a precision they use a copy of the weights that is packed for speed ---------------------------
 
 
 def writer_for(
@@ -88,7 +59,7 @@ def writer_for(
 
 
 def pair_writer(model: Model, precision: str | None) -> Writer:
-    """The writer of an encoder–decoder."""
+    """Return the writer of an encoder–decoder."""
     start = tokenizer_of(model).start_id if model.config.start_token is None else model.config.start_token
     begin = None if start is None else [start]
     if precision is None:
@@ -99,7 +70,7 @@ def pair_writer(model: Model, precision: str | None) -> Writer:
 
 
 def frozen_for(model: Model, precision: str | None) -> Model:
-    """For writers without int8 steps, which take the best other precision."""
+    """Freeze the model for a writer that has no int8 kernels: int8 becomes auto."""
     return model if precision is None else freeze(model, precision if precision in PRECISIONS else "auto")
 
 
@@ -107,38 +78,32 @@ def frozen_for(model: Model, precision: str | None) -> Model:
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Decoded tokens; pieces that know where spaces were need no tidying."""
+    """Decode tokens; only WordPiece, which drops spaces, needs `tidy`."""
     text = tokenizer.decode(tokens)
     return tidy(text) if tokenizer.kind == "wordpiece" else text
 
 
 @dataclass
 class Steady:
-    """The part of a growing text that will not change any more: a late piece may still join the word before it."""
+    """Yields the part of a growing text that will not change any more: a later piece may still join the last word."""
 
     versions: tuple[str, ...] = ()
     shown: int = 0
 
     def more(self, text: str, held_back: int = 3) -> str:
+        """Take the next version of the text and return what is new in the beginning that the last versions share."""
         self.versions = (*self.versions, text)[-held_back:]
-        return self._take(_common(self.versions)) if len(self.versions) == held_back else ""
+        if len(self.versions) < held_back:
+            return ""
+        columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*self.versions, strict=False))
+        return self.rest("".join(letters[0] for letters in columns))
 
     def rest(self, text: str) -> str:
-        return self._take(text)
-
-    def _take(self, text: str) -> str:
+        """Return what was not shown yet of the text."""
         new, self.shown = text[self.shown :], max(self.shown, len(text))
         return new
 
 
-def _common(texts: Sequence[str]) -> str:
-    """The beginning that all of them share."""
-    first, last = min(texts), max(texts)  # whatever lies between two texts shares what they share
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:same]
-
-
-# WordPiece forgets where spaces were.
 _CHINESE = "\u2e80-\u303f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff“”‘’…—·"
 _RULES = [
     (re.compile(rf"(?<=[{_CHINESE}]) (?=\S)|(?<=\S) (?=[{_CHINESE}])"), ""),  # 北 京 欢 迎 你
@@ -150,7 +115,7 @@ _RULES = [
 
 
 def tidy(text: str) -> str:
-    """A decoded text with spaces where people write them: 北 京 becomes 北京, `( well - known )` `(well-known)`."""
+    """Put spaces where people write them: 北 京 becomes 北京, `( well - known )` becomes `(well-known)`."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text.strip()

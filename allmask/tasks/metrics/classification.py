@@ -1,26 +1,22 @@
 """Metrics of classifiers: accuracy, F1, Matthews, Pearson, Spearman. Arrays in, plain numbers out.
 
-The definitions are scikit-learn's and scipy's; where one of those is undefined (nothing to divide by) it is 0 here.
+The definitions are scikit-learn's and scipy's; a ratio with denominator 0, undefined there, is 0 here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-MAIN = {
-    "single": "accuracy",
-    "multi": "macro_f1",
-    "number": "pearson",
-}  # of each kind, what chooses the best checkpoint
+MAIN = {"single": "accuracy", "multi": "macro_f1", "number": "pearson"}  # metric that chooses the best checkpoint
 
 
 def confusion(targets: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
-    """(labels, labels): how often each true label, by row, was predicted as each label, by column."""
+    """Return the confusion matrix (labels, labels): true labels by row, predicted labels by column."""
     return np.bincount(targets * labels + predicted, minlength=labels**2).reshape(labels, labels)
 
 
 def single_scores(matrix: np.ndarray) -> dict[str, float]:
-    """Metrics of one label a text, from the confusion matrix. Micro F1 would be the accuracy."""
+    """Return the metrics for one label per text, from the confusion matrix. Micro F1 would equal the accuracy."""
     right, total = np.trace(matrix), matrix.sum()
     targets, predicted = matrix.sum(1), matrix.sum(0)
     seen = targets + predicted > 0  # as in scikit-learn, a label that is neither a target nor predicted does not count
@@ -32,7 +28,7 @@ def single_scores(matrix: np.ndarray) -> dict[str, float]:
 
 
 def multi_scores(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Metrics of any number of labels a text, (texts, labels) booleans; `exact`: the share of texts with all right."""
+    """Return the metrics for several labels per text, (texts, labels) booleans; `exact`: all labels are right."""
     right, wanted, given = (targets & predicted).sum(0), targets.sum(0), predicted.sum(0)
     micro = f1_of(right.sum(keepdims=True), wanted.sum(keepdims=True), given.sum(keepdims=True))
     return {
@@ -43,7 +39,6 @@ def multi_scores(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]
 
 
 def number_scores(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Metrics of a number a text."""
     return {
         "pearson": pearson(targets, predicted),
         "spearman": pearson(_ranks(targets), _ranks(predicted)),
@@ -52,7 +47,7 @@ def number_scores(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float
 
 
 def by_label(right: np.ndarray, targets: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
-    """Precision, recall and F1 of each label, from how often it was right, a target and predicted."""
+    """Return precision, recall and F1 by label; the arguments count true positives, targets and predictions."""
     counts = (right, targets, predicted, f1_of(right, targets, predicted))
     rows = zip(*(values.tolist() for values in counts), strict=True)
     return [{"precision": _ratio(r, p), "recall": _ratio(r, t), "f1": f1, "texts": t} for r, t, p, f1 in rows]
@@ -68,14 +63,14 @@ def pearson(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each; equal values share the mean of theirs."""
+    """Return the rank of each value; equal values get their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return ((last - counts + last - 1) / 2.0)[place]
 
 
 def _matthews(right: int, total: int, targets: np.ndarray, predicted: np.ndarray) -> float:
-    """The correlation of targets and predictions, for any number of labels (Gorodkin, 2004)."""
+    """Return Matthews' correlation for any number of labels (Gorodkin, 2004)."""
     targets, predicted = targets.astype(np.float64), predicted.astype(np.float64)
     spread = (float(total) ** 2 - targets @ targets) * (float(total) ** 2 - predicted @ predicted)
     return _ratio(float(right * total - targets @ predicted), float(np.sqrt(spread)))

@@ -1,4 +1,4 @@
-"""The confusion matrix as a picture: true labels against predicted ones."""
+"""A plot of the confusion matrix: true labels by row, predicted labels by column."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from allmask.mask import drawing
 
 log = logging.getLogger("allmask")
 _BLUE, _INK = "#5B84D7", "#2B2B2B"
-MOST = 40  # labels; with more, a picture shows nothing
-_NAME = 16  # characters
+MOST = 40  # labels; with more, the plot is unreadable
+_NAME = 16  # longest name, in characters
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: Path) -> None:
-    """Colours are shares of a row, numbers are counts."""
+    """Write the plot to `path`: colours are shares of a row, numbers are counts."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     if len(names) > MOST:
-        log.info("no confusion matrix is drawn: %s labels are too many for a picture", len(names))
+        log.info("the confusion matrix is not drawn: %s labels are too many for a plot", len(names))
         return
     side = 2.2 + 0.55 * len(names)
     figure = Figure(figsize=(side + 0.6, side), dpi=120, layout="constrained")
@@ -40,5 +40,5 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: Path) -> None
     axes.set_xlabel("predicted label")
     axes.set_ylabel("true label")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # where no font has a letter, a box will do
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box is drawn instead
         figure.savefig(path)

@@ -1,7 +1,7 @@
-"""Tags of words and the entities they mark: B-, I-, E- and S- before a type, O outside.
+"""Tags of words and the entities that they mark: B-, I-, E- or S- before a type, O outside.
 
-Entities are read and scored as conlleval and seqeval do, also where tags are not well-formed: an inside tag that goes
-on with nothing begins an entity of its own.
+Entities are read and scored as conlleval and seqeval do, also where tags are not well-formed: an inside tag that
+continues nothing begins an entity.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SCHEMES = (*PREFIXES, "plain")
 
 class Entity(NamedTuple):
     kind: str
-    start: int  # its first word
-    end: int  # the word after its last
+    start: int  # of its first word
+    end: int  # after its last word
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """("B", "location") of B-location; a tag that marks nothing is outside."""
+    """Split B-location into ("B", "location"); a tag without a prefix is outside, ("O", "")."""
     found = _MARKED.fullmatch(tag)
     return (found[1], found[2]) if found else (OUTSIDE, "")
 
@@ -42,10 +42,10 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     start, before, kind = 0, OUTSIDE, ""
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, now = split_tag(tag)
-        goes_on = prefix in "IE" and before in "BI" and now == kind
-        if before != OUTSIDE and not goes_on:
+        continues = prefix in "IE" and before in "BI" and now == kind
+        if before != OUTSIDE and not continues:
             found.append(Entity(kind, start, place))
-        if not goes_on:
+        if not continues:
             start = place
         before, kind = prefix, now
     return found
@@ -56,10 +56,10 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 @dataclass
 class TagSurvey:
-    """Counts of the tags of a file, from which the scheme is chosen."""
+    """Counts of the tags in a file, from which the scheme is inferred."""
 
     tags: Counter[str] = field(default_factory=Counter)
-    begun: Counter[str] = field(default_factory=Counter)  # by which prefix entities after no other of their type begin
+    first: Counter[str] = field(default_factory=Counter)  # prefixes of tags that follow no tag of the same type
 
     def add(self, tags: Sequence[str]) -> None:
         self.tags.update(tags)
@@ -67,27 +67,21 @@ class TagSurvey:
         for tag in tags:
             prefix, kind = split_tag(tag)
             if prefix != OUTSIDE and kind != before:
-                self.begun[prefix] += 1
+                self.first[prefix] += 1
             before = kind
 
     @property
     def scheme(self) -> str:
-        """bioes, bio, iob1 (B- only between neighbours of a type), or plain where tags mark no entities."""
+        """bioes, bio, iob1 (B- only between adjacent entities of a type), or plain (tags mark no entities)."""
         prefixes = {split_tag(tag)[0] for tag in self.tags} - {OUTSIDE}
         if not prefixes:
             return "plain"
         if prefixes & {"E", "S"}:
             return "bioes"
-        return "iob1" if self.begun["I"] > self.begun["B"] else "bio"
-
-    def odd(self) -> str | None:
-        """A tag without a prefix among tags with one, other than O; None if there is none."""
-        if self.scheme == "plain":
-            return None
-        return next((tag for tag in sorted(self.tags) if tag != OUTSIDE and not _MARKED.fullmatch(tag)), None)
+        return "iob1" if self.first["I"] > self.first["B"] else "bio"
 
     def names(self) -> tuple[str, ...]:
-        """All tags that a model should know: for each type every prefix, even if the data lacks some."""
+        """Return all tags for a model: each type with every prefix of the scheme, even if the data lacks some."""
         if self.scheme == "plain":
             return tuple(sorted(self.tags))
         kinds = sorted({split_tag(tag)[1] for tag in self.tags} - {""})
@@ -96,21 +90,18 @@ class TagSurvey:
 
 @cache
 def steps(names: tuple[str, ...], scheme: str) -> tuple[Tensor, Tensor]:
-    """(L,) which tags may begin a text and (L, L) which may follow which, by the scheme."""
+    """Return which tags may begin a text, (L,), and which tag (column) may follow which (row), (L, L)."""
     marks = [split_tag(name) for name in names]
-    if scheme not in ("bio", "bioes"):  # in IOB1 and among plain tags anything may follow anything
+    if scheme not in ("bio", "bioes"):  # iob1 and plain allow any sequence
         return torch.ones(len(names), dtype=torch.bool), torch.ones(len(names), len(names), dtype=torch.bool)
-    closes = scheme == "bioes"
-    starts = [_may_follow((OUTSIDE, ""), mark, closes) for mark in marks]
-    allowed = [[_may_follow(before, mark, closes) for mark in marks] for before in marks]
-    return torch.tensor(starts), torch.tensor(allowed)
 
+    def may_follow(before: tuple[str, str], mark: tuple[str, str]) -> bool:
+        if mark[0] in "IE":
+            return before[0] in "BI" and before[1] == mark[1]
+        return not (scheme == "bioes" and before[0] in "BI")  # E- must end an entity of several words
 
-def _may_follow(before: tuple[str, str], mark: tuple[str, str], closes: bool) -> bool:
-    """`closes`: an entity of several words must be ended by E-."""
-    if mark[0] in "IE":
-        return before[0] in "BI" and before[1] == mark[1]
-    return not (closes and before[0] in "BI")
+    starts = [may_follow((OUTSIDE, ""), mark) for mark in marks]
+    return torch.tensor(starts), torch.tensor([[may_follow(before, mark) for mark in marks] for before in marks])
 
 
 # ---- scores --------------------------------------------------------------------------------------------------
@@ -118,25 +109,25 @@ def _may_follow(before: tuple[str, str], mark: tuple[str, str], closes: bool) ->
 
 @dataclass
 class EntityCount:
-    """Sums over sentences, from which scores are made."""
+    """Sums over sentences, from which scores are computed. The counters are by type."""
 
     right: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     words: int = 0
-    same: int = 0  # words whose tag is the right one
+    same: int = 0  # words with the right tag
 
     def add(self, targets: Sequence[str], predicted: Sequence[str]) -> int:
-        """Take a sentence in and return how many entities are wrong or missing."""
-        wanted, given = set(entities(targets)), set(entities(predicted))
-        for counter, some in ((self.right, wanted & given), (self.targets, wanted), (self.predicted, given)):
+        """Count a sentence; return the number of entities that are wrong or missing."""
+        wanted, found = set(entities(targets)), set(entities(predicted))
+        for counter, some in ((self.right, wanted & found), (self.targets, wanted), (self.predicted, found)):
             counter.update(entity.kind for entity in some)
         self.words += len(targets)
         self.same += sum(a == b for a, b in zip(targets, predicted, strict=True))
-        return len(wanted ^ given)
+        return len(wanted ^ found)
 
     def scores(self) -> dict[str, float]:
-        """Micro averages over all entities; the accuracy is that of the tags of single words."""
+        """Return micro averages over all entities, and the accuracy of the tags of single words."""
         right, targets, predicted = (float(counter.total()) for counter in (self.right, self.targets, self.predicted))
         return {
             "f1": 2.0 * right / max(targets + predicted, 1.0),
@@ -146,52 +137,38 @@ class EntityCount:
         }
 
     def by_type(self) -> dict[str, dict[str, float]]:
-        kinds = sorted(self.targets | self.predicted)
-        arrays = [np.array([counter[kind] for kind in kinds]) for counter in (self.right, self.targets, self.predicted)]
+        """Return precision, recall, F1 and the number of targets by type."""
+        kinds, arrays = self._arrays()
         return dict(zip(kinds, by_label(*arrays), strict=True)) if kinds else {}
 
+    def _arrays(self) -> tuple[list[str], list[np.ndarray]]:
+        kinds = sorted(self.targets | self.predicted)
+        counters = (self.right, self.targets, self.predicted)
+        return kinds, [np.array([counter[kind] for kind in kinds]) for counter in counters]
 
-@dataclass
-class PlainCount:
+
+class PlainCount(EntityCount):
     """The same for tags that mark no entities, such as parts of speech."""
 
-    right: Counter[str] = field(default_factory=Counter)
-    targets: Counter[str] = field(default_factory=Counter)
-    predicted: Counter[str] = field(default_factory=Counter)
-
     def add(self, targets: Sequence[str], predicted: Sequence[str]) -> int:
+        """Count a sentence; return the number of wrong tags."""
         same = [a for a, b in zip(targets, predicted, strict=True) if a == b]
-        self.right.update(same)
-        self.targets.update(targets)
-        self.predicted.update(predicted)
+        for counter, tags in ((self.right, same), (self.targets, targets), (self.predicted, predicted)):
+            counter.update(tags)
         return len(targets) - len(same)
 
     def scores(self) -> dict[str, float]:
-        right, targets, predicted = self._arrays()
-        return {
-            "accuracy": float(right.sum() / max(targets.sum(), 1)),
-            "macro_f1": float(f1_of(right, targets, predicted).mean()),
-        }
-
-    def by_type(self) -> dict[str, dict[str, float]]:
-        return dict(zip(self._kinds(), by_label(*self._arrays()), strict=True))
-
-    def _kinds(self) -> list[str]:
-        return sorted(self.targets | self.predicted)
-
-    def _arrays(self) -> list[np.ndarray]:
-        return [np.array([c[kind] for kind in self._kinds()]) for c in (self.right, self.targets, self.predicted)]
+        right, targets, predicted = self._arrays()[1]
+        accuracy = float(right.sum() / max(targets.sum(), 1))
+        return {"accuracy": accuracy, "macro_f1": float(f1_of(right, targets, predicted).mean())}
 
 
-Count = EntityCount | PlainCount
-
-
-def counting(scheme: str) -> Count:
+def counting(scheme: str) -> EntityCount:
     return PlainCount() if scheme == "plain" else EntityCount()
 
 
 def scheme_of(names: Iterable[str]) -> str:
-    """The scheme that a model's tags look like."""
+    """Infer the scheme from a model's tags."""
     survey = TagSurvey()
     survey.tags.update(names)
     scheme = survey.scheme

@@ -1,6 +1,6 @@
-"""Scores for written text: ROUGE (rouge-score), BLEU (sacrebleu), exact matches, length.
+"""Scores of generated text: ROUGE (rouge-score), BLEU and chrF (sacrebleu), exact matches, length.
 
-Upper and lower case are the same; Chinese counts by the character.
+Chinese is counted by character.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ _ONE = re.compile(f"[{CHINESE}]|[^{CHINESE}\\W_]+")  # a Chinese character, or a
 
 
 def is_chinese(texts: Sequence[str]) -> bool:
-    """Whether most letters of these texts are Chinese characters."""
+    """Return whether many letters of these texts (more than 30 %) are Chinese characters."""
     joined = "".join(texts[:1000])
     chinese = len(re.findall(f"[{CHINESE}]", joined))
     return chinese > 0.3 * max(1, sum(character.isalpha() for character in joined))
 
 
 class Characters:
-    """A tokenizer for rouge-score: Chinese by the character, everything else by the word; it keeps only a-z itself."""
+    """A tokenizer for rouge-score, whose own keeps only a-z: Chinese by character, everything else by word."""
 
     def tokenize(self, text: str) -> list[str]:
         return _ONE.findall(text.lower())
 
 
+LABELS = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}  # our names, and those of rouge-score
+
+
 def rouge(written: Sequence[str], references: Sequence[str], chinese: bool) -> dict[str, float]:
-    """Mean F1 of ROUGE-1, -2 and -L, in percent; English words are stemmed as is usual."""
+    """Return the mean F1 of ROUGE-1, -2 and -L, in per cent; English words are stemmed, as is usual."""
     return mean_rouge(rouge_of_each(written, references, chinese))
 
 
@@ -42,56 +45,50 @@ def mean_rouge(each: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: 100 * totals[name] / max(1, len(each)) for name in LABELS}
 
 
-LABELS = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}  # and what rouge-score calls them
-
-
 def rouge_of_each(written: Sequence[str], references: Sequence[str], chinese: bool) -> list[dict[str, float]]:
-    """The same of each text, from 0 to 1."""
+    """Return ROUGE of each text, from 0 to 1."""
     from rouge_score.rouge_scorer import RougeScorer
 
     names = list(LABELS.values())
     scorer = RougeScorer(names, tokenizer=Characters()) if chinese else RougeScorer(names, use_stemmer=True)
-    pairs = zip(written, references, strict=True)
-    found = [scorer.score(theirs, mine) for mine, theirs in pairs]
-    return [{name: scores[theirs].fmeasure for name, theirs in LABELS.items()} for scores in found]
+    found = [scorer.score(reference, text) for text, reference in zip(written, references, strict=True)]
+    return [{name: scores[label].fmeasure for name, label in LABELS.items()} for scores in found]
 
 
 def bleu(written: Sequence[str], references: Sequence[str], chinese: bool) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
-    metric = BLEU(tokenize="zh" if chinese else "13a", lowercase=True)  # as ROUGE counts, too
+    metric = BLEU(tokenize="zh" if chinese else "13a", lowercase=True)  # as in ROUGE
     return metric.corpus_score(list(written), [list(references)]).score
 
 
 def score_texts(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """ROUGE, BLEU, exact matches and mean lengths."""
+    """Return ROUGE, BLEU, exact matches and mean lengths; case is ignored."""
     chinese = is_chinese(references)
-    same = sum(mine.strip().lower() == theirs.strip().lower() for mine, theirs in zip(written, references, strict=True))
-    return {
-        **rouge(written, references, chinese),
-        "bleu": bleu(written, references, chinese),
-        "exact": 100 * same / max(1, len(written)),
-        "length": _mean_length(written, chinese),
-        "reference_length": _mean_length(references, chinese),
-    }
+    scores = {**rouge(written, references, chinese), "bleu": bleu(written, references, chinese)}
+    lower = [text.lower() for text in written], [text.lower() for text in references]
+    return {**scores, **_exact_and_lengths(*lower, chinese)}
 
 
 def score_translations(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF as sacrebleu counts them, case-sensitive; see `signatures`."""
+    """Return BLEU and chrF as sacrebleu counts them (see `signatures`), exact matches and mean lengths; with case."""
     chinese = is_chinese(references)
-    same = sum(mine.strip() == theirs.strip() for mine, theirs in zip(written, references, strict=True))
-    found = {
-        name: metric.corpus_score(list(written), [list(references)]).score for name, metric in _metrics(chinese).items()
-    }
-    lengths = {"length": _mean_length(written, chinese), "reference_length": _mean_length(references, chinese)}
-    return {**found, "exact": 100 * same / max(1, len(written)), **lengths}
+    metrics = _metrics(chinese).items()
+    scores = {name: metric.corpus_score(list(written), [list(references)]).score for name, metric in metrics}
+    return {**scores, **_exact_and_lengths(written, references, chinese)}
+
+
+def _exact_and_lengths(written: Sequence[str], references: Sequence[str], chinese: bool) -> dict[str, float]:
+    same = sum(text.strip() == reference.strip() for text, reference in zip(written, references, strict=True))
+    count = Characters().tokenize if chinese else str.split
+    lengths = [sum(len(count(text)) for text in texts) / max(1, len(texts)) for texts in (written, references)]
+    return {"exact": 100 * same / max(1, len(written)), "length": lengths[0], "reference_length": lengths[1]}
 
 
 def bleu_stderr(written: Sequence[str], references: Sequence[str]) -> float | None:
-    """The standard error of a corpus's BLEU, by leaving out a text at a time (jackknife); None if BLEU is always 0."""
+    """Return the standard error of the corpus BLEU, leaving out one text at a time (jackknife); None if it is 0."""
     metric = _metrics(is_chinese(references))["bleu"]
-    pairs = zip(written, references, strict=True)
-    each = [metric.corpus_score([mine], [[theirs]]) for mine, theirs in pairs]
+    each = [metric.corpus_score([text], [[other]]) for text, other in zip(written, references, strict=True)]
     rows = np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in each]).reshape(len(each), -1)
     left = [row.tolist() for row in rows.sum(0) - rows]
     scores = [metric.compute_bleu(row[:4], row[4:8], row[8], row[9], smooth_method="exp").score for row in left]
@@ -101,10 +98,10 @@ def bleu_stderr(written: Sequence[str], references: Sequence[str]) -> float | No
 
 
 def signatures(references: Sequence[str]) -> dict[str, str]:
-    """How these scores were counted, in sacrebleu's words."""
+    """Return sacrebleu's signatures of BLEU and chrF, which say how they are counted."""
     made = {}
     for name, metric in _metrics(is_chinese(references)).items():
-        metric.corpus_score([""], [list(references[:1])])  # it knows how many references there are once it has counted
+        metric.corpus_score([""], [list(references[:1])])  # the signature needs the number of references
         made[name] = str(metric.get_signature())
     return made
 
@@ -116,12 +113,7 @@ def _metrics(chinese: bool) -> dict[str, Any]:
     return {"bleu": BLEU(tokenize="zh" if chinese else "13a"), "chrf": CHRF()}
 
 
-def _mean_length(texts: Sequence[str], chinese: bool) -> float:
-    count = Characters().tokenize if chinese else str.split
-    return sum(len(count(text)) for text in texts) / max(1, len(texts))
-
-
 def lead_sentence(text: str) -> str:
-    """The first sentence: what a title must beat."""
+    """Return the first sentence, the baseline for titles."""
     found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$|[\u3400-\u9fff])|\n|$)", text.strip(), re.DOTALL)
     return found[0].strip() if found else text.strip()

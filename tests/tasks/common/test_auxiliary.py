@@ -131,7 +131,7 @@ def test_no_label_is_seen(folder: Path, case: str):
     assert all(not torch.isin(one.labels[where], special).any() for one, where in zip(many, chosen, strict=True))
 
 
-def test_a_title_never_stands_beside_its_source(folder: Path):
+def test_the_auxiliary_row_has_no_targets(folder: Path):
     """The second row has sources only: another title for them leaves it as it was."""
     model = load(folder / "bert")
     auxiliary = Auxiliary.of(model, 0.5, 4)
@@ -154,7 +154,7 @@ def test_what_is_hidden_depends_on_the_text_and_the_epoch_alone(folder: Path):
 
 
 def test_the_loop_adds_them_up(folder: Path, tmp_path: Path):
-    """A step of the loop is a step along the sum; both parts are told by their names."""
+    """A step of the loop is a step along the sum; both parts are logged by name."""
     model, work = works(folder, "bert", 0.5)
     settings = Settings(steps=1, precision="fp32", clip=1e9, warmup=0.0, dropout=0.0)
     trainer = Trainer(model, work, settings, tmp_path, quiet=True)
@@ -170,22 +170,22 @@ def test_the_loop_adds_them_up(folder: Path, tmp_path: Path):
     trainer.optimizer.register_step_pre_hook(
         lambda *_: seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     )
-    told, _, _ = trainer._learn(batches)
-    assert told == pytest.approx(expected)
+    output, _, _ = trainer._learn(batches)
+    assert output == pytest.approx(expected)
     assert seen.keys() == summed.keys()
     for name, value in summed.items():
         torch.testing.assert_close(seen[name], value, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
-def test_weights_that_mean_nothing(weight: float):
+def test_weights_that_are_refused(weight: float):
     from allmask.runs.finetuning import FineTuning
 
     with pytest.raises(UsageError, match="lm_weight is"):
         FineTuning("m", "d", lm_weight=weight)
 
 
-def test_a_new_output_layer_knows_how_often_tokens_occur(tmp_path: Path):
+def test_a_new_output_bias_starts_at_the_token_frequencies(tmp_path: Path):
     model = load(tiny.bert(tmp_path / "body"))
     made = with_language(model, ["red red red cat"], 0)
     bias = made.lm_head.bias

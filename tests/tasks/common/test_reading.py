@@ -1,4 +1,4 @@
-"""What is read of long texts: rules, windows over all of a text, and what is said of windows as what is said of it."""
+"""Long texts: truncation, windows that cover a text, and pooling of their scores."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_very_long_texts_are_counted(model):
 
 
 @pytest.mark.parametrize("pool", ["mean", "max"])
-def test_what_is_said_of_a_text_is_pooled(model, pool: str):
+def test_scores_of_windows_are_pooled(model, pool: str):
     texts = ["red blue green cat dog bird runs sleeps sings here there", "北京欢迎你白切鸡想吃啥", "red"]
     task = Classify(max_length=8, truncate="windows", pool_windows=pool)
     reading = task.read(model.tokenizer, model.config, texts)

@@ -31,9 +31,9 @@ def test_single_labels_by_hand():
 
 
 def test_several_labels_by_hand():
-    gold = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
+    true = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
     found = np.array([[1, 0], [0, 1], [0, 1]], dtype=bool)
-    assert multi_scores(gold, found) == {
+    assert multi_scores(true, found) == {
         "micro_f1": pytest.approx(2 * 2 / (3 + 3)),
         "macro_f1": pytest.approx((2 / 3 + 2 / 3) / 2),
         "exact": pytest.approx(1 / 3),
@@ -62,34 +62,34 @@ def test_nothing_to_divide_by_is_zero():
 @given(PAIRS)
 def test_single_labels_as_scikit_learn(pairs):
     metrics = pytest.importorskip("sklearn.metrics")
-    gold, found = np.array(pairs).T
-    scores = single_scores(confusion(gold, found, 4))
+    true, found = np.array(pairs).T
+    scores = single_scores(confusion(true, found, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(gold, found))
-        assert scores["macro_f1"] == pytest.approx(metrics.f1_score(gold, found, average="macro", zero_division=0))
-        assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(gold, found), abs=1e-12)
+        assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(true, found))
+        assert scores["macro_f1"] == pytest.approx(metrics.f1_score(true, found, average="macro", zero_division=0))
+        assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(true, found), abs=1e-12)
 
 
 @given(ROWS)
 def test_several_labels_as_scikit_learn(rows):
     metrics = pytest.importorskip("sklearn.metrics")
     table = np.array(rows)
-    gold, found = table[:, :3], table[:, 3:]
-    scores = multi_scores(gold, found)
+    true, found = table[:, :3], table[:, 3:]
+    scores = multi_scores(true, found)
     for average in ("micro", "macro"):
-        expected = metrics.f1_score(gold, found, average=average, zero_division=0)
+        expected = metrics.f1_score(true, found, average=average, zero_division=0)
         assert scores[f"{average}_f1"] == pytest.approx(expected)
-    assert scores["exact"] == pytest.approx(metrics.accuracy_score(gold, found))
+    assert scores["exact"] == pytest.approx(metrics.accuracy_score(true, found))
 
 
 @given(NUMBERS)
 def test_numbers_as_scipy(pairs):
     stats = pytest.importorskip("scipy.stats")
-    gold, found = np.array(pairs).T
-    scores = number_scores(gold, found)
+    true, found = np.array(pairs).T
+    scores = number_scores(true, found)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, theirs in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
-            expected = theirs(gold, found).statistic
+            expected = theirs(true, found).statistic
             assert scores[name] == pytest.approx(0.0 if math.isnan(expected) else expected, abs=1e-9)

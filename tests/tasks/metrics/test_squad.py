@@ -10,7 +10,7 @@ from allmask.tasks.metrics.squad import AnswerCount, best_threshold, exact, f1, 
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "em", "score"),
+    ("predicted", "true", "em", "score"),
     [
         ("The Denver Broncos!", "denver broncos", 1.0, 1.0),
         ("a dog and a cat", "the cat", 0.0, 0.5),  # dog and cat / cat: 2·1/(3+1)
@@ -22,12 +22,12 @@ from allmask.tasks.metrics.squad import AnswerCount, best_threshold, exact, f1, 
         ("x", "", 0.0, 0.0),
     ],
 )
-def test_squad(said: str, gold: str, em: float, score: float):
-    assert exact(said, gold, chinese=False) == em and f1(said, gold, chinese=False) == pytest.approx(score)
+def test_squad(predicted: str, true: str, em: float, score: float):
+    assert exact(predicted, true, chinese=False) == em and f1(predicted, true, chinese=False) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "em", "score"),
+    ("predicted", "true", "em", "score"),
     [
         ("《战国无双3》", "战国无双3", 1.0, 1.0),
         ("北京市海淀区", "海淀", 0.0, 0.5),  # 2·2/(6+2)
@@ -37,20 +37,20 @@ def test_squad(said: str, gold: str, em: float, score: float):
         ("上海", "北京", 0.0, 0.0),
     ],
 )
-def test_cmrc(said: str, gold: str, em: float, score: float):
-    assert exact(said, gold, chinese=True) == em and f1(said, gold, chinese=True) == pytest.approx(score)
+def test_cmrc(predicted: str, true: str, em: float, score: float):
+    assert exact(predicted, true, chinese=True) == em and f1(predicted, true, chinese=True) == pytest.approx(score)
 
 
 def test_units():
     assert units("由Nexon-HK开发，2006年。") == ["由", "nexonhk", "开", "发", "2006", "年"]
 
 
-def test_the_best_of_several_right_answers_counts_and_none_wants_none():
+def test_the_best_target_counts_and_without_targets_no_answer_is_right():
     assert marks("cat", ["dog", "the cat"], False) == (1.0, 1.0)
     assert marks("", [], False) == (1.0, 1.0) and marks("cat", [], False) == (0.0, 0.0)
     count = AnswerCount(chinese=False)
-    for said, golds in (("cat", ["cat"]), ("", ["dog"]), ("", []), ("x", []), ("y", [])):
-        count.add(said, golds)
+    for predicted, targets in (("cat", ["cat"]), ("", ["dog"]), ("", []), ("x", []), ("y", [])):
+        count.add(predicted, targets)
     assert count.scores() == pytest.approx(
         {"exact": 40.0, "f1": 40.0, "answered_exact": 50.0, "answered_f1": 50.0, "unanswerable_exact": 100 / 3}
     )
