@@ -30,7 +30,7 @@ class CRF(nn.Module):
 
     @property
     def follows(self) -> Tensor:
-        """(L, L) from, to."""
+        """Scores (L, L) of each label, the row, being followed by each label, the column."""
         return _SCALE * self.follows_bias.view(len(self.first_bias), -1)
 
     @property

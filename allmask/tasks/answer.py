@@ -479,7 +479,7 @@ def read_questions(
     path: Path, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
     keep: Sequence[str] = (),
 ) -> Iterator[Record]:  # fmt: skip
-    """Read questions; with `targets` each has its `answers`, without none has any."""
+    """Read questions. With `targets` each must have `answers`; without, the answers are left out."""
     articles = _squad(path)
     if articles is not None:
         check = _check_answers if targets else _check_question

@@ -81,7 +81,10 @@ def _record_call(function: Any, arguments: Any) -> Any:
 
 
 def _build(call: Call, state: Any) -> None:
-    """Set the state in place, since others may refer to the call; build an array now, not to keep its bytes twice."""
+    """Set the state of a call that other parts of the file may refer to.
+
+    An array is made at once, so that its bytes are not in memory twice.
+    """
     call.state = _array(*state) if call.function in _ARRAYS else state
 
 

@@ -83,7 +83,7 @@ def test_a_pipe_is_written_to_and_not_replaced(cli, titles: Path, file: Path, tm
     reader = Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
     assert cli("predict", titles, file, "-o", tmp_path / "pipe").code == 0
-    reader.join(timeout=30)
+    reader.join(timeout=300)
     assert len(read[0].splitlines()) == 40 and (tmp_path / "pipe").is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "pipe"}
 

@@ -466,7 +466,7 @@ def test_of_three_processes_one_works_and_another_resumes_when_it_is_killed(tmp_
             time.sleep(0.01)
         worker.kill()
         hold.unlink()
-        said = [process.communicate(timeout=60)[0] for process in waiting]
+        said = [process.communicate(timeout=300)[0] for process in waiting]
     finally:
         for process in processes:
             process.kill()
