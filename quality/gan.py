@@ -29,7 +29,7 @@ from allmask.gan.learning import LOSSES, GanWorkload, fixed, generator_loss
 from allmask.gan.networks import PRESETS, Gan, GanConfig, fresh
 from allmask.gan.task import GanTraining
 from allmask.runs.driver import resume, start
-from allmask.runs.folder import saved_plan
+from allmask.runs.options import differences, saved_values
 from allmask.runs.plan import Plan
 from allmask.training import Score, Settings, train
 from allmask.vision import files
@@ -67,8 +67,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def run(asked: dict[str, Any], out: Path) -> dict[str, Any]:
     """What a run tells at its end."""
     if (out / "config.yaml").is_file():
-        begun = saved_plan(out)
-        other = begun.differences({name: value for name, value in asked.items() if name != "epochs"})
+        other = differences(saved_values(out), {name: value for name, value in asked.items() if name != "epochs"})
         if other:
             raise SystemExit(f"{out}: was begun with another plan ({', '.join(other)}); name another --out")
         return resume(out, quiet=True)

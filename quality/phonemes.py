@@ -20,7 +20,7 @@ from pathlib import Path
 
 import allmask
 from allmask.runs.driver import resume, start
-from allmask.runs.folder import CONFIG
+from allmask.runs.options import CONFIG
 from allmask.runs.plan import Plan
 
 PARTS = 20  # of which one is to judge by, one is held out while learning

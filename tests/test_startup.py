@@ -88,7 +88,7 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "finetune --resume --out {new}": "no run to resume",
     "train --out {new}": "no data was named",
     "train --data {file} --out {new} --preset transformer-smal": "did you mean transformer-small?",
-    "train --data {file} --out {new} --tokenizer t --vocab-size 9": "a tokenizer has its own vocabulary",
+    "train --data {file} --out {new} --tokenizer t --vocab-size 9": "--tokenizer brings its own vocabulary",
     "train --data {file} --out {new} --momentum 0.5": "--momentum is for --optimizer sgd",
     "train --task image --out {new} --preset resnet21": "there are: resnet18",
     "train --task image --out {new} --batch-images 2": "expected 4 or more",
@@ -101,8 +101,8 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "pretrain --data {file} --tokenizer t --out {new} --objective mlm,span": "cannot be learnt by one model",
     "pretrain --data {file} --tokenizer t --out {new} --objective causal --whole-words": "for mlm, nsp",
     "pretrain --data {file} --tokenizer t --out {new} --preset t5-small": "expected one for mlm",
-    "pretrain --data {file} --out {new} --from minilm --width 9": "of its own",
-    "pretrain --data {file} --tokenizer t --out {new} --length 2": "needs 3 at least",
+    "pretrain --data {file} --out {new} --from minilm --width 9": "has its own shape and tokenizer",
+    "pretrain --data {file} --tokenizer t --out {new} --length 2": "needs at least 3",
 }
 
 

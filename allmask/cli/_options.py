@@ -142,7 +142,7 @@ def _task_named(argv: Sequence[str]) -> str | None:
             elif word == flag and number + 1 < len(argv):
                 named[flag] = argv[number + 1]
     if "--task" not in named and "--config" in named:
-        from allmask.runs.values import read_yaml
+        from allmask.runs.options import read_yaml
 
         try:
             return str(read_yaml(Path(named["--config"])).get("task"))
@@ -277,7 +277,7 @@ def _request(command: str, flags: dict[str, Any]) -> Request:
         flags["data"] = [*flags.get("data", ()), *flags.pop("files")]
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     if own["config"] is not None:
-        from allmask.runs.values import read_yaml
+        from allmask.runs.options import read_yaml
 
         values = read_yaml(Path(own["config"]))  # perhaps of a run, which knows the bytes of its data besides
         given = {name: value for name, value in values.items() if name != "checksums"} | given

@@ -56,7 +56,6 @@ class GanData:
 class GanTraining(GanOptions, Job):
     """Two new networks: a generator makes examples out of noise, a discriminator tells them from real ones."""
 
-    task_name: ClassVar[str] = "gan"
     one_process: ClassVar[str] = BATCH_NORM
 
     # ---- data and model ------------------------------------------------------------------------------------

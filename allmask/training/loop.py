@@ -29,6 +29,7 @@ from allmask.model import Model
 from allmask.nn.attention import Attention
 from allmask.nn.dropout import Dropout
 from allmask.objectives import losses_of
+from allmask.options import Settings
 from allmask.training import checkpoint
 from allmask.training.ema import Average
 from allmask.training.flops import measured_peak, operations
@@ -37,7 +38,6 @@ from allmask.training.optimizer import clip, embedding_gradient, optimizer_for
 from allmask.training.process_group import ProcessGroup, SingleProcess, expect_alone
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
-from allmask.training.settings import Settings
 from allmask.training.strategy import strategy_for
 
 log = logging.getLogger("allmask")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from allmask.errors import UsageError
 from allmask.model import Model
+from allmask.options import Settings
 from allmask.training.process_group import ProcessGroup, SingleProcess
-from allmask.training.settings import Settings
 from allmask.training.strategy import whole_of
 
 _LAYER = re.compile(r"body\.(encoder\.|decoder\.|)(?:layers|bridges)\.(\d+)\.")  # a bridge is how a layer begins

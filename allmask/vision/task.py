@@ -63,7 +63,6 @@ def _checksum(images: Images) -> str:
 class ImageTraining(ImageOptions, Job):
     """A new network learns the classes of images."""
 
-    task_name: ClassVar[str] = "image"
     one_process: ClassVar[str] = BATCH_NORM
 
     # ---- data and model ------------------------------------------------------------------------------------

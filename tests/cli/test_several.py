@@ -167,7 +167,7 @@ def test_a_run_that_diverges_is_no_end_of_a_search(cli, bert: Path, files: Path,
     assert told["best_run"] == "run-02" and [row["how"] for row in told["tried"]] == ["to the end", "diverged"]
     monkeypatch.setattr(several, "RATES", (1e30, 1e31))
     ran = cli(*words(bert, files, tmp_path / "b"), "--search", "--epochs", 3)
-    assert ran.code != 0 and "no run came to its end" in ran.err and not (tmp_path / "b/final").exists()
+    assert ran.code != 0 and "all runs diverged" in ran.err and not (tmp_path / "b/final").exists()
 
 
 @pytest.mark.parametrize(
