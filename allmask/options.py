@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from allmask.errors import UsageError
@@ -261,21 +262,14 @@ class ClassifyOptions(TaskOptions):
     max_length: int = option(512, "Longest input, in tokens, special tokens included.", "data", minimum=5)
     truncate: str = another_default(TitleOptions, "truncate", "head", choices=(*CUTS, WINDOWS))
     pool_windows: str = option(
-        "mean",
-        "How to combine the predictions for windows of a text (--truncate windows).",
-        "data",
-        choices=("mean", "max"),
+        "mean", "How to combine the predictions for --truncate windows.", "data", choices=("mean", "max")
     )
-    pair: bool | None = option(
-        None, "Compare two texts, text and text_b.", "data", shown_default="if the data has text_b"
-    )
+    pair: bool | None = option(None, "Compare text and text_b.", "data", shown_default="if the data has text_b")
     kind: str | None = option(
         None, "One label per text, several, or a number.", "data",
         choices=("single", "multi", "number"), shown_default="by the labels",
     )  # fmt: skip
-    class_weights: str = option(
-        "none", "balanced: weight labels by their inverse frequency.", choices=("none", "balanced")
-    )
+    class_weights: str = option("none", "Weight of labels; balanced: inverse frequency.", choices=("none", "balanced"))
 
 
 @dataclass(frozen=True)
@@ -358,7 +352,7 @@ class CommandOptions(Options):
     quiet: bool = option(False, "No progress, no samples; warnings and errors only.", "output", flag="--quiet -q")
     json: bool = option(False, "Print the result as JSON.", "output", flag="--json")
     shard: bool = option(
-        False, "With torchrun: each process keeps a part of the model (FSDP2).", "advanced", flag="--shard"
+        False, "With torchrun: divide the model between processes (FSDP2).", "advanced", flag="--shard"
     )
 
 
@@ -393,6 +387,10 @@ class RunOptions(Options):
         return {name: getattr(settings, entry) for name, entry in cls.setting_names().items()}
 
 
+_finetune_option = partial(option, commands=("finetune",))
+_train_option = partial(option, group="model", commands=("train",))
+
+
 @dataclass(frozen=True)
 class FinetuneOptions(RunOptions):
     """A run that trains a model for a task, on records."""
@@ -400,40 +398,30 @@ class FinetuneOptions(RunOptions):
     paths: ClassVar[tuple[str, ...]] = ("model", "data", "eval", "tokenizer")
     fitted: ClassVar[tuple[str, ...]] = ("max_source", "max_target", "max_length")
 
-    model: str | None = option(
-        MISSING, "A model folder or file, the bundled minilm, or org/name.", "model", flag="", argument="MODEL",
-        commands=("finetune",),
-    )  # fmt: skip
+    model: str | None = _finetune_option(
+        MISSING, "A model folder or file, the bundled minilm, or org/name.", "model", flag="", argument="MODEL"
+    )
     data: str = option(MISSING, "Training records, jsonl, csv or parquet:", "data", metavar="FILE")
     eval: str | None = option(
-        None,
-        "Held-out records: the weights that do best on them are kept.",
-        "data",
-        metavar="FILE",
-        shown_default="none",
+        None, "Held-out records, to choose the best weights.", "data", metavar="FILE", shown_default="none"
     )
-    prune: bool | None = option(
-        None, "Keep only the tokens that the data uses.", "model", shown_default="the task's", commands=("finetune",)
+    prune: bool | None = _finetune_option(
+        None, "Keep only the tokens that the data uses.", "model", shown_default="the task's"
     )
-    lm_weight: float = option(
-        0.0, "Weight of a language modelling loss added to the task's, such as 0.5.", "advanced",
-        minimum=0, below=float("inf"), commands=("finetune",),
-    )  # fmt: skip
-    freeze: bool = option(False, "Train only the head, on features of the frozen body: fast.", commands=("finetune",))
-    seeds: int = option(
-        1, "Repeat the run with this many seeds: report mean ± deviation, keep the best.", "advanced",
-        minimum=1, commands=("finetune",),
-    )  # fmt: skip
-    search: bool = option(
-        False, "Try 12 settings around these (batch, lr, epochs); stop bad runs early.", "advanced",
-        commands=("finetune",),
-    )  # fmt: skip
+    lm_weight: float = _finetune_option(
+        0.0, "Weight of an added language modelling loss, such as 0.5.", "advanced", minimum=0, below=float("inf")
+    )
+    freeze: bool = _finetune_option(False, "Train only the head, on features of the frozen body: fast.")
+    seeds: int = _finetune_option(
+        1, "Repeat with this many seeds: report mean ± deviation, keep the best.", "advanced", minimum=1
+    )
+    search: bool = _finetune_option(
+        False, "Try 12 settings around these (batch, lr, epochs); stop bad runs early.", "advanced"
+    )
     average: int = option(
-        0, "Keep the mean of the last N checkpoints if it is better.", "output", metavar="N", shown_default="none"
+        0, "Keep the mean of the last N checkpoints if better.", "output", shown_default="none", metavar="N"
     )
-    on_bad_record: str = option(
-        "stop", "What to do with a record that cannot be used.", "data", choices=("stop", "skip")
-    )
+    on_bad_record: str = option("stop", "What to do with an invalid record.", "data", choices=("stop", "skip"))
 
     def __post_init__(self):
         super().__post_init__()
@@ -458,29 +446,19 @@ class FinetuneOptions(RunOptions):
             raise UsageError(f"--average {self.average} needs as many checkpoints, not {settings.keep}", "raise --keep")
 
 
-_TRAIN = {"commands": ("train",)}
-
-
 @dataclass(frozen=True)
 class FreshOptions(Options):
     """A new model for texts: the shape of a preset, and a vocabulary, given or trained on the data."""
 
-    preset: str = option(
-        "transformer-small", "Shape of the new model: transformer-base, t5-small, …", "model", **_TRAIN
+    preset: str = _train_option("transformer-small", "Shape of the new model: transformer-base, t5-small, …")
+    tokenizer: str | None = _train_option(
+        None, "Folder or file with a vocabulary.", metavar="FOLDER", shown_default="trained on the data"
     )
-    tokenizer: str | None = option(
-        None, "Folder or file with a vocabulary.", "model", metavar="FOLDER", shown_default="trained on the data",
-        **_TRAIN,
-    )  # fmt: skip
-    vocab_size: int = option(8000, "Tokens of the vocabulary (BPE) to train.", "model", minimum=1, **_TRAIN)
-    layers: int | None = option(None, "Layers of each stack.", "model", shown_default="the preset's", **_TRAIN)
-    width: int | None = option(
-        None, "Width; heads and --ffn-width follow unless given.", "model", shown_default="the preset's", **_TRAIN
-    )
-    heads: int | None = option(None, "Attention heads.", "model", shown_default="the preset's", **_TRAIN)
-    ffn_width: int | None = option(
-        None, "Width of the feed-forward layers.", "model", shown_default="the preset's", **_TRAIN
-    )
+    vocab_size: int = _train_option(8000, "Tokens of the vocabulary (BPE) to train.", minimum=1)
+    layers: int | None = _train_option(None, "Layers of each stack.", shown_default="the preset's")
+    width: int | None = _train_option(None, "Width; sets --heads and --ffn-width, too.", shown_default="the preset's")
+    heads: int | None = _train_option(None, "Attention heads.", shown_default="the preset's")
+    ffn_width: int | None = _train_option(None, "Width of the feed-forward layers.", shown_default="the preset's")
 
     def __post_init__(self):
         super().__post_init__()
@@ -636,7 +614,7 @@ class ImageOptions(RunOptions):
 
     data: str = option("digits", "Folder of images, a folder per class; or MNIST, CIFAR-10, an .npz.", "data")
     eval: str | None = option(
-        None, "Held-out images: the weights that do best on them are kept.", "data", metavar="FILE",
+        None, "Held-out images, to choose the best weights.", "data", metavar="FILE",
         shown_default="the test part, if there is one",
     )  # fmt: skip
     preset: str = option("resnet20", "Shape of the new model: resnet18, resnet56, …, plain20, …", "model")

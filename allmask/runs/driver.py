@@ -23,10 +23,9 @@ from allmask.runs.options import CONFIG, saved_values
 from allmask.runs.plan import Plan
 from allmask.training import Result, Workload, train
 from allmask.training.loop import SINGLE_PROCESS
-from allmask.training.process_group import ProcessGroup, SingleProcess
+from allmask.training.process_group import Group
 
 log = logging.getLogger("allmask")
-Group = SingleProcess | ProcessGroup
 
 
 def start(plan: Plan, out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dict[str, Any]:

@@ -253,14 +253,14 @@ def test_features_give_the_loss_of_the_body(rich: Path, files: Path):
 
 def test_rates_by_layer(bert: Path):
     from allmask.nn.heads import Labels
-    from allmask.training.optimizer import adamw
+    from allmask.training.optimizer import optimizer_for
 
     settings = Settings(lr=1.0, layer_decay=0.5, weight_decay=0.0)
     steps = {}
     for decay in (0.5, None):
         model = load(bert).with_labels(Labels("single", ("a", "b")), torch.Generator().manual_seed(0))
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer = adamw(model, replace(settings, layer_decay=decay))
+        optimizer = optimizer_for(model, replace(settings, layer_decay=decay))
         for _ in range(2):
             for group in optimizer.param_groups:
                 group["lr"] = 0.1
