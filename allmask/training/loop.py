@@ -535,7 +535,11 @@ def _finite(value: float) -> float | None:
 
 @contextmanager
 def _signals(trainer: Trainer) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second signal stops at once."""
+    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second signal stops at once.
+
+    When a process fails, torchrun sends SIGTERM to the others. So one of several keeps the handlers after an error, in
+    order to live long enough to report it.
+    """
 
     def stop(number: int, frame: object) -> None:
         if trainer.stop_signal:
@@ -543,8 +547,11 @@ def _signals(trainer: Trainer) -> Iterator[None]:
         trainer.stop_signal = number
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    failed = True
     try:
         yield
+        failed = False
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if trainer.group.size == 1 or not failed:
+            for number, handler in before.items():
+                signal.signal(number, handler)

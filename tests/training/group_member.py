@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,17 @@ def while_saving(number: int, do: Callable[[], None]) -> None:
     checkpoint._signed, checkpoint.write_shards = signing, writing
 
 
+def report_late() -> None:
+    """Let torchrun's SIGTERM, which follows the death of a process, always reach the others before they report."""
+    first_code = ProcessGroup._first_code
+
+    def late(self: ProcessGroup, error: BaseException) -> Any:
+        time.sleep(1)
+        return first_code(self, error)
+
+    ProcessGroup._first_code = late  # type: ignore[method-assign]
+
+
 def fail() -> None:
     raise DataError("text.txt: process 1 cannot read this", "let it")
 
@@ -113,6 +125,7 @@ def command(words: list[str], disasters: list[dict[str, Any]]) -> int:
         if (disaster["attempt"], disaster["rank"]) == (ATTEMPT, RANK):
             when = {"step": at_step, "save": while_saving}[disaster["when"]]
             when(disaster["number"], fail if disaster.get("politely") else die)
+    report_late()
     return main(words)
 
 

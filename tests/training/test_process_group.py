@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("group_member.py")
 STEPS = 6
 MIXTURE = "mlm,causal,nsp,permutation"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=5"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=60"]
 
 
 def torchrun(*words: str | Path, **more: str) -> list[str]:
@@ -58,7 +58,7 @@ def start(command: list[str], **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment(**more), **pipes)
 
 
-def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 120) -> str:
+def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 600) -> str:
     """What commands say. One that takes too long is asked to end, so that torchrun takes its processes with it."""
     try:
         said = "\n".join(process.communicate(timeout=timeout)[0] for process in started)
