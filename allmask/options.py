@@ -83,6 +83,14 @@ def described(entry: Field[Any]) -> Option:
 class Options:
     """A base for dataclasses whose fields are options: checks each value on creation."""
 
+    suggests: ClassVar[dict[str, str]] = {}  # settings chosen for the model and the data unless given, and how
+    open_settings: ClassVar[frozenset[str]] = frozenset()  # their names
+
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        if "suggests" in vars(cls):
+            cls.open_settings = frozenset(cls.suggests)
+
     def __post_init__(self):
         for entry in fields(self):  # type: ignore[arg-type]
             described(entry).check(entry.name, getattr(self, entry.name))
@@ -142,15 +150,11 @@ class Settings(Options):
         None, "Dropout; 0 learns faster if no example is seen twice.", minimum=0, below=1, shown_default="the model's"
     )
     seed: int = option(1, "Random seed.", minimum=0, below=2**63)
-    precision: str = option(
-        "auto", "Arithmetic; auto is bf16 where the CPU supports it.", choices=("auto", "fp32", "bf16")
-    )
+    precision: str = option("auto", "Arithmetic; auto: bf16 if the CPU has it.", choices=("auto", "fp32", "bf16"))
     eval_every: int | None = option(
         None, "Steps between evaluations.", "output", above=0, shown_default="up to 10 in all"
     )
-    save_every: int | None = option(
-        None, "Steps between checkpoints.", "output", above=0, shown_default="as --eval-every"
-    )
+    save_every: int | None = option(None, "Steps between checkpoints.", "output", above=0, shown_default="--eval-every")
     keep: int = option(2, "Checkpoints to keep, besides the best one.", "output", above=0)
     patience: int | None = option(
         None, "Stop after this many evaluations without improvement.", above=0, shown_default="never"
@@ -204,14 +208,7 @@ class TaskOptions(Options):
     name: ClassVar[str]
     prunes: ClassVar[bool] = False  # by default, remove the tokens from the vocabulary that the data does not use
     reads: ClassVar[str] = ""  # the fields of a record, for --help
-    suggests: ClassVar[dict[str, str]] = {}  # settings chosen for the model and the data unless given, and how
-    open_settings: ClassVar[frozenset[str]] = frozenset()  # their names
     next_step: ClassVar[str] = "use it: allmask predict {} …"  # what to do with the trained model
-
-    def __init_subclass__(cls):
-        super().__init_subclass__()
-        if "suggests" in vars(cls):
-            cls.open_settings = frozenset(cls.suggests)
 
 
 @dataclass(frozen=True)
@@ -364,7 +361,7 @@ class RunOptions(Options):
     fitted: ClassVar[tuple[str, ...]] = ()  # options that are lowered to what the model can hold
     unused: ClassVar[tuple[str, ...]] = ()  # settings that it does not have
     renamed: ClassVar[dict[str, str]] = {}  # settings that have another name in config.yaml
-    suggests: ClassVar[dict[str, str]] = {}  # how to show defaults that depend on other values
+    shown_defaults: ClassVar[dict[str, str]] = {}  # how to show defaults that depend on other values
     details: ClassVar[dict[str, str]] = {}  # text to add to the help of settings
 
     @classmethod
@@ -450,6 +447,10 @@ class FinetuneOptions(RunOptions):
 class FreshOptions(Options):
     """A new model for texts: the shape of a preset, and a vocabulary, given or trained on the data."""
 
+    suggests: ClassVar[dict[str, str]] = {
+        "lr": "by the width, 7e-4 at 512", "warmup": "4000 steps, or a tenth of a short run",
+    }  # fmt: skip
+
     preset: str = _train_option("transformer-small", "Shape of the new model: transformer-base, t5-small, …")
     tokenizer: str | None = _train_option(
         None, "Folder or file with a vocabulary.", metavar="FOLDER", shown_default="trained on the data"
@@ -506,7 +507,7 @@ class PretrainOptions(RunOptions):
     """A run that trains on plain text."""
 
     paths: ClassVar[tuple[str, ...]] = ("data", "eval", "tokenizer", "model")
-    suggests: ClassVar[dict[str, str]] = {"lr": "0.0005; permutation alone: 0.0002"}
+    shown_defaults: ClassVar[dict[str, str]] = {"lr": "0.0005; permutation alone: 0.0002"}
 
     data: tuple[str, ...] = option(
         MISSING,
@@ -520,9 +521,8 @@ class PretrainOptions(RunOptions):
         None, "Folder written by allmask tokenizer train, or a model folder.", "model", metavar="FOLDER"
     )
     model: str | None = option(
-        None, "Continue from this model, instead of a new one: a folder, or minilm.", "model", flag="--from",
-        metavar="MODEL",
-    )  # fmt: skip
+        None, "Continue from this model: a folder, or minilm.", "model", flag="--from", metavar="MODEL"
+    )
     preset: str | None = option(
         None, "Shape of the new model: bert-tiny, gpt2, …; for mass and span t5-small, …", "model",
         shown_default="bert-small; mass, span: transformer-small",
@@ -531,9 +531,7 @@ class PretrainOptions(RunOptions):
     width: int | None = another_default(FreshOptions, "width", None, commands=())
     heads: int | None = another_default(FreshOptions, "heads", None, commands=())
     ffn_width: int | None = another_default(FreshOptions, "ffn_width", None, commands=())
-    max_positions: int | None = option(
-        None, "Longest text the model can read, in tokens.", "model", shown_default="the preset's"
-    )
+    max_positions: int | None = option(None, "Longest input, in tokens.", "model", shown_default="the preset's")
     length: int = option(128, "Tokens of a row, [CLS] and [SEP] included.", "data")
     across: bool = option(False, "Let rows cross document boundaries, so that all are full.", "data")
     verbatim: bool = option(False, "Keep line ends and blank lines; a file is one document.", "data")
@@ -614,14 +612,16 @@ class ImageOptions(RunOptions):
 
     data: str = option("digits", "Folder of images, a folder per class; or MNIST, CIFAR-10, an .npz.", "data")
     eval: str | None = option(
-        None, "Held-out images, to choose the best weights.", "data", metavar="FILE",
-        shown_default="the test part, if there is one",
-    )  # fmt: skip
+        None,
+        "Held-out images, to choose the best weights.",
+        "data",
+        metavar="FILE",
+        shown_default="the test part, if any",
+    )
     preset: str = option("resnet20", "Shape of the new model: resnet18, resnet56, …, plain20, …", "model")
     size: int | None = option(
-        None, "Scale a folder's images to this many pixels per side, cropped to the middle.", "data",
-        shown_default="as they are",
-    )  # fmt: skip
+        None, "Pixels per side to scale and crop a folder's images to.", "data", shown_default="as they are"
+    )
     channels: int | None = option(
         None, "Convert a folder's images to 1 channel (grey) or 3.", "data", shown_default="as they are"
     )
@@ -659,9 +659,8 @@ class GanOptions(RunOptions):
     size: int | None = another_default(ImageOptions, "size", None)
     channels: int | None = another_default(ImageOptions, "channels", None)
     judge: str | None = option(
-        None, "Image classifier (--task image) to evaluate with.", "output", metavar="FOLDER",
-        shown_default="one is trained",
-    )  # fmt: skip
+        None, "Image classifier to evaluate with.", "output", metavar="FOLDER", shown_default="one is trained"
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -31,8 +31,6 @@ SAMPLE = 1000  # records from which the number of tokens is estimated
 @dataclass(frozen=True)
 class Fresh(FreshOptions):
     """With a `tokenizer`, a folder or file, its vocabulary is used; otherwise one of `vocab_size` tokens is trained."""
-
-    open_settings: ClassVar[frozenset[str]] = frozenset({"lr", "warmup"})
 
     def model(self, records: Sequence[Record], seed: int) -> Model:
         """Create the model; the same for the same records and seed. Sources and targets share one vocabulary."""

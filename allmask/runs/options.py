@@ -38,10 +38,6 @@ TASKS_OF = {  # command -> its tasks, the default first; tasks of other packages
     "pretrain": ("",),
 }
 GUESTS = {kind.task_name: kind for kind in (ImageOptions, GanOptions)}  # tasks without texts
-_SUGGESTED_FROM_SCRATCH = {  # how the settings are shown that suit a new model
-    "lr": "by the width, 7e-4 at 512",
-    "warmup": "4000 steps, or a tenth of a short run",
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,11 @@ class Run:
         task = self.others[-1] if self.others else None
         scratch = self.command == "train" and FreshOptions in self.others
         usual = self.kind.usual({"preset": FreshOptions.preset} if scratch else {})
-        shown = {**self.kind.suggests, **getattr(task, "suggests", {}), **(_SUGGESTED_FROM_SCRATCH if scratch else {})}
+        shown = {
+            **self.kind.shown_defaults,
+            **getattr(task, "suggests", {}),
+            **(FreshOptions.suggests if scratch else {}),
+        }
         shown["prune"] = as_text(getattr(task, "prunes", False))
         details = self.kind.details | {"data": getattr(task, "reads", "")}
         found = []

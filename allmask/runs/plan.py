@@ -30,6 +30,7 @@ class Job(RunOptions):
 
     leaves: ClassVar[Collection[str]] = ()  # files that `read` may leave in the run's folder before the run has begun
     one_process: ClassVar[str] = ""  # the reason why several processes cannot train it
+    several: Any = False  # whether it takes several runs; see allmask/runs/sweep.py
     data: Any
 
     # ---- options -------------------------------------------------------------------------------------------
@@ -43,16 +44,6 @@ class Job(RunOptions):
         """Return the options as they are saved."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
         return ({"task": self.task_name} if self.task_name else {}) | own
-
-    @property
-    def open_settings(self) -> frozenset[str]:
-        """Settings that `begin` chooses for the model and the data, unless they are given."""
-        return frozenset()
-
-    @property
-    def several(self) -> bool:
-        """Whether it takes several runs; see allmask/runs/sweep.py."""
-        return False
 
     # ---- a run ---------------------------------------------------------------------------------------------
 

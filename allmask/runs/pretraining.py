@@ -276,12 +276,11 @@ def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool)
 
 
 def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder: Path, quiet: bool) -> Corpus:
-    bar: list[Progress] = []
+    bar = Progress(0, "reading", quiet=True)
 
     def show(done: int, total: int) -> None:
-        if not bar:
-            bar.append(Progress(total >> 20, "reading", quiet=quiet or total < WORTH_A_BAR))
-        bar[0].update(done >> 20, "MB")
+        bar.total, bar.quiet = total >> 20, quiet or total < WORTH_A_BAR
+        bar.update(done >> 20, "MB")
 
     try:
         return prepare(
@@ -289,8 +288,7 @@ def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder
             verbatim=job.verbatim, progress=show,
         )  # fmt: skip
     finally:
-        for shown in bar:
-            shown.close()
+        bar.close()
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------

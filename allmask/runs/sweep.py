@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 from allmask.errors import DivergedError
 from allmask.files import new_folder, write_atomically
@@ -41,12 +41,7 @@ EVALUATIONS = 10  # of each run of a search
 RUNGS = (3, 6, None)  # evaluations after which half of the runs are stopped
 SCORES, DIVERGED = "scores.json", "diverged"  # files in the folder of a run
 Watched = Callable[[Workload], Workload]
-
-
-class One(Protocol):
-    """Starts or continues a single run in a folder, and returns its result."""
-
-    def __call__(self, plan: Plan, folder: Path, watched: Watched, evaluations: int | None) -> dict[str, Any]: ...
+One = Callable[[Plan, Path, Watched, int | None], dict[str, Any]]  # starts or continues a run in a folder -> its result
 
 
 def run(plan: Plan, out: Path, one: One) -> dict[str, Any]:

@@ -44,6 +44,7 @@ log = logging.getLogger("allmask")
 SINGLE_PROCESS = SingleProcess()
 EVALUATIONS = 10  # per run, at most, without --eval-every
 APART = 10  # steps between two evaluations, at least, without --eval-every
+SAVED_NUMBERS = ("best_step", "because", "stale", "skipped", "bad_steps")  # attributes of Trainer, in state.json
 SHOWN = 5  # show samples at every fifth evaluation, and at the last
 
 
@@ -203,7 +204,7 @@ def train(
     Without `settings.eval_every` there are `evaluations` evaluations, by default a number that suits the steps and the
     `held_out` tokens.
     """
-    if isinstance(group, SingleProcess):
+    if group.size == 1:
         expect_alone()
     group.first(lambda: checkpoint.prepare(run, resume))
     trainer = Trainer(
@@ -362,7 +363,8 @@ class Trainer:
         """Make one optimizer step. If a loss or gradient is not finite, weights and statistics stay as they were."""
         micro = [batch if isinstance(batch, Share) else Share(batch) for batch in batches]
         before = [buffer.clone() for buffer in self.statistics]
-        rate = self.settings.lr * self.factor()
+        warmup = self.settings.warmup_steps(self.steps)
+        rate = self.settings.lr * SCHEDULES[self.settings.schedule](self.step, self.steps, warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         dropout_seed = (self.settings.seed << 32) + self.step + self.group.rank * 0x9E3779B97F4A7C15
@@ -411,9 +413,6 @@ class Trainer:
         for name, mean in means.items():
             losses[name] += mean.item()
 
-    def factor(self) -> float:
-        return SCHEDULES[self.settings.schedule](self.step, self.steps, self.settings.warmup_steps(self.steps))
-
     def _count_bad_step(self) -> None:
         self.bad_steps += 1
         self.skipped += 1
@@ -460,8 +459,7 @@ class Trainer:
         best = None
         if self.best is not None:
             best = {name: getattr(self.best, name) for name in ("value", "metrics", "loss", "stderr", "metric")}
-        numbers = {"best": best, "best_step": self.best_step, "because": self.because, "stale": self.stale}
-        numbers |= {"skipped": self.skipped, "bad_steps": self.bad_steps}
+        numbers = {"best": best, **{name: getattr(self, name) for name in SAVED_NUMBERS}}
         average = None if self.average is None else self.average.tensors()
         optimizer = checkpoint.optimizer_tensors(self.optimizer)
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
@@ -480,10 +478,10 @@ class Trainer:
         checkpoint.restore_optimizer(self.optimizer, state.optimizer)
         if self.average is not None:
             self.average.restore(state.average or {})
-        numbers = state.numbers
-        self.step, self.best_step, self.because = state.step, numbers["best_step"], numbers["because"]
-        self.best = None if numbers["best"] is None else Score(**numbers["best"])
-        self.stale, self.skipped, self.bad_steps = numbers["stale"], numbers["skipped"], numbers["bad_steps"]
+        self.step = state.step
+        self.best = None if state.numbers["best"] is None else Score(**state.numbers["best"])
+        for name in SAVED_NUMBERS:
+            setattr(self, name, state.numbers[name])
 
     def _take_best(self) -> None:
         """Load the weights of the best evaluation into the model, or their moving average at that step."""

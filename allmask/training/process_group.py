@@ -42,16 +42,16 @@ class SingleProcess:
 
     rank: int = 0
     size: int = 1
-    restarts: int = 0
+    restarts: int = 0  # how often torchrun has restarted the processes
     sharded: bool = False
 
     @property
     def lead(self) -> bool:
-        return True
+        return self.rank == 0
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def first(self, do: Callable[[], T]) -> T | None:
         """Call a function in the first process while the others wait; they get None."""
@@ -75,23 +75,11 @@ class SingleProcess:
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessGroup:
-    """One of the processes that torchrun started. Its methods are collective; `SingleProcess` documents them."""
+class ProcessGroup(SingleProcess):
+    """One of the processes that torchrun started: the methods of `SingleProcess` are collective here."""
 
-    rank: int
-    size: int
-    restarts: int  # how often torchrun has restarted them
-    sharded: bool
-    store: Any  # torch's Store, shared by all processes, with a prefix for this attempt
-    patient: Any  # the same processes as a group with a longer timeout
-
-    @property
-    def lead(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    store: Any = None  # torch's Store, shared by all processes, with a prefix for this attempt
+    patient: Any = None  # the same processes as a group with a longer timeout
 
     def first(self, do: Callable[[], T]) -> T | None:
         from torch.distributed import barrier
