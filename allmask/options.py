@@ -612,11 +612,7 @@ class ImageOptions(RunOptions):
 
     data: str = option("digits", "Folder of images, a folder per class; or MNIST, CIFAR-10, an .npz.", "data")
     eval: str | None = option(
-        None,
-        "Held-out images, to choose the best weights.",
-        "data",
-        metavar="FILE",
-        shown_default="the test part, if any",
+        None, "Held-out images, to choose the best weights.", "data", metavar="FILE", shown_default="the test part"
     )
     preset: str = option("resnet20", "Shape of the new model: resnet18, resnet56, …, plain20, …", "model")
     size: int | None = option(
