@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from allmask.errors import CheckpointError
 
-# A size beyond these is a broken file, not a model: said before anything is allocated.
-_LIMITS = {
-    "vocab_size": 10_000_000,
-    "width": 65_536,
-    "layers": 1_000,
-    "heads": 1_024,
-    "ffn_width": 1_048_576,
-    "max_positions": 16_777_216,
-    "buckets": 65_536,
-    "bucket_distance": 16_777_216,
+# Larger sizes are taken for a broken file, and refused before anything is allocated.
+_RANGES = {
+    "vocab_size": (1, 10_000_000),
+    "width": (1, 65_536),
+    "layers": (1, 1_000),
+    "heads": (1, 1_024),
+    "ffn_width": (1, 1_048_576),
+    "max_positions": (1, 16_777_216),
+    "buckets": (1, 65_536),
+    "bucket_distance": (1, 16_777_216),
+    "segments": (0, 1_024),
+    "decoder_layers": (0, 1_000),
+    "head_width": (0, 65_536),
+    "clamp": (0, 16_777_216),
 }
 _MAX_PARAMETERS = 200_000_000_000
 _CHOICES = {
@@ -26,10 +30,6 @@ _CHOICES = {
     "activation": ("gelu", "gelu_tanh", "relu"),
     "own_mask": ("bidirectional", "causal"),
 }
-_FLAGS = (
-    "embedding_norm", "embedding_scaled", "tied", "bias", "scores_scaled", "gated", "output_scaled",
-    "source_attention", "both_ways",
-)  # fmt: skip
 
 
 def _is_whole(value: object) -> bool:
@@ -42,7 +42,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of one body and the variants chosen when it is built: a Transformer stack, or two; or recurrences."""
+    """Sizes and variants of one body: a Transformer stack, an encoder–decoder, or a recurrent network."""
 
     family: str = "bert"
     vocab_size: int = 30522
@@ -61,59 +61,50 @@ class Config:
     attention_dropout: float = 0.1
     embedding_norm: bool = True
     embedding_scaled: bool = False  # multiply token embeddings by sqrt(width)
-    own_mask: str = "bidirectional"  # what mask=None means
+    own_mask: str = "bidirectional"  # the mask that is used if none is given
     tied: bool = True  # the output layer shares the token embedding
     pad_token: int | None = 0
     init_std: float = 0.02
     decoder_layers: int = 0  # more than 0: an encoder–decoder
-    start_token: int | None = None  # what its decoder reads first
-    end_token: int | None = None  # and what it writes last
+    start_token: int | None = None  # the first token that a decoder reads
+    end_token: int | None = None  # the token that ends a target
     head_width: int = 0  # 0: width / heads
-    bias: bool = True  # matrices have a bias
-    scores_scaled: bool = True  # scores of attention are divided by sqrt(head_width)
-    gated: bool = False  # the feed-forward layer multiplies what it activates by a second expansion
-    ffn_dropout: float = 0.0  # inside the feed-forward layer
+    bias: bool = True  # linear layers have a bias
+    scores_scaled: bool = True  # attention scores are divided by sqrt(head_width)
+    gated: bool = False  # gated feed-forward (GLU): act(gate(x)) * up(x)
+    ffn_dropout: float = 0.0  # after the activation of the feed-forward layer
     output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
-    buckets: int = 32  # of relative positions, see layers.py
-    bucket_distance: int = 128  # all that are further away share a bucket
-    clamp: int = 0  # of shifted positions: further away is as far as this; 0: no limit, see distances.py
-    source_attention: bool = True  # a recurrent decoder looks at all states of its source, not at the last ones alone
-    both_ways: bool = True  # a recurrent encoder reads a source from both ends
+    buckets: int = 32  # of relative positions (T5), see nn/layers.py
+    bucket_distance: int = 128  # larger distances share the last bucket
+    clamp: int = 0  # largest distance of shifted positions, see nn/relative_attention.py; 0: no limit
+    source_attention: bool = True  # a recurrent decoder attends to all states of its source, not only the last
+    both_ways: bool = True  # a recurrent encoder is bidirectional
 
     def __post_init__(self):
-        for name, limit in _LIMITS.items():
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if not _is_whole(value) or not 0 < value <= limit:
-                raise CheckpointError(f"config: {name} is {value!r}; expected a whole number from 1 to {limit:,}")
+            self._expect(name, _is_whole(value) and least <= value <= most, f"a whole number from {least} to {most:,}")
         for name, words in _CHOICES.items():
-            if getattr(self, name) not in words:
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected one of {', '.join(words)}")
+            self._expect(name, getattr(self, name) in words, f"one of {', '.join(words)}")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            if not _is_number(getattr(self, name)) or not 0.0 <= getattr(self, name) < 1.0:
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected 0 <= p < 1")
+            value = getattr(self, name)
+            self._expect(name, _is_number(value) and 0.0 <= value < 1.0, "0 <= p < 1")
         for name, limit in (("norm_eps", 1.0), ("init_std", 1e3)):
-            if not _is_number(getattr(self, name)) or not 0.0 < getattr(self, name) < limit:
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected a small positive number")
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected true or false")
-        for name, limit in (
-            ("segments", 1024),
-            ("decoder_layers", _LIMITS["layers"]),
-            ("head_width", _LIMITS["width"]),
-            ("clamp", _LIMITS["max_positions"]),
-        ):
-            if not _is_whole(getattr(self, name)) or not 0 <= getattr(self, name) <= limit:
-                raise CheckpointError(
-                    f"config: {name} is {getattr(self, name)!r}; expected a whole number from 0 to {limit:,}"
-                )
+            value = getattr(self, name)
+            self._expect(name, _is_number(value) and 0.0 < value < limit, "a small positive number")
+        for name in (field.name for field in fields(self) if field.type == "bool"):
+            self._expect(name, isinstance(getattr(self, name), bool), "true or false")
         for name in ("pad_token", "start_token", "end_token"):
             value = getattr(self, name)
-            if value is not None and (not _is_whole(value) or not 0 <= value < self.vocab_size):
-                raise CheckpointError(f"config: {name} is {value!r}; expected null or the number of a token")
+            fits = value is None or (_is_whole(value) and 0 <= value < self.vocab_size)
+            self._expect(name, fits, "null or the id of a token")
         if not self.head_width and self.width % self.heads:
             raise CheckpointError(f"config: width {self.width} is not a multiple of heads {self.heads}")
-        self._check_recurrent()
+        if self.family in ("lstm", "elmo"):
+            fits = (self.family == "lstm") == bool(self.decoder_layers)
+            self._expect("decoder_layers", fits, "0 in an elmo, more in an lstm")
+        if self.family == "lstm" and self.both_ways and self.width % 2:
+            raise CheckpointError(f"config: width {self.width} is odd; each direction of the encoder has half of it")
         if self.position_kind == "shifted" and self.decoder_layers:
             raise CheckpointError("config: an encoder–decoder has no shifted positions")
         if self.parameters() > _MAX_PARAMETERS:
@@ -121,14 +112,12 @@ class Config:
                 f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake"
             )
 
-    def _check_recurrent(self) -> None:
-        if self.family in ("lstm", "elmo") and (self.family == "lstm") != bool(self.decoder_layers):
-            raise CheckpointError(f"config: decoder_layers is {self.decoder_layers}; an lstm has some, an elmo none")
-        if self.family == "lstm" and self.both_ways and self.width % 2:
-            raise CheckpointError(f"config: width {self.width} is odd; each way of an encoder has half of it")
+    def _expect(self, name: str, fits: bool, what: str) -> None:
+        if not fits:
+            raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected {what}")
 
     def parameters(self) -> int:
-        """About how many parameters (matrices only): enough to refuse an absurd file before allocating."""
+        """The approximate number of parameters (matrices only), to refuse an absurd file before allocating."""
         attention = 4 * self.width * self.attention_width
         feed_forward = (3 if self.gated else 2) * self.width * self.ffn_width
         cross = self.decoder_layers * (2 * attention + feed_forward)
@@ -137,20 +126,20 @@ class Config:
 
     @property
     def attention_width(self) -> int:
-        """Of all heads together."""
+        """The width of all heads together."""
         return self.heads * self.head_width if self.head_width else self.width
 
     @property
-    def speaker(self) -> str:
-        """Which token stands for a text: the first, XLNet's last; of an elmo, where none does, all of them do."""
+    def pooled_token(self) -> str:
+        """The token that represents a text: "first", "last" (XLNet), or "all" (ELMo, which averages over them)."""
         return {"elmo": "all", "xlnet": "last"}.get(self.family, "first")
 
     @property
     def features(self) -> int:
-        """How many numbers a task head reads of a token: of an elmo those of all its layers, in both ways."""
+        """The width of the vector that a task head reads at a token; for ELMo that of all layers and directions."""
         return 2 * (self.layers + 1) * self.width if self.family == "elmo" else self.width
 
     @property
     def max_length(self) -> int:
-        """How many positions a text may have: only learned embeddings have a last one."""
-        return self.max_positions if self.position_kind == "learned" else _LIMITS["max_positions"]
+        """The number of positions a text may have; only learned position embeddings limit it."""
+        return self.max_positions if self.position_kind == "learned" else _RANGES["max_positions"][1]

@@ -1,16 +1,16 @@
-"""Errors that speak to the user: what is wrong, where, and what to do; each kind has its exit code.
+"""Errors for the user: what is wrong, where, and what to do. Each kind has its own exit code.
 
 error[data]: dev.jsonl:214: "label" is "neutrl"; expected one of neg, neutral, pos
   did you mean "neutral"? fix the line, or pass --on-bad-record skip
 
-Exit code 7 is no error: `allmask audit` found a broken promise, `allmask drift` a shift.
+Exit code 7 is not an error: `allmask audit` found a model that violates its mask, or `allmask drift` found a shift.
 """
 
 from __future__ import annotations
 
 
 class AllmaskError(Exception):
-    """Anything the user can mend. `hint` is the second line: what to do about it."""
+    """An error that the user can fix. `hint` is the second line of the message: what to do about it."""
 
     kind = "internal"
     exit_code = 1
@@ -25,37 +25,37 @@ class AllmaskError(Exception):
 
 
 class UsageError(AllmaskError, ValueError):
-    """The call itself is off: a flag, an argument, a combination of them."""
+    """A wrong option, argument, or combination of them."""
 
     kind, exit_code = "usage", 2
 
 
 class DataError(AllmaskError, ValueError):
-    """A text or data file is not what it should be."""
+    """A text or data file is missing, damaged or has the wrong content."""
 
     kind, exit_code = "data", 3
 
 
 class CheckpointError(AllmaskError, ValueError):
-    """A model folder, a weight file, a config or a tokenizer file is not what it should be."""
+    """A model folder, weight file, config or tokenizer file is missing, damaged or has the wrong content."""
 
     kind, exit_code = "model", 4
 
 
 class ResourceError(AllmaskError, RuntimeError):
-    """The machine lacks something: memory, disk, a font, an optional package."""
+    """The machine lacks something: memory, disk space, a font, an optional package."""
 
     kind, exit_code = "resources", 5
 
 
 class DivergedError(AllmaskError, RuntimeError):
-    """Training went to infinity or NaN and would not come back."""
+    """The loss became infinite or NaN and did not recover."""
 
     kind, exit_code = "diverged", 6
 
 
 class Interrupted(AllmaskError):
-    """Stopped on request, after saving; `exit_code` tells by what."""
+    """Stopped by a signal, after saving; `exit_code` is 128 + the number of the signal."""
 
     kind = "interrupted"
 

@@ -1,18 +1,18 @@
-"""Files that are written whole or not at all, told apart by checksums, and found again by misspelt names.
+"""Atomic writes of files and folders, checksums, and suggestions for misspelt names.
 
 write_atomically(path, "text or bytes")
 
-with atomic_file(path) as stream:         # a stream to a hidden file beside it, renamed at the end
+with atomic_file(path) as stream:         # a stream to a hidden file next to `path`, renamed at the end
     stream.write(...)
 
-with new_folder(path) as beside:          # a hidden folder beside it, renamed at the end
-    (beside / "config.json").write_text(...)
+with new_folder(path) as partial:         # a hidden folder next to `path`, renamed at the end
+    (partial / "config.json").write_text(...)
 
-with replace_folder(path) as beside:      # the same; a folder that is there is replaced, or left as it was
+with replace_folder(path) as partial:     # the same, but an existing folder is replaced
 
-Everything is synced to disk before it is renamed, and the folder around it after that. Until then it has the name
-`.name.PID.partial`, with the number of the process that writes it; what a killed process left behind under such a name
-is removed by the next one that writes there.
+Data is synced to disk before the rename, and the parent folder after it. If anything fails, `path` stays as it was.
+Until the rename the name is `.name.PID.partial`. The next process that writes to the same path removes what a killed
+process left under such a name.
 """
 
 from __future__ import annotations
@@ -31,86 +31,86 @@ from typing import IO, Any, Literal
 
 from allmask.errors import ResourceError
 
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # what systems answer that cannot sync a folder
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # errors of file systems that cannot sync a folder
 
 
-# ---- one file ------------------------------------------------------------------------------------------------------
+# ---- files and folders that are complete or absent -----------------------------------------------------------------
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8; whoever reads it meanwhile, or after a crash, finds the old one or the new one."""
+    """Write a file, text as UTF-8. A reader, even after a crash, finds the old content or the new one."""
     with atomic_file(path, "wb") as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic_file(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Open a stream (UTF-8 text, or bytes) to a file that appears under its name when the block ends without an error.
+    """Open a stream (UTF-8 text, or bytes) to a file that gets its name when the block ends without an error.
 
-    A link is followed to the file that it names. A pipe or a device is written to, never replaced.
+    A symbolic link is followed. A pipe or a device is written to, never replaced.
     """
     path, encoding = Path(path).resolve(), None if mode == "wb" else "utf-8"
-    with _in_words(path):
+    with explain_os_errors(path):
         if path.exists() and not path.is_file():
             with path.open(mode, encoding=encoding) as stream:
                 yield stream
             return
-        beside = _partial(path)
+        partial = _partial(path)
         remove_leftovers(path)
         try:
-            with beside.open(mode, encoding=encoding) as stream:
+            with partial.open(mode, encoding=encoding) as stream:
                 yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            if path.exists():
-                shutil.copymode(path, beside)
-            os.replace(beside, path)
-            sync(path.parent)
+            put_in_place(partial, path)
         finally:
-            beside.unlink(missing_ok=True)
-
-
-# ---- a folder ------------------------------------------------------------------------------------------------------
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a folder to fill, which gets its name when the block ends without an error, and is removed otherwise.
+    """Yield a folder to fill. It gets its name when the block ends without an error, and is removed otherwise.
 
-    A file or a folder with something in it that is already there is refused before any work.
+    An existing file, or a folder that is not empty, is refused before any work.
     """
     path = Path(path).resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ResourceError(f"{path}: already there", "name another folder")
-    with replace_folder(path) as beside:
-        yield beside
+    with replace_folder(path) as partial:
+        yield partial
 
 
 @contextmanager
 def replace_folder(path: str | Path) -> Iterator[Path]:
-    """The same for a folder that may be there already: it is replaced at the end, or stays exactly as it was."""
+    """Like `new_folder`, but replace an existing folder at the end. On an error it stays exactly as it was."""
     path = Path(path).resolve()
-    beside = _partial(path)
-    with _in_words(path):
+    partial = _partial(path)
+    with explain_os_errors(path):
         remove_leftovers(path)
         try:
-            beside.mkdir(parents=True)
-            yield beside
-            put_in_place(beside, path)
+            partial.mkdir(parents=True)
+            yield partial
+            put_in_place(partial, path)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Sync a folder that is complete and rename it to `path`.
+    """Sync a complete file or folder to disk and rename it to `path`, on the same file system.
 
-    One that is already there is moved aside first, moved back if anything fails, and removed at the very end.
+    An existing file is replaced in one step, and its permissions are kept. An existing folder is first renamed to a
+    hidden name, renamed back if anything fails, and removed at the very end.
     """
-    for item in [*new.rglob("*"), new]:
+    is_folder = new.is_dir()
+    for item in [*(new.rglob("*") if is_folder else ()), new]:
         sync(item)
-    old, replacing = _aside(path), path.exists()
+    if not is_folder:
+        if path.exists():
+            shutil.copymode(path, new)
+        os.replace(new, path)
+        sync(path.parent)
+        return
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
-        if replacing:
+        if path.exists():
             os.rename(path, old)
         os.rename(new, path)
         sync(path.parent)
@@ -124,7 +124,7 @@ def put_in_place(new: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file or a folder to disk; a folder only where the file system can do that."""
+    """Flush a file or folder to disk (fsync); a folder only where the file system supports it."""
     if path.is_symlink():
         return
     try:
@@ -139,31 +139,32 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def _in_words(path: Path) -> Iterator[None]:
+def explain_os_errors(
+    path: Path, hint: str = "free some space, or write elsewhere; what was there before is untouched"
+) -> Iterator[None]:
+    """Turn the OSErrors of writing, such as a full or read-only disk, into ResourceErrors that name `path`."""
     try:
         yield
-    except BrokenPipeError:  # whoever reads a pipe went away: that is no fault
+    except BrokenPipeError:  # the reader of a pipe closed it: not a fault
         raise
     except OSError as error:
-        hint = "free some space, or write elsewhere; what was there before is untouched"
         raise ResourceError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+
+
+# ---- leftovers of killed processes ---------------------------------------------------------------------------------
 
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.old")
-
-
 def is_leftover(name: str) -> bool:
-    """Whether a file name is one that a killed process may leave behind."""
+    """Whether a killed process may have left a file of this name."""
     return re.fullmatch(r"\..+\.\d+\.(partial|old)", name) is not None
 
 
 def remove_leftovers(path: Path) -> None:
-    """Undo what killed processes began at a path: remove what is half written, put back what was moved aside."""
+    """Remove the partial files and folders of killed processes at `path`, and rename an old folder back to it."""
     if not path.parent.is_dir():
         return
     for item in list(path.parent.iterdir()):
@@ -179,10 +180,10 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether another process of this number is running."""
+    """Whether another process with this id is running."""
     if process == os.getpid():
         return False
-    if sys.platform == "win32":  # there the same call would end it
+    if sys.platform == "win32":  # where os.kill(process, 0) would end the process
         return True
     try:
         os.kill(process, 0)
@@ -193,17 +194,17 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-# ---- what is in them -----------------------------------------------------------------------------------------------
+# ---- checksums -----------------------------------------------------------------------------------------------------
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def same_content(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to the same file, or to files of the same bytes."""
+    """Whether two paths lead to the same file, or to files with the same bytes."""
     if os.path.samefile(one, other):
         return True
     return os.path.getsize(one) == os.path.getsize(other) and sha256(one) == sha256(other)
@@ -212,15 +213,15 @@ def same_content(one: str | Path, other: str | Path) -> bool:
 # ---- misspelt names ------------------------------------------------------------------------------------------------
 
 
-def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one, whatever its case; None if none is like it."""
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name most similar to `name`, ignoring case; None if none is similar."""
     folded = {other.casefold(): other for other in known}
-    found = get_close_matches(name.casefold(), folded, 1, cutoff)
+    found = get_close_matches(name.casefold(), folded, 1)
     return folded[found[0]] if found else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """'did you mean bert_base? there are: bert_base, gpt2': the hint for a name that is not known."""
+    """Return the hint for an unknown name: 'did you mean bert_base? there are: bert_base, gpt2'."""
     names = list(known)
     close = closest(name, names)
     listed = f"there are: {', '.join(names)}"

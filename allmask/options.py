@@ -578,7 +578,7 @@ class PretrainOptions(RunOptions):
         names = ", ".join(frames)
         if pairs and others:
             hint = "mass and span are for an encoder–decoder, the others for a single stack"
-            raise UsageError(f"{', '.join(pairs)} and {', '.join(others)} cannot be learnt by one model", hint)
+            raise UsageError(f"{', '.join(pairs)} and {', '.join(others)} cannot be trained in one model", hint)
         streamed = self.across and frames.keys() <= set(STREAMED)
         least = max(1, 0 if streamed else max(frame for frame, _ in frames.values())) + 1
         if self.length < least:

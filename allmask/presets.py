@@ -1,4 +1,4 @@
-"""Known models as configurations: each preset is a function, most of them a few changes of another."""
+"""Configurations of known models; most are small changes of another preset."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gpt2_xl() -> Config:
 
 
 def transformer_base() -> Config:
-    """The encoder–decoder of 2017 (arXiv 1706.03762), with its shared vocabulary of 37,000 pieces."""
+    """The Transformer of 2017 (arXiv 1706.03762), an encoder–decoder with a shared vocabulary of 37,000 tokens."""
     return Config(
         family="transformer",
         vocab_size=37000,
@@ -85,7 +85,7 @@ def transformer_small() -> Config:
 
 
 def t5_small() -> Config:
-    """T5 (arXiv 1910.10683): no biases, no centring, places known only by their distance; its decoder begins with 0."""
+    """T5 (arXiv 1910.10683): no biases, RMS norm, relative positions; targets begin with token 0."""
     return Config(
         family="t5",
         vocab_size=32128,
@@ -108,7 +108,7 @@ def t5_small() -> Config:
         output_scaled=True,
         start_token=0,
         end_token=1,
-        init_std=1.0,  # a factor: each matrix has a size of its own, see initialize.py
+        init_std=1.0,  # a factor of the std of each matrix, see nn/init.py
     )
 
 
@@ -121,7 +121,7 @@ def t5_large() -> Config:
 
 
 def t5_v1_1_small() -> Config:
-    """The second edition: gated, with an output layer of its own, pretrained without dropout."""
+    """T5 v1.1: gated feed-forward, untied output layer."""
     gates = {"gated": True, "activation": "gelu_tanh", "tied": False, "output_scaled": False}
     return replace(t5_small(), layers=8, decoder_layers=8, heads=6, ffn_width=1024, **gates)
 
@@ -143,7 +143,7 @@ def lstm() -> Config:
         layers=2,
         decoder_layers=2,
         heads=1,
-        ffn_width=1024,  # of the scores
+        ffn_width=1024,  # of the additive attention
         position_kind="none",
         segments=0,
         dropout=0.2,
@@ -158,7 +158,7 @@ def lstm_small() -> Config:
 
 
 def lstm_plain() -> Config:
-    """Without attention: a source is what its last states say (arXiv 1409.3215)."""
+    """Without attention: the decoder starts from the last states of the source (arXiv 1409.3215)."""
     return replace(lstm(), source_attention=False)
 
 
@@ -167,7 +167,7 @@ def lstm_small_plain() -> Config:
 
 
 def elmo_small() -> Config:
-    """Two recurrent language models, one from each end of a text (arXiv 1802.05365)."""
+    """Two recurrent language models, forward and backward (arXiv 1802.05365)."""
     return replace(lstm(), family="elmo", vocab_size=30522, width=512, ffn_width=512, decoder_layers=0, dropout=0.1)
 
 
@@ -176,12 +176,12 @@ def elmo_tiny() -> Config:
 
 
 def xlnet_base() -> Config:
-    """XLNet (arXiv 1906.08237): distances instead of places, another segment instead of a second one, two streams."""
+    """XLNet (arXiv 1906.08237): relative positions and relative segments, two streams."""
     return Config(
         family="xlnet",
         vocab_size=32000,
         position_kind="shifted",
-        segments=3,  # of a first text, a second, and of <cls>
+        segments=3,  # first text, second text, <cls>
         ffn_dropout=0.1,
         embedding_norm=False,
         pad_token=5,

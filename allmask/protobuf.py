@@ -1,6 +1,6 @@
-"""Protocol buffers, as far as vocabularies of sentencepiece and checkpoints of TensorFlow use them, read by hand.
+"""A small reader of protocol buffers, for sentencepiece vocabularies and TensorFlow checkpoints.
 
-Nothing in a file is trusted: every length is checked, and bytes that make no sense are a ValueError.
+Nothing in a file is trusted: every length is checked, and malformed bytes are a ValueError.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # how a field is written
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
 
 
 class Cursor:
-    """Reads numbers and stretches of bytes one after another."""
+    """Reads integers and byte strings one after another."""
 
     def __init__(self, content: bytes):
         self.content, self.at = content, 0
@@ -28,33 +28,33 @@ class Cursor:
         return self.content[self.at - size : self.at]
 
     def varint(self) -> int:
-        """A whole number, seven bits a byte; the last byte is below 128."""
+        """Read an integer of seven bits per byte; the last byte is below 128."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value & 0xFFFFFFFFFFFFFFFF
-        raise ValueError(f"a number without an end, at byte {self.at}")
+        raise ValueError(f"an integer without an end, at byte {self.at}")
 
 
 def fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a message: whole numbers, or the bytes of texts, messages and fixed sizes."""
+    """Yield (number, value) of each field of a message: an integer, or the bytes of a text, message or fixed size."""
     cursor = Cursor(content)
     while not cursor.at_end:
-        number, how = divmod(cursor.varint(), 8)
-        if how == _VARINT:
+        number, wire_type = divmod(cursor.varint(), 8)
+        if wire_type == _VARINT:
             yield number, cursor.varint()
-        elif how == _BYTES:
+        elif wire_type == _BYTES:
             yield number, cursor.take(cursor.varint())
-        elif how in (_FOUR, _EIGHT):
-            yield number, cursor.take(4 if how == _FOUR else 8)
+        elif wire_type in (_FOUR, _EIGHT):
+            yield number, cursor.take(4 if wire_type == _FOUR else 8)
         else:
-            raise ValueError(f"field {number} is of unknown kind {how}")
+            raise ValueError(f"field {number} has the unknown wire type {wire_type}")
 
 
 class Message(dict[int, "int | bytes"]):
-    """The fields of a message by number; of one that is there twice the last counts."""
+    """The fields of a message by number; if a field occurs twice, the last one counts."""
 
     @classmethod
     def of(cls, content: int | bytes) -> Message:
@@ -65,20 +65,20 @@ class Message(dict[int, "int | bytes"]):
     def whole(self, number: int, default: int = 0) -> int:
         value = self.get(number, default)
         if not isinstance(value, int):
-            raise ValueError(f"field {number} is no whole number")
+            raise ValueError(f"field {number} is not an integer")
         return value
 
     def raw(self, number: int) -> bytes:
         value = self.get(number, b"")
         if not isinstance(value, bytes):
-            raise ValueError(f"field {number} is a number")
+            raise ValueError(f"field {number} is an integer")
         return value
 
     def text(self, number: int) -> str:
         return self.raw(number).decode("utf-8")
 
     def fixed(self, number: int) -> int:
-        """A whole number of four or eight bytes."""
+        """Return an integer of four or eight bytes."""
         return int.from_bytes(self.raw(number), "little")
 
     def real(self, number: int) -> float:

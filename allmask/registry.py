@@ -45,7 +45,7 @@ class Registry(Mapping[str, Any]):
     def installed(self) -> dict[str, list[EntryPoint]]:
         """The entry points of installed packages by name."""
         found: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=self.group):
+        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             found.setdefault(point.name, []).append(point)
         return found
 
@@ -53,14 +53,14 @@ class Registry(Mapping[str, Any]):
         if name in self.builtin:
             module, _, attribute = self.builtin[name].partition(":")
             return getattr(import_module(module), attribute)
-        if name not in self.registered:
-            if name not in self.installed:
-                raise UnknownName(f"there is no {self.kind} {name!r}", did_you_mean(name, self))
-            self.registered[name] = self._loaded(name, self.installed[name])
-        return self.registered[name]
+        if name in self.registered:
+            return self.registered[name]
+        if name in self.installed:
+            return self._loaded(name, self.installed[name])
+        raise UnknownName(f"there is no {self.kind} {name!r}", did_you_mean(name, self))
 
     def _loaded(self, name: str, points: list[EntryPoint]) -> Any:
-        packages = [point.dist.name if point.dist else point.module for point in points]
+        packages = sorted(point.dist.name if point.dist else point.module for point in points)
         if len({point.value for point in points}) > 1:
             raise UsageError(
                 f"{self.kind} {name!r}: of several packages: {', '.join(packages)}", "uninstall all but one"
@@ -73,6 +73,15 @@ class Registry(Mapping[str, Any]):
                 f"{self.kind} {name!r} of the package {package}: {point.value} cannot be imported: {error}",
                 f"mend, update or uninstall {package}",
             ) from error
+
+    @property
+    def others(self) -> list[str]:
+        """The names that other packages added."""
+        return [name for name in self if name not in self.builtin]
+
+    def of_packages(self) -> str:
+        """What a help text says besides the names of this package: "one of an installed package: stars"."""
+        return "one of an installed package" + (f": {', '.join(self.others)}" if self.others else "")
 
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self.registered or name in self.installed

@@ -1,7 +1,8 @@
-"""Files that are whole or not there, whatever fails while they are written; checksums; misspelt names."""
+"""Files that are complete or absent, whatever fails while they are written; checksums; misspelt names."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
 import os
@@ -286,6 +287,15 @@ def test_names_of_leftovers():
     assert not any(map(is_leftover, ("start", ".start.partial", ".corpus.lock", "x.1.partial", ".a.b.old")))
 
 
+def test_a_file_is_put_in_place_in_one_step(tmp_path: Path, calls: list[str]):
+    (tmp_path / "f").write_text("before")
+    (tmp_path / "f").chmod(0o600)
+    (tmp_path / "elsewhere").write_text("after")
+    put_in_place(tmp_path / "elsewhere", tmp_path / "f")
+    assert calls == ["sync elsewhere", "rename elsewhere f", f"sync {tmp_path.name}"]
+    assert tree(tmp_path) == {"f": "after"} and stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o600
+
+
 def test_a_folder_that_several_wrote_is_put_in_place(tmp_path: Path):
     a_folder(tmp_path / "f", "before")
     put_in_place(a_folder(tmp_path / "elsewhere", "after"), tmp_path / "f")
@@ -311,6 +321,41 @@ def test_files_of_other_sizes_are_not_read(tmp_path: Path, monkeypatch):
     (tmp_path / "b").write_text("22")
     monkeypatch.setattr(files, "sha256", lambda path: pytest.fail("read"))
     assert not same_content(tmp_path / "a", tmp_path / "b") and same_content(tmp_path / "a", tmp_path / "a")
+
+
+# ---- one implementation for the whole package ------------------------------------------------------------------------
+
+
+def uses(*names: str) -> set[str]:
+    """The modules of the package in which one of these functions, methods or imports occurs."""
+    root, found = Path(files.__file__).parent, set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            owner = getattr(getattr(node, "value", None), "id", "")
+            spelled = {getattr(node, "attr", ""), getattr(node, "name", ""), f"{owner}.{getattr(node, 'attr', '')}"}
+            if spelled & set(names):
+                found.add(str(path.relative_to(root)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        (("os.rename", "os.replace", "os.link", "rename", "shutil.move"), {"files.py"}),
+        (("fsync",), {"files.py", "data/corpus.py"}),  # the token store syncs the files it appends to
+        (("get_close_matches", "SequenceMatcher"), {"files.py"}),
+    ],
+)
+def test_only_these_modules_use(names: tuple[str, ...], modules: set[str]):
+    assert uses(*names) == modules
+
+
+@pytest.mark.parametrize(
+    "name", ["write_atomically", "put_in_place", "closest", "rows_by_length", "varint", "find_files"]
+)  # fmt: skip
+def test_there_is_one_definition_of(name: str):
+    sources = (path.read_text(encoding="utf-8") for path in Path(files.__file__).parent.rglob("*.py"))
+    assert sum(source.count(f"def {name}(") for source in sources) == 1
 
 
 @pytest.mark.parametrize(

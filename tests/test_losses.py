@@ -43,7 +43,7 @@ def test_a_batch_is_its_samples_one_by_one(name: str):
 
 
 def reference(model, batch: Batch) -> torch.Tensor:
-    """One stream, document by document, over a boolean matrix in the order of places, logits everywhere."""
+    """One stream, document by document, over a boolean matrix in the order of positions, logits everywhere."""
     loss = torch.zeros((), dtype=torch.float64)
     for number in batch.mask.group.unique().tolist():
         mine = (batch.mask.group[0] == number).nonzero()[:, 0]
@@ -100,7 +100,7 @@ def test_two_streams_written_out(name: str):
         assert losses_of(model, batch)["permutation"][0].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_next_sentence_is_asked_at_the_first_token():
+def test_the_nsp_head_reads_the_first_token():
     texts, model = small_texts(), small_model("nsp")
     batch = ALL["nsp"](small_vocabulary()).batch(texts, draw(NUMBERS))
     assert batch.relations is not None and set(batch.relations.tolist()) == {0, 1}
@@ -138,7 +138,7 @@ def test_smoothing_reaches_the_loss():
 
 
 @pytest.mark.parametrize("name", ["mlm", "permutation"])
-def test_a_batch_without_targets_has_a_loss_of_nothing(name: str):
+def test_a_batch_without_targets_has_a_loss_of_zero(name: str):
     batch = ALL[name](small_vocabulary()).batch(small_texts(), draw([3]))
     batch.labels.fill_(-1)
     loss, count = losses_of(small_model(name), batch)[name]
@@ -157,7 +157,7 @@ def test_batches_move_to_a_device_whole(name: str):
 
 @pytest.mark.parametrize("epoch", range(3))
 def test_moving_tokens_or_permuting_the_mask_is_the_same(epoch: int):
-    """The content stream: in place under a permuted order, or moved with its places under a causal one."""
+    """The content stream: in place under a permuted order, or moved with its positions under a causal one."""
     objective, model = ALL["permutation"](small_vocabulary()), small_model("permutation")
     for number in (1, 3, 6):
         batch = objective.batch(small_texts(), draw([number], epoch))
@@ -188,7 +188,7 @@ def test_both_forms_of_a_permutation_guess_the_same_tokens_in_the_same_order():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_few_steps_lower_the_loss(name: str):
-    """As in training, with dropout and in bf16: gradients are finite, and a batch is better known after 15 steps."""
+    """As in training, with dropout and in bf16: gradients are finite, and the loss falls in 15 steps."""
     objective, model = ALL[name](small_vocabulary()), small_model(name).float().train()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

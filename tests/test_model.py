@@ -172,8 +172,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
         allmask.load(tmp_path / "m")
 
 
-def test_an_added_token_without_an_embedding_is_only_said(tmp_path, caplog):
-    """Folders whose tokenizer got a [PAD] that the model never learnt are common."""
+def test_an_added_token_without_an_embedding_is_a_warning(tmp_path, caplog):
+    """Folders whose tokenizer has a [PAD] without an embedding are common."""
     fresh().save(tmp_path / "m")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
     (tmp_path / "m" / "vocab.txt").write_text("\n".join(words))

@@ -98,7 +98,7 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "pretrain --data {file} --out {new}": "no tokenizer was named",
     "pretrain --data {file} --tokenizer t --out {new} --objective mlmm": "did you mean mlm?",
     "pretrain --data {file} --tokenizer t --out {new} --objective mlm:x": "the weight of mlm",
-    "pretrain --data {file} --tokenizer t --out {new} --objective mlm,span": "cannot be learnt by one model",
+    "pretrain --data {file} --tokenizer t --out {new} --objective mlm,span": "cannot be trained in one model",
     "pretrain --data {file} --tokenizer t --out {new} --objective causal --whole-words": "for mlm, nsp",
     "pretrain --data {file} --tokenizer t --out {new} --preset t5-small": "expected one for mlm",
     "pretrain --data {file} --out {new} --from minilm --width 9": "has its own shape and tokenizer",

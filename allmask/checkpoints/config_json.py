@@ -1,4 +1,4 @@
-"""Reading JSON that may be broken, and turning the settings of a `config.json` into a Config and back."""
+"""Read JSON that may be broken, and convert settings of a `config.json` to fields of a Config and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allmask.errors import CheckpointError
 
 _MAX_JSON = 64 * 1024 * 1024  # bytes; the largest index files of real models are below 1 MB
 
-# Their word for an activation, and ours. gelu_fast and gelu_new are the same formula, written twice.
+# Their name of an activation: ours. gelu_fast and gelu_new are the same formula.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -23,16 +23,16 @@ ACTIVATIONS = {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; anything else is an error that names the file and the line."""
+    """Read the object in a JSON file; errors name the file and the line."""
     try:
         size = path.stat().st_size
         if size > _MAX_JSON:
-            raise CheckpointError(f"{path}: {size:,} bytes; a settings file of that size is surely a mistake")
+            raise CheckpointError(f"{path}: {size:,} bytes; no settings file is that large")
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno})",
-            "the file is damaged or was edited by hand; fetch it again, or mend the line",
+            "the file is damaged or was edited by hand; fetch it again, or correct the line",
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -47,15 +47,25 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def required(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a Config these settings must name, by a table of (theirs, ours); all that lack are listed."""
+    """Fields of a Config from settings that must be present; `names` maps their names to ours."""
     missing = [theirs for theirs in names if settings.get(theirs) is None]
     if missing:
-        raise CheckpointError(f"no {', '.join(missing)}", "these settings give the model its shape; add them")
+        raise CheckpointError(f"no {', '.join(missing)}", "these settings define the shape of the model; add them")
     return {ours: settings[theirs] for theirs, ours in names.items()}
 
 
+def optional(settings: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Fields of a Config from settings that may be absent; `names` maps their names to our name and its default."""
+    return {ours: settings.get(theirs, default) for theirs, (ours, default) in names.items()}
+
+
+def all_names(sizes: Mapping[str, str], others: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """Their names and ours, of required and optional settings."""
+    return {**sizes, **{theirs: ours for theirs, (ours, _) in others.items()}}
+
+
 def refuse(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Settings that would change the numbers and that we do not compute: better no model than a wrong one."""
+    """Raise an error for settings that would change the result in a way that is not implemented."""
     for name, values in allowed.items():
         if name in settings and settings[name] not in values:
             known = " or ".join(json.dumps(value) for value in values)
@@ -63,10 +73,15 @@ def refuse(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) 
 
 
 def activation(settings: Mapping[str, Any], name: str, default: str) -> str:
-    word = settings.get(name, default)
-    if not isinstance(word, str) or word not in ACTIVATIONS:
-        raise CheckpointError(f"{name} is {word!r}; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[word]
+    theirs = settings.get(name, default)
+    if not isinstance(theirs, str) or theirs not in ACTIVATIONS:
+        raise CheckpointError(f"{name} is {theirs!r}; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[theirs]
+
+
+def activation_name(ours: str) -> str:
+    """Their name of an activation."""
+    return "gelu_new" if ours == "gelu_tanh" else ours
 
 
 def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -77,7 +92,7 @@ def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def placed(error: CheckpointError, path: Path, names: Mapping[str, str]) -> CheckpointError:
-    """The same error with the file in front and, for a Config field, the word the file uses for it."""
+    """The same error with the file in front; the hint gives the file's name for the Config field in the message."""
     message = error.message.removeprefix("config: ")
     theirs = [f"{ours} is written {word}" for word, ours in names.items() if ours in message.split()]
     hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint

@@ -18,25 +18,27 @@ PROBLEMS = {
 
 
 def layouts_named(family: Family, settings: Mapping[str, Any]) -> list[TaskLayout]:
-    """The layouts that files of the class of these settings may have; one that a tensor marks comes first."""
+    """The layouts of the class that the settings name. A layout with `marked_by` precedes others of its class."""
     named = settings.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
     return [layout for layout in family.tasks if layout.architecture == first]
 
 
 def layout_for(family: Family, config: Config, labels: Labels) -> TaskLayout | None:
-    """The layout that can say this; none for a BERT read from left to right, which transformers asks at [CLS]."""
+    """The layout for these labels, or None. A causal BERT has none: transformers would read its [CLS]."""
     if config.family == "bert" and config.own_mask == "causal":
         return None
     return next((layout for layout in family.tasks if labels.kind in layout.kinds), None)
 
 
 def labels_from(layout: TaskLayout, settings: Mapping[str, Any], outputs: int) -> Labels:
-    """The labels of a head with so many outputs; names left out are LABEL_0, LABEL_1, … as everywhere."""
+    """The labels of a head with this many outputs. Without names they are LABEL_0, LABEL_1, … as in transformers."""
     if layout.kinds == ("choice",):  # its one output has no name
         return Labels("choice", ("choice",))
     if layout.kinds == ("span",):
-        return _span(outputs)
+        if outputs != len(SPAN):
+            raise CheckpointError(f"the head for answers has {outputs} outputs; expected 2, for a start and an end")
+        return SPAN
     if layout.kinds in (("tag",), ("chain",)):
         return Labels(layout.kinds[0], _names(settings.get("id2label"), outputs))
     problem = settings.get("problem_type")
@@ -46,17 +48,11 @@ def labels_from(layout: TaskLayout, settings: Mapping[str, Any], outputs: int) -
     return Labels(kinds[problem], _names(settings.get("id2label"), outputs))
 
 
-def _span(outputs: int) -> Labels:
-    if outputs != len(SPAN):
-        raise CheckpointError(f"the head for answers has {outputs} outputs; expected 2, for a start and an end")
-    return SPAN
-
-
 def _names(given: Any, outputs: int) -> tuple[str, ...]:
     if given is None:
         return tuple(f"LABEL_{number}" for number in range(outputs))
     if not isinstance(given, Mapping):
-        raise CheckpointError(f"id2label is {given!r}; expected numbers with names")
+        raise CheckpointError(f'id2label is {given!r}; expected an object {{"0": "name", …}}')
     by_number = {str(number): name for number, name in given.items()}
     names = tuple(by_number.get(str(number)) for number in range(outputs))
     if len(by_number) != outputs or not all(isinstance(name, str) for name in names):
@@ -68,7 +64,7 @@ def _names(given: Any, outputs: int) -> tuple[str, ...]:
 
 
 def labels_to(layout: TaskLayout, labels: Labels) -> dict[str, Any]:
-    """What stands in `config.json` besides the body's settings."""
+    """The settings of a task head in `config.json`."""
     if labels.kind in ("choice", "span"):
         return {"architectures": [layout.architecture]}
     problem = {"problem_type": PROBLEMS[labels.kind]} if labels.kind in PROBLEMS else {}
@@ -82,7 +78,7 @@ def labels_to(layout: TaskLayout, labels: Labels) -> dict[str, Any]:
 
 
 def own_labels_from(given: Any) -> Labels:
-    """From our own layout: {"kind": "single", "names": ["negative", "positive"]}."""
+    """Read labels in our own layout: {"kind": "single", "names": ["negative", "positive"]}."""
     if not isinstance(given, Mapping) or not isinstance(given.get("names"), list):
         raise CheckpointError(f"labels is {given!r}; expected a kind and names")
     return Labels(given.get("kind", ""), tuple(given["names"]))

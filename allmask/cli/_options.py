@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions, Option, described
+from allmask.registry import TASKS
 from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run, check_resumed, check_values, run_of, tasks_of
 
 # ---- sections of --help --------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def _own(command: str) -> list[Merged]:
     """The options of the command itself, and the task."""
     found, hints = [], get_type_hints(CommandOptions)
     if command != "pretrain":
-        help = f"What to learn: {', '.join(TASKS_OF[command])}, or a task of an installed package."
+        help = f"What to learn: {', '.join(TASKS_OF[command])}, or {TASKS.of_packages()}."
         found = [Merged("task", str, Option(help, "data", metavar="TASK"), help, TASKS_OF[command][0])]
     for entry in fields(CommandOptions):
         option = described(entry)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from allmask.errors import ResourceError, UsageError
+from allmask.files import put_in_place
 
 TIDY = 16_384  # rows between two looks at memory
 ROWS = 1024  # of a parquet file in memory
@@ -79,13 +80,9 @@ def _lines(out: str) -> Iterator[TextIO | None]:
     try:
         with lines.open("w", encoding="utf-8") as stream:
             yield stream
-        if write is None:
-            os.replace(lines, made)
-        else:
+        if write is not None:
             write(lines, made)
-        with made.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(made, path)
+        put_in_place(lines if write is None else made, path)
     finally:
         lines.unlink(missing_ok=True)
         made.unlink(missing_ok=True)

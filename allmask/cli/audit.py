@@ -27,7 +27,7 @@ BROKEN = 7  # the exit code when a promise does not hold, so that an audit can g
 def command(
     model: Annotated[str, typer.Argument(help="A model folder or file, the bundled name minilm, or org/name.")],
     mask: Annotated[
-        str, typer.Option(help=f"The mask to give it: {', '.join(MASKS.builtin)}, or one of an installed package.")
+        str, typer.Option(help=f"The mask to give it: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}.")
     ] = "prefix",
     tokens: Annotated[int, typer.Option(min=2, max=256, help="How many tokens to probe with.")] = 10,
     seed: Annotated[int, typer.Option(help="Draws the tokens and the permutation.")] = 0,

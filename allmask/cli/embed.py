@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from allmask.cli import emit, listen, note, ready_lines, tell_cut, tell_skipped
 from allmask.cli.generate import Folder, Precision
 from allmask.errors import ResourceError, UsageError
+from allmask.files import atomic_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,24 +193,14 @@ def _output(out: str, width: int) -> Iterator[Put]:
     if out == "-":
         yield lambda records, vectors: print("\n".join(_json_lines(records, vectors)), flush=True)
         return
-    path = Path(out).resolve()  # through a link, to what it names
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("wb") as stream:
-            kind = _npy(stream, width) if path.suffix == ".npy" else _jsonl(stream)
-            with kind as put:
-                yield put
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise ResourceError(f"{out}: could not be written: {error.strerror or error}", "free some space") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic_file(out, "wb") as stream:
+        kind = _npy(stream, width) if Path(out).resolve().suffix == ".npy" else _jsonl(stream)
+        with kind as put:
+            yield put
 
 
 @contextmanager
-def _npy(stream: BinaryIO, width: int) -> Iterator[Put]:
+def _npy(stream: IO[bytes], width: int) -> Iterator[Put]:
     """Write rows one after another; the header, which comes first, leaves room for their number, known last."""
     from numpy.lib import format
 
@@ -232,7 +223,7 @@ def _npy(stream: BinaryIO, width: int) -> Iterator[Put]:
 
 
 @contextmanager
-def _jsonl(stream: BinaryIO) -> Iterator[Put]:
+def _jsonl(stream: IO[bytes]) -> Iterator[Put]:
     def put(records: list[Record], vectors: np.ndarray) -> None:
         stream.writelines(f"{line}\n".encode() for line in _json_lines(records, vectors))
 

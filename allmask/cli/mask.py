@@ -68,7 +68,7 @@ def command(
     kind: Annotated[
         str,
         typer.Argument(
-            help=f"Who may look at whom: {', '.join(MASKS.builtin)}, or one of an installed package.",
+            help=f"Who may look at whom: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}.",
             show_default=False,
         ),
     ],

@@ -33,7 +33,7 @@ def command(
 
 def _signed(folder: Path) -> list[Path]:
     """The folders to check: this one, or those of a run in the order in which they were made."""
-    from allmask.data.store import META
+    from allmask.data.corpus import META
     from allmask.training.checkpoint import MANIFEST, checkpoints
 
     if not folder.is_dir():
@@ -50,8 +50,7 @@ def _signed(folder: Path) -> list[Path]:
 
 def _problem(folder: Path) -> str | None:
     """What is wrong with a folder; a store of tokens has checksums of its own kind."""
-    from allmask.data.corpus import Corpus
-    from allmask.data.store import META
+    from allmask.data.corpus import META, Corpus
     from allmask.training.checkpoint import verify
 
     if not (folder / META).is_file():

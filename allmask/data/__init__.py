@@ -2,7 +2,7 @@
 
 records = list(read_records("train.jsonl", {"source": text, "target": text}))
 plan = plan_epoch(lengths, batch_tokens=8192, seed=1, epoch=0)
-with batches(lambda numbers: pack([examples[n] for n in numbers]), plan) as loader:
+with Loader(lambda numbers: pack([examples[n] for n in numbers]), plan) as loader:
     for batch in loader: …
 
 Names are resolved on first use, so that reading files does not import torch.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from allmask.data.batch import NO_LABEL, Asked, Batch, Example, pack, pack_flat, packs, rows_by_length
     from allmask.data.fields import Bad, Checker, Maybe, label, list_of, number, text
-    from allmask.data.loader import Loader, batches
+    from allmask.data.loader import Loader
     from allmask.data.plan import plan_epoch
     from allmask.data.records import MAX_LINE, Record, expect_held_out, read_records, usable
     from allmask.data.sentences import Texts
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "batch": ("NO_LABEL", "Asked", "Batch", "Example", "pack", "pack_flat", "packs", "rows_by_length"),
     "fields": ("Bad", "Checker", "Maybe", "label", "list_of", "number", "text"),
-    "loader": ("Loader", "batches"),
+    "loader": ("Loader",),
     "plan": ("plan_epoch",),
     "records": ("MAX_LINE", "Record", "expect_held_out", "read_records", "usable"),
     "sentences": ("Texts",),
@@ -30,8 +30,8 @@ _HOME = {
 
 __all__ = [
     "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "Example", "Loader", "Maybe", "Record", "Texts",
-    "batches", "expect_held_out", "label", "list_of", "number", "pack", "pack_flat", "packs", "plan_epoch",
-    "read_records", "rows_by_length", "text", "usable",
+    "expect_held_out", "label", "list_of", "number", "pack", "pack_flat", "packs", "plan_epoch", "read_records",
+    "rows_by_length", "text", "usable",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Examples and batches: what a model reads, when each token becomes known, and what it must predict from it.
+"""Examples and batches: the input ids, the order in which tokens become known, and the labels.
 
-A batch is one flat row without padding. Its documents do not see each other, because they are different groups of the
-mask; so a batch costs what its tokens cost, whatever their lengths.
+A batch is one flat row without padding. Its documents cannot attend to each other, because they are different groups of
+the mask. So the cost of a batch is the cost of its tokens, whatever the lengths of the documents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_LABEL = -1  # the `ignore_index` of a loss
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One document, token by token. Any sequences of numbers will do; they are kept as int32 arrays.
+    """One document. Accepts any sequences of numbers and stores them as int32 arrays.
 
                 [CLS]   你    吃  [SEP]   白    鸡  [SEP]
     order         0     0     0     0     1     2     3
@@ -31,18 +31,18 @@ class Example:
     """
 
     ids: np.ndarray
-    order: np.ndarray  # when a token becomes known, see Mask
+    order: np.ndarray  # when each token becomes known, see Mask
     segments: np.ndarray
-    labels: np.ndarray  # the token that a position must predict; -1 is none
-    position: np.ndarray | None = None  # where a token stands; counted if not given
+    labels: np.ndarray  # the token to predict at each position; -1 for none
+    position: np.ndarray | None = None  # default: 0, 1, 2, …
 
     @classmethod
     def pair(cls, source: Sequence[int], target: Sequence[int], labels: Sequence[int]) -> Example:
-        """What an encoder reads, what its decoder reads, and what that must predict, see `Mask.encoder_decoder`.
+        """Make an example for an encoder–decoder: the inputs of encoder and decoder, and the decoder's labels.
 
                      你    吃  </s>   <s>   白    鸡
         order         0     0     0     1     2     3
-        position         0     1     2     0     1     2
+        position      0     1     2     0     1     2
         labels       -1    -1    -1    白    鸡  </s>
         """
         read, written = np.arange(len(source)), np.arange(len(target))
@@ -58,9 +58,7 @@ class Example:
             object.__setattr__(self, field.name, np.asarray(getattr(self, field.name), dtype=np.int32))
         shapes = {field.name: getattr(self, field.name).shape for field in fields(self)}
         if self.ids.ndim != 1 or len(set(shapes.values())) > 1:
-            raise UsageError(
-                f"example: ids, order, segments, labels, position must be rows of one length, not {shapes}"
-            )
+            raise UsageError(f"example: all fields must be rows of one length, not {shapes}")
         if len(self) == 0:
             raise UsageError("example: it has no tokens")
 
@@ -70,24 +68,24 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the task head is asked in a batch: at which tokens, and what it should say there.
+    """The targets of the task head in a batch: the tokens it is applied to, and the gold labels.
 
-    Without `texts` each asked token stands for a text, in the order of the row. Where texts are choices, `gold` is the
-    number of the right text of each question. Where tokens are asked, each is a text to itself: tagged ones are of the
-    same question if they are of the same text, and of a span `gold` is the first and the last token of each question.
+    By default each selected token stands for one text, in the order of the row. Multiple choice: each text is a choice,
+    and `gold` is the index of the right choice of each question. Tagging: each token counts as a text, and the tokens
+    of one sentence have the same question. Extractive answers: `gold` is the first and last token of each answer.
     """
 
-    where: Tensor  # (1, N) booleans
-    gold: Tensor  # (texts,) numbers of labels, or (texts, labels) of any numbers
-    weights: Tensor | None = None  # (texts,) how much each counts, 1 on average over all there are; none: all alike
-    name: str = "task"  # what its loss is called
-    texts: Tensor | None = None  # (M,) of which text each asked token is, where a text is read in parts
-    pool: str = "mean"  # how what is said of the parts becomes what is said of a text; or "max"
-    questions: Tensor | None = None  # (texts,) to which question each text is a choice
+    where: Tensor  # (1, N) booleans: the selected tokens
+    gold: Tensor  # (texts,) label indices, or (texts, labels) floats
+    weights: Tensor | None = None  # (texts,) weights of the texts, 1 on average over the data set; default: equal
+    name: str = "task"  # of its loss
+    texts: Tensor | None = None  # (M,) the text of each selected token, where long texts are read in windows
+    pool: str = "mean"  # how the scores of the windows of a text are combined; or "max"
+    questions: Tensor | None = None  # (texts,) the question that each text belongs to
 
     @property
     def count(self) -> int:
-        """What a mean loss is divided by."""
+        """The divisor of a mean loss."""
         return self.gold.numel()
 
     def to(self, device: torch.device | str) -> Asked:
@@ -96,24 +94,24 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples in one row. `mask.group` is the number of the example that a token came from.
+    """Examples in one row. `mask.group` is the index of the example that each token belongs to.
 
-    For an encoder–decoder the row is the same: it reads what is known first in an example, its source, and writes the
-    rest. With `query`, labels are predicted by a second stream that embeds this id at each position and reads strictly
-    older tokens only, so never the one it guesses (XLNet). `also` is a row of its own, learnt in the same step.
+    For an encoder–decoder the row is the same: in each example the tokens of order 0 are the source, the others the
+    target. With `query`, labels are predicted by XLNet's second stream: it embeds this id at each position and attends
+    to strictly older tokens, so never to the token it predicts. `also` is a second batch for the same training step.
     """
 
     ids: Tensor  # (1, N)
     mask: Mask  # (1, N)
     segments: Tensor  # (1, N)
     labels: Tensor  # (1, N), -1 where nothing is predicted
-    name: str = "lm"  # what its loss is called
+    name: str = "lm"  # of its loss
     query: int | None = None
-    relations: Tensor | None = None  # (examples,) 0: segment 1 follows segment 0; 1: it comes from elsewhere
-    weight: float = 1.0  # of the tokens' loss among the others
+    relations: Tensor | None = None  # (examples,) 0: segment 1 follows segment 0; 1: it is from another document
+    weight: float = 1.0  # of the language model loss relative to the others
     asked: Asked | None = None
     also: Batch | None = None
-    hidden: Tensor | None = None  # (M, W) of the asked tokens, where the body does not learn and was asked before
+    hidden: Tensor | None = None  # (M, W) cached hidden states of the selected tokens, if the body is frozen
 
     @property
     def tokens(self) -> int:
@@ -121,12 +119,12 @@ class Batch:
 
     @property
     def targets(self) -> int:
-        """How many positions have a label: what a mean loss is divided by."""
+        """The number of positions with a label: the divisor of a mean loss."""
         return int((self.labels != NO_LABEL).sum())
 
     @property
     def counts(self) -> dict[str, int]:
-        """The same for each of its losses by name."""
+        """The divisor of each of its losses, by name."""
         tokens = {self.name: self.targets} if self.asked is None or self.targets else {}
         related = {} if self.relations is None else {"nsp": len(self.relations)}
         asked = {} if self.asked is None else {self.asked.name: self.asked.count}
@@ -137,10 +135,9 @@ class Batch:
 
 
 def pack(examples: Sequence[Example]) -> Batch:
-    """One row of all examples, shortest first, so that those of equal length are one call of a kernel.
+    """Pack examples into one row, shortest first, so that those of equal length are one call of a kernel.
 
-    Within an example tokens stand by their order, and carry their place: it is the row that `Mask.flatten` makes of a
-    padded batch.
+    Within an example, tokens are sorted by order and keep their positions, as in `Mask.flatten` of a padded batch.
     """
     if not examples:
         raise UsageError("pack: there are no examples to make a batch of")
@@ -153,16 +150,15 @@ def pack(examples: Sequence[Example]) -> Batch:
 
 
 def packs(examples: Sequence[Example], tokens: int = 4096) -> list[Batch]:
-    """Rows of all examples, those of similar length together: at most so many tokens each, counted as if padded."""
+    """Pack examples of similar length into batches of at most `tokens` tokens each, counted as if padded."""
     rows = rows_by_length([len(example) for example in examples], tokens, padded=True)
     return [pack([examples[number] for number in row]) for row in rows]
 
 
 def rows_by_length(lengths: Sequence[int], batch_tokens: int, padded: bool = False) -> Iterator[list[int]]:
-    """Numbers of texts of similar length that share a row of at most `batch_tokens` tokens; a longer text is alone.
+    """Yield rows of text numbers, of at most `batch_tokens` tokens each, shortest first; a longer text is alone.
 
-    Shortest first, so that those of equal length are neighbours; texts without tokens are left out. With `padded` each
-    text counts as many tokens as the longest of its row.
+    Texts without tokens are left out. With `padded`, each text counts as many tokens as the longest of its row.
     """
     row: list[int] = []
     total = 0
@@ -181,22 +177,22 @@ def pack_flat(
     lengths: np.ndarray, ids: np.ndarray, order: np.ndarray, segments: np.ndarray, labels: np.ndarray,
     name: str = "lm", query: int | None = None, relations: np.ndarray | None = None, position: np.ndarray | None = None,
 ) -> Batch:  # fmt: skip
-    """The same of examples that already stand in flat arrays, one after another."""
+    """Pack examples that are already concatenated into flat arrays, see `pack`."""
     row = np.arange(len(lengths)).repeat(lengths)
     rank = np.empty_like(lengths)
     rank[lengths.argsort(kind="stable")] = np.arange(len(lengths))
     position = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row] if position is None else position
     order = order.astype(np.int64)
     lowest = order.min()
-    # stable: by the rank of the example, then by order
+    # Stable sort by the rank of the example, then by order
     sort = (rank[row] * (order.max() - lowest + 1) + (order - lowest)).argsort(kind="stable")
 
     def tokens(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[sort].astype(np.int64))[None]
 
     mask = Mask(tokens(order), tokens(row), tokens(position))
-    labelled = None if relations is None else torch.from_numpy(relations.astype(np.int64))
-    return Batch(tokens(ids), mask, tokens(segments), tokens(labels), name, query, labelled)
+    related = None if relations is None else torch.from_numpy(relations.astype(np.int64))
+    return Batch(tokens(ids), mask, tokens(segments), tokens(labels), name, query, related)
 
 
 AnyBatch = TypeVar("AnyBatch", Batch, Asked)

@@ -1,4 +1,4 @@
-"""What may stand in a field of a record: small functions that return the value, or say what is wrong with it."""
+"""Checkers for the fields of a record: small functions that return the value, or raise `Bad` with what is wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from allmask.errors import UsageError
 from allmask.files import closest
 
 Checker = Callable[[Any], Any]
-_BLANK = "blank text"  # the reason; of a field it names the field instead
+_BLANK = "blank text"  # the reason for a value; for a field the reason names the field
 
 
 class Bad(Exception):
-    """A record that cannot be used: the reason it is counted under, what is wrong in words, and what to do.
+    """A record that cannot be used.
 
-    `line` is given where that is not the line on which the record begins.
+    `reason` is what skipped records are counted by, `what` is the message, `hint` is what to do. `line` is the line
+    with the error, if it is not the first line of the record.
     """
 
     def __init__(self, reason: str, what: str, hint: str = "fix the line", line: int | None = None):
@@ -69,22 +70,34 @@ def label(value: Any) -> str | int | float:
 
 
 def list_of(check: Checker) -> Checker:
-    """A list, not empty, in which every item passes."""
+    """Return a checker for lists that are not empty and whose items all pass `check`."""
 
     def check_list(value: Any) -> list[Any]:
-        items = _parse(value) if isinstance(value, Cell) else value
+        items = value
+        if isinstance(value, Cell):
+            try:
+                items = json.loads(value)
+            except (ValueError, RecursionError):
+                items = None
         if not isinstance(items, list):
             raise wrong_type(value, "a list")
         if not items:
             raise Bad("empty list", "is an empty list")
-        return [_check_item(check, place, item) for place, item in enumerate(items, 1)]
+        checked = []
+        for item in items:
+            try:
+                checked.append(check(item))
+            except Bad as bad:
+                what = f"has an item {len(checked) + 1} that {bad.what}"
+                raise Bad(bad.reason, what, bad.hint, bad.line) from None
+        return checked
 
     return check_list
 
 
 @dataclass(frozen=True)
 class Maybe:
-    """A field that may be absent, null or blank: then it is None. `Maybe(text)`."""
+    """A checker that returns None for a field that is absent, null or blank: `Maybe(text)`."""
 
     check: Checker
 
@@ -97,15 +110,14 @@ _OF_TYPE: dict[object, Checker] = {str: text, float: number}
 
 
 def as_checkers(fields: Mapping[str, Checker | type]) -> dict[str, Checker]:
-    """`str` stands for `text` and `float` for `number`; anything else must be a checker already."""
+    """Replace `str` by `text` and `float` by `number`; anything else must be a checker already."""
     if not fields:
         raise UsageError("read_records: name at least one field")
     checkers = {name: _OF_TYPE.get(check, check) for name, check in fields.items()}
     for name, check in checkers.items():
         if isinstance(check, type) or not callable(check):
-            raise UsageError(
-                f'read_records: "{name}" is to be {check!r}; expected str, float or a checker such as text'
-            )
+            expected = "expected str, float or a checker such as text"
+            raise UsageError(f'read_records: the checker of "{name}" is {check!r}; {expected}')
     return checkers
 
 
@@ -114,23 +126,30 @@ def required(checkers: Mapping[str, Checker]) -> list[str]:
 
 
 def check_row(checkers: Mapping[str, Checker], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The asked fields of a row, each as its checker returns it."""
+    """Return the fields of a row that have a checker, each as its checker returns it."""
     for name in required(checkers):
         if name not in row:
             raise Bad("missing field", *missing(name, list(row), "the line"))
-    return {name: _check_field(check, name, row.get(name)) for name, check in checkers.items()}
+    checked = {}
+    for name, check in checkers.items():
+        try:
+            checked[name] = check(row.get(name))
+        except Bad as bad:
+            reason = f"blank {show(name)}" if bad.reason == _BLANK else bad.reason
+            raise Bad(reason, f"{show(name)} {bad.what}", bad.hint, bad.line) from None
+    return checked
 
 
-def missing(name: str, there: list[str], where: str) -> tuple[str, str]:
-    """What to say and what to do when a field is not there, perhaps because its name is misspelt."""
-    close = closest(name, there)
-    listed = ", ".join(map(show, there[:6])) + (", …" if len(there) > 6 else "")
-    what = f"no {show(name)}; found {listed}" if there else f"no {show(name)}; found no fields at all"
+def missing(name: str, found: list[str], where: str) -> tuple[str, str]:
+    """Return the message and the hint for a missing field, whose name may be misspelt among the `found` ones."""
+    close = closest(name, found)
+    listed = ", ".join(map(show, found[:6])) + (", …" if len(found) > 6 else "")
+    what = f"no {show(name)}; found {listed or 'no fields at all'}"
     return what, ("" if close is None else f"did you mean {show(name)} by {show(close)}? ") + f"fix {where}"
 
 
 def show(value: Any) -> str:
-    """A value as JSON writes it, shortened: control characters do not reach a terminal."""
+    """Return a value as JSON, shortened, without control characters that would reach a terminal."""
     try:
         written = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -138,35 +157,10 @@ def show(value: Any) -> str:
     return written if len(written) <= 40 else written[:39] + "…"
 
 
-def _check_field(check: Checker, name: str, value: Any) -> Any:
-    try:
-        return check(value)
-    except Bad as bad:
-        reason = f"blank {show(name)}" if bad.reason == _BLANK else bad.reason
-        raise Bad(reason, f"{show(name)} {bad.what}", bad.hint, bad.line) from None
-
-
-def _check_item(check: Checker, place: int, item: Any) -> Any:
-    try:
-        return check(item)
-    except Bad as bad:
-        raise Bad(bad.reason, f"has an item {place} that {bad.what}", bad.hint, bad.line) from None
+_KINDS = {str: "text", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
 
 
 def wrong_type(value: Any, expected: str) -> Bad:
-    return Bad("wrong type", f"is {_kind(value)}; expected {expected}")
-
-
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return show(value)
-    kinds = {str: "text", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
-    kind = next((words for kind, words in kinds.items() if isinstance(value, kind)), type(value).__name__)
-    return f"{show(value)} ({kind})"
-
-
-def _parse(cell: str) -> Any:
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return None
+    kind = next((words for kind, words in _KINDS.items() if isinstance(value, kind)), type(value).__name__)
+    found = show(value) if value is None or isinstance(value, bool) else f"{show(value)} ({kind})"
+    return Bad("wrong type", f"is {found}; expected {expected}")

@@ -1,6 +1,6 @@
-"""Batches made ahead of time in the background, so that a training step does not wait for tokenizers.
+"""Batches prepared in the background, so that a training step does not wait for the tokenizer.
 
-Threads are enough: tokenizers and numpy work outside Python's lock.
+Threads are enough: tokenizers and numpy release Python's global lock.
 """
 
 from __future__ import annotations
@@ -15,60 +15,55 @@ from typing import Any, Generic, TypeVar
 from allmask.errors import UsageError
 
 T = TypeVar("T")
-Encode = Callable[[Any], T]  # of whatever the plan holds, usually the numbers of examples
-AHEAD = 2  # batches a worker makes before they are asked for
+AHEAD = 2  # batches that each worker prepares in advance
 
 
 class Loader(Generic[T]):
-    """An iterator over encoded batches, in the order of the plan whatever the number of workers.
+    """An iterator over `encode(numbers)` for each batch of a plan, from batch `start` on, in the order of the plan.
 
-    `waited` is how many seconds the caller has stood still for them. What `encode` raises is raised here, at the batch
-    it belongs to. Leaving the `with`, or `close()`, ends the threads; so does the last batch.
+    Batches are prepared in advance by `workers` threads; with 0 workers, when they are requested. `encode` must depend
+    on the numbers alone; what it raises is raised at the batch it belongs to. `waited` is how many seconds the caller
+    has waited. The threads end after the last batch, on leaving the `with` block, or on `close()`.
     """
 
-    def __init__(self, encode: Encode[T], plan: Iterable[Any], start: int = 0, workers: int = 1):
+    def __init__(self, encode: Callable[[Any], T], plan: Iterable[Any], start: int = 0, workers: int = 1):
         if start < 0 or workers < 0:
-            raise UsageError(f"batches: start {start} and workers {workers} must not be negative")
+            raise UsageError(f"Loader: start {start} and workers {workers} must not be negative")
         self.waited = 0.0
         self._encode = encode
         self._plan = islice(plan, start, None)
         self._pool = ThreadPoolExecutor(workers, "allmask-data") if workers else None
         self._ahead = AHEAD * workers
-        self._coming: deque[Future[T]] = deque()
+        self._pending: deque[Future[T]] = deque()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         try:
-            return self._take()
-        except BaseException:  # StopIteration too: nothing comes after it
+            if self._pool is None:
+                return self._encode(next(self._plan))
+            self._submit(self._pool)
+            if not self._pending:
+                raise StopIteration
+            batch = self._pending.popleft().result()
+            self._submit(self._pool)  # now, so that the next batch is made while the caller computes
+            return batch
+        except BaseException:  # also StopIteration: nothing follows
             self.close()
             raise
         finally:
-            self.waited += time.perf_counter() - begun
+            self.waited += time.perf_counter() - begin
 
-    def _take(self) -> T:
-        if self._pool is None:
-            return self._encode(next(self._plan))
-        self._order()
-        if not self._coming:
-            raise StopIteration
-        made = self._coming.popleft().result()
-        self._order()  # before the caller computes, so that the next is made meanwhile
-        return made
-
-    def _order(self) -> None:
-        """Have as many batches under way as the workers may be ahead."""
-        assert self._pool is not None
-        for numbers in islice(self._plan, self._ahead - len(self._coming)):
-            self._coming.append(self._pool.submit(self._encode, numbers))
+    def _submit(self, pool: ThreadPoolExecutor) -> None:
+        for numbers in islice(self._plan, self._ahead - len(self._pending)):
+            self._pending.append(pool.submit(self._encode, numbers))
 
     def close(self) -> None:
-        """Drop what was made ahead and wait for the threads to end. Iterating afterwards yields nothing."""
+        """Drop the prepared batches and wait for the threads to end. Iterating afterwards yields nothing."""
         self._plan = iter(())
-        self._coming.clear()
+        self._pending.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -77,11 +72,3 @@ class Loader(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def batches(encode: Encode[T], plan: Iterable[Any], start: int = 0, workers: int = 1) -> Loader[T]:
-    """`encode(numbers)` for each batch of the plan from number `start` on, made ahead by `workers` threads.
-
-    With 0 workers they are made when they are asked for. `encode` must be a function of the numbers alone.
-    """
-    return Loader(encode, plan, start, workers)

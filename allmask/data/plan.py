@@ -1,4 +1,4 @@
-"""Which examples make a batch, and in what order: a pure function, so that a resumed run sees the same."""
+"""Assign examples to batches, in a random order that depends on the arguments alone, so that runs can be resumed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from allmask.errors import UsageError
 
-POOL_BATCHES = 64  # batches' worth of shuffled examples sorted together: neighbours get similar lengths, batches differ
+POOL_BATCHES = 64  # batches' worth of shuffled examples that are sorted by length together
 
 
 @dataclass(frozen=True, eq=False)
 class Plan(Sequence[list[int]]):
-    """Batches of example numbers. They become lists when they are asked for: a plan of many rows is kept as arrays."""
+    """Batches of example numbers, stored as arrays; a batch becomes a list when it is accessed."""
 
     numbers: np.ndarray
-    begins: np.ndarray  # where each batch begins among the numbers, and where it ends
-    ends: np.ndarray
+    begins: np.ndarray  # index in `numbers` of the first example of each batch
+    ends: np.ndarray  # and of the one after its last
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -38,39 +38,30 @@ class Plan(Sequence[list[int]]):
 
 
 def plan_epoch(lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int, epoch: int) -> Plan:
-    """Batches of example numbers, each number once, within `batch_tokens`; an example over the budget stands alone.
+    """Return batches of at most `batch_tokens` tokens that contain each example once; a longer example is alone.
 
-    Examples are shuffled, pools of them sorted by length, cut into batches, and the batches shuffled. The result
-    depends on the arguments alone.
+    Examples are shuffled, sorted by length within pools of 64 batches, and cut into batches, which are shuffled. The
+    result depends on the arguments alone.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    _check(sizes, batch_tokens, seed, epoch)
-    # Raw bits and a stable sort: numpy promises the same for every version, which it does not for its shuffle.
-    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
-    shuffled = bits.random_raw(len(sizes)).argsort(kind="stable")
-    order = _sort_pools(shuffled, sizes, batch_tokens)
-    bounds = np.array(_cut(sizes[order], batch_tokens))
-    chosen = bits.random_raw(len(bounds) - 1).argsort(kind="stable")
-    return Plan(order, bounds[chosen], bounds[chosen + 1])
-
-
-def _check(sizes: np.ndarray, batch_tokens: int, seed: int, epoch: int) -> None:
     if sizes.ndim != 1 or (sizes < 1).any():
         raise UsageError("plan_epoch: lengths must be a row of positive whole numbers")
     if batch_tokens < 1:
         raise UsageError(f"a batch of {batch_tokens} tokens holds nothing", "pass --batch-tokens 1024 or more")
     if seed < 0 or epoch < 0:
         raise UsageError(f"seed {seed} and epoch {epoch} must not be negative")
-
-
-def _sort_pools(shuffled: np.ndarray, sizes: np.ndarray, batch_tokens: int) -> np.ndarray:
-    """The shuffled numbers, sorted by length within each pool."""
+    # Raw bits and a stable sort are the same in every version of numpy; its shuffle need not be
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    shuffled = bits.random_raw(len(sizes)).argsort(kind="stable")
     pool = (sizes[shuffled].cumsum() - 1) // (POOL_BATCHES * batch_tokens)
-    return shuffled[np.lexsort((sizes[shuffled], pool))]
+    order = shuffled[np.lexsort((sizes[shuffled], pool))]  # sorted by length within each pool
+    bounds = np.array(_cut(sizes[order], batch_tokens))
+    chosen = bits.random_raw(len(bounds) - 1).argsort(kind="stable")
+    return Plan(order, bounds[chosen], bounds[chosen + 1])
 
 
 def _cut(sizes: np.ndarray, batch_tokens: int) -> list[int]:
-    """Where batches begin, and the end: each takes as many examples as fit, and at least one."""
+    """Return where batches begin, and the end: each takes as many examples as fit, and at least one."""
     ends = sizes.cumsum()
     following = ends.searchsorted(ends - sizes + batch_tokens, side="right")
     following = np.maximum(following, np.arange(len(sizes)) + 1)

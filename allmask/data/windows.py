@@ -1,10 +1,10 @@
-"""Training rows out of a corpus, by number: documents cut at sentences, or one long stream cut at every `length`.
+"""Training rows of a corpus, by number: documents cut at sentences, or one long stream cut every `length` tokens.
 
-windows = Windows(corpus, length=510)                                            # BERT: a document a row, or several
+windows = Windows(corpus, length=510)                                            # BERT: one row or more per document
 windows = Windows(corpus, length=1025, overlap=1, across=True, separator=eos)    # GPT: 1024 inputs and their targets
 training, held_out = windows.split(0.01, seed=0)
 
-Nothing is kept per sentence, and what is kept per row or per document is numbers in one array, on disk when many.
+Nothing is stored per sentence. What is stored per row or per document is one array of integers, on disk if it is large.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 from allmask.data.corpus import Corpus
 from allmask.errors import DataError, UsageError
 
-IN_MEMORY = 1 << 26  # bytes; a longer list of rows is a file without a name
-_BLOCK = 1 << 16  # documents looked at at once
+IN_MEMORY = 1 << 26  # bytes; a larger array is kept in a temporary file
+_BLOCK = 1 << 16  # documents processed at a time
 
 
 class Windows:
-    """Rows of at most `length` ids, as int32. What is asked for first computes where they are.
+    """Rows of at most `length` ids, as int32. The first access computes where the rows are.
 
-    Within documents (the default) a row ends where a sentence does, unless a sentence alone is longer than a row; a
-    short document is one row. With `across`, every document is followed by `separator` and the rows are all full but
-    the last. Each row but the first, of a document or of the stream, begins with the last `overlap` tokens of the row
-    before. `only` says which documents to take.
+    Within documents (the default) a row ends at the end of a sentence, unless a sentence alone is longer than a row; a
+    short document is one row. With `across`, every document is followed by `separator`, and all rows but the last are
+    full. Each row but the first of a document (or of the stream) begins with the last `overlap` tokens of the previous
+    row. `only` selects documents by booleans.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Windows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens each row has."""
+        """The number of tokens of each row."""
         return self._cut.lengths
 
     def __getitem__(self, number: int) -> np.ndarray:
@@ -65,20 +65,20 @@ class Windows:
         return self._cut.row(number)
 
     def sentences(self, number: int) -> np.ndarray:
-        """Where in a row its sentences begin; the first is 0, also where the row begins inside a sentence."""
+        """Return where the sentences of a row begin. The first is 0, even if the row begins inside a sentence."""
         begin, end = self._bounds(number)
         starts = self.corpus.sentence_starts
         inner = starts[starts.searchsorted(begin, "right") : starts.searchsorted(end, "left")]
         return np.append(0, inner - begin)
 
     def document(self, number: int) -> int:
-        """Which document of the corpus a row is of."""
+        """Return the number of the document that a row belongs to."""
         begin, _ = self._bounds(number)
         sentence = self.corpus.sentence_starts.searchsorted(begin, "right") - 1
         return int(self.corpus.document_starts.searchsorted(sentence, "right")) - 1
 
     def _bounds(self, number: int) -> tuple[int, int]:
-        """Where a row begins and ends among the tokens."""
+        """Return where a row begins and ends in the tokens of the corpus."""
         if not isinstance(self._cut, _Rows):
             raise UsageError("rows across documents have no document of their own", "cut rows within documents")
         if not 0 <= number < len(self):
@@ -87,10 +87,10 @@ class Windows:
         return begin, end
 
     def split(self, share: float, seed: int) -> tuple[Windows, Windows]:
-        """The rows to train on, and held-out ones from a `share` of the documents (at least one), drawn by the seed."""
+        """Return training rows and held-out rows; the latter from a random `share` of the documents, at least one."""
         documents = self.corpus.documents
-        there = np.ones(documents, bool) if self.only is None else self.only
-        total = int(there.sum())
+        present = np.ones(documents, bool) if self.only is None else self.only
+        total = int(present.sum())
         if not 0 < share < 1:
             raise UsageError(f"a share of {share} held out; expected more than 0 and less than 1")
         if total < 2:
@@ -101,17 +101,16 @@ class Windows:
         # Raw bits, which numpy promises to be the same in every version
         draws = np.random.PCG64(np.random.SeedSequence([seed])).random_raw(documents)
         count = min(max(1, round(share * total)), total - 1)
-        drawn = there & (draws <= np.partition(draws[there], count - 1)[count - 1])
-        return self._with(there & ~drawn), self._with(drawn)
-
-    def _with(self, only: np.ndarray) -> Windows:
-        return Windows(
-            self.corpus, self.length, self.overlap, across=self.across, separator=self.separator, only=only
-        )  # fmt: skip
+        drawn = present & (draws <= np.partition(draws[present], count - 1)[count - 1])
+        options = {"across": self.across, "separator": self.separator}
+        training, held_out = (
+            Windows(self.corpus, self.length, self.overlap, only=only, **options) for only in (present & ~drawn, drawn)
+        )
+        return training, held_out
 
 
 class _Rows:
-    """Where each row begins and ends among the tokens."""
+    """Rows within documents; `bounds` (rows, 2) is where each row begins and ends in the tokens of the corpus."""
 
     def __init__(self, corpus: Corpus, length: int, overlap: int, only: np.ndarray | None):
         self.ids = corpus.ids
@@ -130,7 +129,7 @@ class _Rows:
 
 
 def _row_bounds(corpus: Corpus, length: int, overlap: int, only: np.ndarray | None) -> Iterator[np.ndarray]:
-    """(begin, end) of rows, for a block of documents at a time."""
+    """Yield (begin, end) of rows, for a block of documents at a time."""
     for numbers, low, high in _documents(corpus, only):
         inner = [_cuts(corpus, numbers[at], length, overlap) for at in np.flatnonzero(high - low > length)]
         cuts = np.concatenate([np.empty(0, np.int64), *inner])
@@ -140,7 +139,7 @@ def _row_bounds(corpus: Corpus, length: int, overlap: int, only: np.ndarray | No
 
 
 def _documents(corpus: Corpus, only: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Blocks of documents: their numbers, where each begins among the tokens, where it ends."""
+    """Yield blocks of documents: their numbers, where each begins in the tokens of the corpus, and where it ends."""
     for first in range(0, corpus.documents, _BLOCK):
         last = min(first + _BLOCK, corpus.documents)
         bounds = corpus.bounds(first, last)
@@ -150,31 +149,31 @@ def _documents(corpus: Corpus, only: np.ndarray | None) -> Iterator[tuple[np.nda
 
 
 def _cuts(corpus: Corpus, number: int, length: int, overlap: int) -> np.ndarray:
-    """Where rows meet inside a long document."""
+    """Return where the rows after the first begin, before overlap, in a document longer than a row.
+
+    A row takes as many whole sentences as fit; a sentence longer than a row is cut after as many tokens as fit.
+    """
     first, last = corpus.document_starts[number : number + 2].tolist()
-    return np.fromiter(_cut_points(corpus.sentence_starts[first : last + 1], length, overlap), np.int64)
-
-
-def _cut_points(sentences: np.ndarray, length: int, overlap: int) -> Iterator[int]:
-    """Take as many sentences as there is room for; of one that has no room in a row of its own, as many tokens."""
+    sentences = corpus.sentence_starts[first : last + 1]
     start, end = int(sentences[0]), int(sentences[-1])
-    room, place = length, 0  # `place`: the sentence that `start` is in
+    room, current, cuts = length, 0, []  # `current`: the sentence that `start` is in
     while end - start > room:
-        # Each sentence has a token at least, so no more than `room` of them can end within the room
-        fitting = int(sentences[place + 1 : place + 1 + room].searchsorted(start + room, "right"))
-        place += fitting
-        start = int(sentences[place]) if fitting else start + room
-        yield start
+        # Each sentence has at least one token, so at most `room` sentences end within the room
+        fitting = int(sentences[current + 1 : current + 1 + room].searchsorted(start + room, "right"))
+        current += fitting
+        start = int(sentences[current]) if fitting else start + room
+        cuts.append(start)
         room = length - overlap
+    return np.array(cuts, np.int64)
 
 
 class _Stream:
-    """All documents as one row of tokens, a separator after each; rows lie at fixed places in it."""
+    """All documents as one stream of tokens with a separator after each; rows begin every `step` tokens."""
 
     def __init__(self, corpus: Corpus, length: int, overlap: int, separator: int, only: np.ndarray | None):
         self.ids, self.separator = corpus.ids, separator
         self.length, self.step = length, length - overlap
-        # Of each document: where it begins in the corpus, and in the stream
+        # Where each document begins in the corpus, and in the stream; the last of `places` is the end of the stream
         self.begins = _gather(corpus.folder, (low for _, low, _ in _documents(corpus, only)))
         self.places = _gather(corpus.folder, _stream_places(corpus, only))
         self.total = int(self.places[-1])
@@ -195,7 +194,7 @@ class _Stream:
         document = int(self.places.searchsorted(start, "right")) - 1
         while start < end:
             following = int(self.places[document + 1])
-            stop = min(end, following - 1)  # the place before the next document is the separator's
+            stop = min(end, following - 1)  # the token before the next document is the separator
             begin = int(self.begins[document]) - int(self.places[document])
             row[start - number * self.step : stop - number * self.step] = self.ids[begin + start : begin + stop]
             start, document = following, document + 1
@@ -203,7 +202,7 @@ class _Stream:
 
 
 def _stream_places(corpus: Corpus, only: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Where each document begins in the stream, and where the last and its separator end."""
+    """Yield where each document begins in the stream, and where the last one ends with its separator."""
     total = 0
     yield np.array([total])
     for _, low, high in _documents(corpus, only):
@@ -213,9 +212,9 @@ def _stream_places(corpus: Corpus, only: np.ndarray | None) -> Iterator[np.ndarr
 
 
 def _gather(folder: Path, pieces: Iterator[np.ndarray]) -> np.ndarray:
-    """Whole numbers in one array; many of them in a file that is gone when nobody looks at it any more."""
-    place = str(folder) if os.access(folder, os.W_OK) else None
-    with SpooledTemporaryFile(IN_MEMORY, dir=place) as file:
+    """Join integers into one array; a large one is a memory map of a temporary file, which the system removes."""
+    parent = str(folder) if os.access(folder, os.W_OK) else None
+    with SpooledTemporaryFile(IN_MEMORY, dir=parent) as file:
         for piece in pieces:
             file.write(piece.astype(np.int64, copy=False).tobytes())
         if file.tell() > IN_MEMORY:

@@ -1,4 +1,4 @@
-"""Greedy, beam search and sampling: one loop over a writer, which is all that a search sees of a model."""
+"""Greedy, beam search and sampling: one loop over a writer, the only interface to a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from allmask.decoding import filters
-from allmask.decoding.settings import Decoding
 from allmask.errors import CheckpointError, UsageError
 from allmask.kernels import top_tokens as shortlist
+from allmask.options import Decoding
 
 
 class State(Protocol):
-    """What a writer remembers of R rows."""
+    """The state of a writer for R rows."""
 
     def select(self, rows: Tensor) -> State:
-        """Some of the rows, in any order, repeated or dropped. What rows of a prompt share is not copied."""
+        """Select rows in any order, repeated or dropped. What the rows of a prompt share is not copied."""
         ...
 
 
@@ -29,35 +29,35 @@ class Writer(Protocol):
     """A model that continues prompts token by token."""
 
     def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens this prompt can be continued with."""
+        """The number of tokens by which this prompt can be continued."""
         ...
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any]:
-        """The logits (S, V) of the first new token of each prompt, the caller's to change, and a state with S rows."""
+        """The logits (S, V) of the first new token of each prompt, which may be modified, and a state of S rows."""
         ...
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The tokens (R,) chosen for the rows in, the logits (R, V) of the next ones and the next state out."""
+        """Append a token to each row, (R,); return the logits (R, V) of the next tokens and the next state."""
         ...
 
 
 class Hypothesis(NamedTuple):
-    """What was written, without the token that ended it."""
+    """A finished continuation, without its end token."""
 
     tokens: tuple[int, ...]
     score: float  # log_probability / length ** length_penalty; the end token counts
     log_probability: float  # the model's own, before any filter
-    finished: bool  # ended by an end token, not by running out of room
+    finished: bool  # by an end token, not by the limit of its length
 
 
 def generate(
     writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding,
     on_token: Callable[[int, int], None] | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
-    """The n best continuations of each prompt, best first (fewer if the rules allow no more); samples as drawn.
+    """The n best continuations of each prompt, best first (fewer if the rules allow no more); samples in drawn order.
 
-    A prompt's result does not depend on the others in the batch: samples are drawn by the seed, the prompt's own
-    tokens and the sample's number. `on_token(prompt's number, token)` hears of each token as it is written.
+    The result for a prompt does not depend on the others in the batch: a sample depends on the seed, the tokens of its
+    prompt and its number. `on_token(number of the prompt, token)` is called for each token as it is written.
     """
     if on_token is not None:
         _check_one_at_a_time(settings)
@@ -72,7 +72,7 @@ def generate(
 
 
 def stream(writer: Writer, prompt: Sequence[int], settings: Decoding) -> Iterator[int]:
-    """The tokens of one continuation, greedy or sampled, as they come; the end token is not among them."""
+    """Yield the tokens of one continuation, greedy or sampled, as they are written, without the end token."""
     _check_one_at_a_time(settings)
     search = _search(writer, [prompt], settings)
     return (token for written in _run(writer, [prompt], search) for _, token in written)
@@ -81,8 +81,8 @@ def stream(writer: Writer, prompt: Sequence[int], settings: Decoding) -> Iterato
 def _check_one_at_a_time(settings: Decoding) -> None:
     if settings.beams > 1 or settings.n_best > 1:
         raise UsageError(
-            "decoding: tokens can be given out as they come only where there is one hypothesis",
-            "pass beams=1 and n_best=1: a beam search does not know its first token before its last",
+            "decoding: tokens can be streamed only for a single hypothesis",
+            "pass beams=1 and n_best=1: a beam search knows its first token only at the end",
         )
 
 
@@ -91,7 +91,7 @@ def _search(writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding
     for number, limit in enumerate(limits):
         if limit < 1:
             raise UsageError(
-                f"prompt {number} has {len(prompts[number])} tokens: the model has no room to go on", "shorten it"
+                f"prompt {number} has {len(prompts[number])} tokens: the model has no room for more", "shorten it"
             )
     return (_Walks if settings.beams == 1 else _Beams)(prompts, limits, settings)
 
@@ -101,13 +101,13 @@ def _check_tokens(settings: Decoding, vocab_size: int) -> None:
         if not 0 <= token < vocab_size:
             raise UsageError(
                 f"decoding: token {token} of `end` or `banned` is not in the vocabulary of {vocab_size}",
-                "ids change when a vocabulary is pruned: ask the model's own tokenizer",
+                "ids change when a vocabulary is pruned: take them from the model's own tokenizer",
             )
 
 
 @torch.inference_mode()
 def _run(writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Beams) -> Iterator[list[tuple[int, int]]]:
-    """The loop. Rows that ended leave the batch; yields what was written for sure, (prompt, token) each."""
+    """Run the search; yield the final tokens of each step as (prompt, token). Ended rows leave the batch."""
     logits, state = writer.begin(prompts)
     _check_tokens(search.settings, logits.shape[1])
     while True:
@@ -124,7 +124,7 @@ def _run(writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Bea
 
 
 class _Path(NamedTuple):
-    """A hypothesis on its way: `row` is where the writer's last logits speak of it."""
+    """An unfinished hypothesis; `row` is its row in the latest logits of the writer."""
 
     prompt: int
     row: int
@@ -145,20 +145,17 @@ def _hypothesis(path: _Path, settings: Decoding) -> Hypothesis:
 
 
 def _of_paths(logits: Tensor, paths: Sequence[_Path]) -> tuple[Tensor, Tensor]:
-    """The logits (paths, V) of the next token of each path, and (paths, 1) what makes them the model's own
-    log-probabilities when it is subtracted."""
+    """The logits (paths, V) of the next token of each path, and their logsumexp (paths, 1)."""
     rows = [path.row for path in paths]
     logits = (logits if rows == list(range(len(logits))) else logits[rows]).float()
     totals = shortlist.log_totals(logits)
     if totals.isnan().any():
-        raise CheckpointError(
-            "the model's scores are not numbers (NaN)", "its weights are damaged, or overflow in bf16"
-        )
+        raise CheckpointError("the logits of the model are NaN", "its weights are damaged, or overflow in bf16")
     return logits, totals[:, None]
 
 
 def _allowed(scores: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[int]], settings: Decoding) -> Tensor:
-    """Logits without what the settings forbid, in place. All paths are of one length: they began together."""
+    """Exclude the tokens that the settings forbid, in place. All paths have the same length."""
     banned = settings.banned + (settings.end if len(paths[0].tokens) < settings.min_new else ())
     if banned:
         scores.index_fill_(1, torch.tensor(banned, device=scores.device), -torch.inf)
@@ -169,11 +166,11 @@ def _allowed(scores: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[
     return scores
 
 
-# ---- one way for each row: greedy and sampling ---------------------------------------------------------------
+# ---- one path per row: greedy and sampling -------------------------------------------------------------------
 
 
 class _Walks:
-    """Every path takes one token a step: the likeliest (greedy) or a drawn one (sampling)."""
+    """Every path is extended by one token a step: the likeliest (greedy) or a random one (sampling)."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding):
         self.prompts, self.limits, self.settings = prompts, limits, settings
@@ -186,7 +183,7 @@ class _Walks:
         self.choose = _draw if settings.sample else _likeliest
 
     def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """The rows that go on, the token each goes on with, and what was written."""
+        """Return the rows that continue, the token of each, and the tokens written as (prompt, token)."""
         scores, totals = _of_paths(logits, self.live)
         tokens, chosen = self.choose(_allowed(scores, self.live, self.prompts, self.settings), self.live, self.settings)
         gains = (chosen - totals)[:, 0].tolist()
@@ -210,19 +207,19 @@ class _Walks:
 
 
 def _likeliest(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> tuple[Tensor, Tensor]:
-    """One token a row (R, 1), and its score."""
+    """The likeliest token of each row (R, 1), and its score."""
     scores, tokens = shortlist.best(allowed, 1)
     return tokens, scores
 
 
 def _draw(allowed: Tensor, paths: Sequence[_Path], settings: Decoding) -> tuple[Tensor, Tensor]:
-    """The same by chance, each by its own generator, so that no row's luck depends on the others'."""
+    """A random token for each row (R, 1), and its score. Each path has its own generator, independent of the others."""
     scores = filters.temperature(allowed, settings.temperature)
     scores = filters.top_p(filters.top_k(scores, settings.top_k), settings.top_p)
-    reached = scores.softmax(1).double().nan_to_num().cumsum(1)
-    luck = torch.stack([torch.rand((), generator=path.rng) for path in paths])  # in 24 bits, so always below 1
-    chosen = torch.searchsorted(reached, luck.to(reached)[:, None] * reached[:, -1:], right=True)
-    chosen = chosen.clamp(max=scores.shape[1] - 1)  # a row where nothing is allowed
+    cumulative = scores.softmax(1).double().nan_to_num().cumsum(1)
+    drawn = torch.stack([torch.rand((), generator=path.rng) for path in paths])  # 24 bits, so always below 1
+    chosen = torch.searchsorted(cumulative, drawn.to(cumulative)[:, None] * cumulative[:, -1:], right=True)
+    chosen = chosen.clamp(max=scores.shape[1] - 1)  # in a row where nothing is allowed
     return chosen, allowed.gather(1, chosen)
 
 
@@ -234,20 +231,20 @@ def _rng(seed: int, prompt: Sequence[int], sample: int) -> torch.Generator:
 # ---- beam search ---------------------------------------------------------------------------------------------
 
 
-_Candidate = tuple[float, float, int, _Path]  # the log-probability with it, what it adds, the token, what it follows
+_Candidate = tuple[float, float, int, _Path]  # log-probability with the token, that of the token, the token, its path
 
 
 class _Beams:
-    """The best `beams` paths of each prompt go on; the best `n_best` that ended are kept."""
+    """The best `beams` paths of each prompt are continued; the best `n_best` finished ones are kept."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding):
         self.prompts, self.limits, self.settings = prompts, limits, settings
         self.live = [_Path(number, number) for number in range(len(prompts))]
         self.kept: list[list[Hypothesis]] = [[] for _ in prompts]
-        self.reserve = settings.beams * (1 + len(settings.end))  # enough, should every end token be among them
+        self.reserve = settings.beams * (1 + len(settings.end))  # enough even if all end tokens are candidates
 
     def advance(self, logits: Tensor) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """The rows that go on and the token each goes on with; nothing is written for sure before the end."""
+        """Return the rows that continue and the token of each. No token is final before the end, so none is written."""
         scores, totals = _of_paths(logits, self.live)
         best, tokens = shortlist.best(_allowed(scores, self.live, self.prompts, self.settings), self.reserve)
         rows, going = [], []
@@ -260,7 +257,7 @@ class _Beams:
         return rows, [path.tokens[-1] for path in self.live], []
 
     def _by_prompt(self, gains: list[list[float]], tokens: list[list[int]]) -> dict[int, list[_Candidate]]:
-        """What each prompt's paths can go on with; where nothing is allowed, a path ends as it is."""
+        """The candidates of each prompt. A path for which no token is allowed ends as it is."""
         found: dict[int, list[_Candidate]] = {}
         for path, row_gains, row_tokens in zip(self.live, gains, tokens, strict=True):
             if row_gains[0] == -torch.inf:
@@ -272,7 +269,7 @@ class _Beams:
         return found
 
     def _extend(self, prompt: int, candidates: list[_Candidate]) -> list[_Path]:
-        """The beams that go on, best first. A path ends only if it is itself among the best `beams`."""
+        """The beams that continue, best first. A path that ends is kept only if it is among the best `beams`."""
         going = []
         for rank, (_, gain, token, path) in enumerate(heapq.nlargest(self.reserve, candidates, key=itemgetter(0))):
             if token not in self.settings.end and len(path.tokens) + 1 < self.limits[prompt]:
@@ -289,10 +286,10 @@ class _Beams:
         self.kept[path.prompt] = kept[: self.settings.n_best]
 
     def _is_settled(self, prompt: int, best: _Path) -> bool:
-        """Whether no live path can still beat the worst kept one: stopping then changes nothing.
+        """Whether no live path can still beat the worst kept hypothesis, so that stopping changes nothing.
 
-        Further tokens only lower the log-probability; the length by which it is divided is best at its longest if the
-        penalty is positive, at its shortest otherwise.
+        Further tokens only lower the log-probability. The length that divides it is best at its maximum if the penalty
+        is positive, and at its minimum otherwise.
         """
         if len(self.kept[prompt]) < self.settings.n_best:
             return False

@@ -13,7 +13,7 @@ import numpy as np
 
 from allmask.data import MAX_LINE, Record, number, read_records, text
 from allmask.data.fields import Bad, missing, show
-from allmask.data.formats import csv_header, unreadable
+from allmask.data.records import csv_header, unreadable
 from allmask.drift.sampling import Reservoir
 from allmask.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Inference only: weights laid out once for the CPU's kernels, and sentence vectors without work on padding.
+"""Inference: models with weights packed for the CPU's kernels, and sentence vectors without work on padding.
 
 model = freeze(allmask.load("minilm"))
 vectors = embed(model, ["北京欢迎你", "Beijing welcomes you"], normalize=True)  # (2, 384)

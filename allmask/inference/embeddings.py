@@ -1,4 +1,4 @@
-"""Sentence vectors: texts sorted by length share rows without padding."""
+"""Sentence vectors. Texts are sorted by length and packed into rows without padding."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from allmask.text import Encoded, truncate_tokens
 
 log = logging.getLogger("allmask")
 
-BATCH_TOKENS = 4096  # measured: fewer, larger calls win until the activations leave the cache
+BATCH_TOKENS = 4096  # measured: larger is faster until the activations no longer fit into the CPU's cache
 
 
 def embed(
     model: Model, texts: Sequence[str], pool: str = "mean", normalize: bool = False,
     batch_tokens: int = BATCH_TOKENS, progress: Callable[[int], None] | None = None,
 ) -> Tensor:  # fmt: skip
-    """One vector a text, (n, W) in fp32: the mean of its hidden states, or the first one ("cls").
+    """Return a vector for each text, (n, W) in fp32: the mean of its hidden states, or the first one (`pool="cls"`).
 
-    Texts longer than the model's positions keep their beginning. `progress` is told how many texts are done.
+    Texts longer than the model's positions are truncated. `progress` is called with the number of texts done.
     """
     if isinstance(texts, str):
         raise UsageError("embed takes a list of texts, not one", 'pass ["…"]')
     if model.tokenizer is None:
         raise UsageError("this model has no tokenizer", "pass ids to embed_ids, or load a folder with one")
     encoded = model.tokenizer.encode_batch(texts)
-    ids = [_fit(text, model.config.max_positions, number) for number, text in enumerate(encoded)]
-    return embed_ids(model, ids, pool, normalize, batch_tokens, progress)
+    limit = model.config.max_positions
+    for number, text in enumerate(encoded):
+        if len(text) > limit:
+            log.warning("text %d has %d tokens; only the first %d are read", number, len(text), limit)
+    return embed_ids(model, [fit(text, limit) for text in encoded], pool, normalize, batch_tokens, progress)
 
 
 def embed_ids(
     model: Model, ids: Sequence[Sequence[int]], pool: str = "mean", normalize: bool = False,
     batch_tokens: int = BATCH_TOKENS, progress: Callable[[int], None] | None = None,
 ) -> Tensor:  # fmt: skip
-    """The same for texts already cut into ids. A text without tokens has a vector of zeros."""
+    """The same for texts as token ids. The vector of an empty text is zeros."""
     if pool not in POOLS:
         raise UsageError(f"pool is {pool!r}; expected one of {', '.join(POOLS)}")
     device = model.body.embedding.tokens.weight.device
@@ -54,9 +57,6 @@ def embed_ids(
             if progress is not None:
                 progress(done)
         return F.normalize(vectors, dim=-1) if normalize else vectors
-
-
-# ---- rows of whole texts -----------------------------------------------------------------------------------
 
 
 def _embed_row(model: Model, texts: list[Sequence[int]], pool: Callable, device: torch.device) -> Tensor:
@@ -80,14 +80,8 @@ def _first(hidden: Tensor, lengths: Tensor) -> Tensor:
 POOLS = {"mean": _mean, "cls": _first}
 
 
-def _fit(text: Encoded, limit: int, number: int) -> list[int]:
-    if len(text) > limit:
-        log.warning("text %d has %d tokens; only the first %d are read", number, len(text), limit)
-    return fit(text, limit)
-
-
 def fit(text: Encoded, limit: int) -> list[int]:
-    """Ids with their frame of special tokens, the text between cut to what the model can hold."""
+    """Truncate a text to `limit` ids; its special tokens are kept."""
     if len(text) <= limit:
         return text.ids
     special = text.raw.special_tokens_mask

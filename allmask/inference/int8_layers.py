@@ -1,7 +1,7 @@
-"""Transformer layers in int8: modules that take the place of a model's linear layers, see kernels/int8.py.
+"""Transformer layers in int8: modules that replace the linear layers of a model, see kernels/int8.py.
 
 `Int8Linear`, `Int8FeedForward` and `Int8Layer` compute in C. `TorchInt8Linear` is their specification in torch, and
-takes their place where C cannot.
+replaces them where C is not available.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Int8Layer(Layer):
         return int8.feed_forward(feed.expand, feed.contract, feed.activation, x, residual)
 
     def _join(self, x: Tensor, step: Tensor) -> Tensor:
-        """`step` is what attention gives before its output projection, which is part of the call."""
+        """`step` is the output of attention before its output projection, which is part of the call."""
         return int8.residual_linear(self.output, int8.residual_structure(self.attention_norm, self.pre), step, x)
 
 
@@ -105,21 +105,19 @@ def quantize_layers(body: nn.Module, activation: str, norm_place: str, dtype: to
     for parent in list(body.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                projected = isinstance(parent, Attention) and name != "output"
-                setattr(parent, name, _quantized(child, dtype if projected else torch.float32, smoothing.get(child)))
+                projected, scale = isinstance(parent, Attention) and name != "output", smoothing.get(child)
+                if int8.library() is None or child.in_features % int8.LANES:
+                    quantized = TorchInt8Linear(child.weight, child.bias, smoothing=scale)
+                else:
+                    quantized = Int8Linear(child, dtype if projected else torch.float32, scale)
+                setattr(parent, name, quantized)
     for module in body.modules():
         if isinstance(module, RelativePositionBias):
             module.table.to(dtype)  # added to scores of that dtype
 
 
-def _quantized(linear: nn.Linear, dtype: torch.dtype, smoothing: Tensor | None) -> nn.Module:
-    if int8.library() is None or linear.in_features % int8.LANES:
-        return TorchInt8Linear(linear.weight, linear.bias, smoothing=smoothing)
-    return Int8Linear(linear, dtype, smoothing)
-
-
 def _is_supported(layer: Layer) -> bool:
-    """Whether `Int8Layer` can take the place of this layer."""
+    """Whether `Int8Layer` can replace this layer."""
     norm, feed = layer.attention_norm, layer.feed_forward
     known = isinstance(norm, nn.RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
     if int8.library() is None or type(feed) is not FeedForward or not known:
@@ -134,7 +132,7 @@ def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | Non
 
 
 def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
-    """Which norm's output each linear layer reads, in a single stack or in an encoder and a decoder."""
+    """For each linear layer that reads the output of a norm, that norm; for a stack or an encoder–decoder."""
     stacks, source = ([body.encoder, body.decoder] if hasattr(body, "decoder") else [body]), nn.Identity()
     found = {}
     for stack in stacks:
@@ -153,7 +151,7 @@ def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
 def _norms_and_readers(
     layer: Any, before: nn.Module, source: nn.Module, pre: bool
 ) -> list[tuple[nn.Module, list[nn.Linear]]]:
-    """Norms, each with the linear layers of this layer that read its output."""
+    """Norms, each with the linear layers in this layer that read its output."""
     cross, layer = (layer, layer.layer) if isinstance(layer, CrossLayer) else (None, layer)
     steps = [(layer.attention_norm, [layer.attention.query, layer.attention.key, layer.attention.value])]
     if cross is not None:

@@ -1,12 +1,13 @@
-"""Long texts in segments: what was read before is remembered, and places go on (Transformer-XL, arXiv 1901.02860).
+"""Long texts in segments with memory: positions continue, and earlier tokens stay readable (Transformer-XL,
+arXiv 1901.02860).
 
-In terms of masks a memory is a cache whose tokens are all older than those to come:
+In terms of masks, a memory is a cache whose tokens all have a lower order than the new ones:
 
     cache = Cache()
     for ids in segments:
         mask = following(cache, Mask.permutation(rank))            # or any other mask
         hidden, cache = model.body.step(ids, mask, cache)
-        cache = recent(cache, 384)                                 # as much as shall be remembered
+        cache = recent(cache, 384)                                 # the length of the memory
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from allmask.nn.cache import Cache
 
 
 def following(cache: Cache, mask: Mask) -> Mask:
-    """The mask of a segment that comes next: everything remembered is older than it, and stands before it."""
+    """The mask of the next segment: shifted to a higher order and later positions than everything in the cache."""
     if cache.mask is None:
         return mask
     known = cache.mask.valid
@@ -36,7 +37,7 @@ def following(cache: Cache, mask: Mask) -> Mask:
 
 
 def recent(cache: Cache, count: int) -> Cache:
-    """The last `count` tokens of what is remembered; gradients end here."""
+    """The cache of the last `count` tokens, detached from the graph."""
     if count < 1 or cache.mask is None:
         return Cache()
     layers = tuple(KeyValue(*(x[:, -count:].detach() for x in layer)) for layer in cache.layers)
@@ -45,32 +46,31 @@ def recent(cache: Cache, count: int) -> Cache:
 
 @torch.no_grad()
 def surprisals(model: Model, ids: Tensor, length: int, memory: int = 0, query: int | None = None) -> Tensor:
-    """(N - 1,) how much each token of a text (N,) but the first surprises a model with two streams: -log p.
+    """The surprisal -log p (N - 1,) of each token of a text (N,) but the first, for a model with two streams.
 
-    The text is read from left to right in segments of `length` tokens. Each token is guessed from those before it in
-    its segment and from the last `memory` of earlier ones. `query` is what stands where a token is to be guessed, for a
-    model that has no vector of its own for that: usually [MASK].
+    The text is read from left to right in segments of `length` tokens. Each token is predicted from those before it in
+    its segment and the last `memory` tokens of earlier segments. `query` is the token put at the predicted position,
+    usually [MASK], for a model without a learned query vector.
     """
     if ids.ndim != 1 or len(ids) < 2 or length < 1:
-        raise UsageError(f"surprisals: ids are {tuple(ids.shape)} and length is {length}; expected (N,) and 1 at least")
+        raise UsageError(f"surprisals: ids are {tuple(ids.shape)} and length is {length}; expected (N,) and at least 1")
     span = len(ids) if memory else min(length, len(ids))
     if model.config.max_length < span:
         what = "a memory of a text" if memory else "segments"
         raise UsageError(f"{what} of {span} tokens: this model has {model.config.max_length} positions")
     if query is None and model.body.embedding.question is None:
-        raise UsageError("surprisals: this model has no vector for what is unknown", "pass query=, the id of [MASK]")
+        raise UsageError("surprisals: this model has no learned query vector", "pass query=, the id of [MASK]")
     cache, found = Cache(), []
     for row in ids[None].split(length, dim=1):
         mask = following(cache, Mask.causal(torch.ones_like(row, dtype=torch.bool)))
         _, cache = model.body.step(row, mask, cache)
-        guesses = (
-            model.logits(model.body.query_stream(torch.full_like(row, query or 0), mask, cache)).float().log_softmax(-1)
-        )
-        found.append(-guesses.gather(-1, row[..., None])[0, :, 0])
+        hidden = model.body.query_stream(torch.full_like(row, query or 0), mask, cache)
+        log_probability = model.logits(hidden).float().log_softmax(-1)
+        found.append(-log_probability.gather(-1, row[..., None])[0, :, 0])
         cache = recent(cache, memory)
     return torch.cat(found)[1:]
 
 
 def perplexity(model: Model, ids: Tensor, length: int, memory: int = 0, query: int | None = None) -> float:
-    """Among how many tokens, all alike likely, each of a text would be as hard to guess, see `surprisals`."""
+    """The perplexity of a text, see `surprisals`."""
     return math.exp(float(surprisals(model, ids, length, memory, query).mean()))

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allmask.files import put_in_place
+
 log = logging.getLogger("allmask")
 
 AVX2 = ("avx2", "fma")
@@ -76,7 +78,7 @@ def _compiled(source: Path, flags: Sequence[str]) -> Path:
         fresh = Path(inner, path.name)
         command = [compiler, *flags, "-o", str(fresh), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        os.replace(fresh, path)  # atomic: another process may be compiling the same file
+        put_in_place(fresh, path)  # atomic: another process may be compiling the same file
     return path
 
 

@@ -1,4 +1,4 @@
-"""Pretraining objectives: corruption + order + targets, one small file each. One body learns them all.
+"""Pretraining objectives: corruption + order + targets, one small file each, for one and the same model.
 
 vocabulary = Vocabulary.of(tokenizer)
 objective = Mixture.parse("mlm:0.5,causal:0.25,permutation:0.25").build(vocabulary)

@@ -15,13 +15,13 @@ from allmask.objectives.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Causal:
-    """From left to right, nothing hidden.
+    """From left to right, nothing masked.
 
             [CLS]  北    京    欢    迎  [SEP]
     order     0     1     2     3     4     5
     labels   北    京    欢    迎  [SEP]  -1
 
-    Where rows are cut out of a stream, which they neither begin nor end, they are not `framed`.
+    `framed` adds the special tokens; it is off for rows that are cut from one long stream of text.
     """
 
     vocabulary: Vocabulary

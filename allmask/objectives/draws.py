@@ -1,8 +1,8 @@
-"""Randomness that belongs to a sample, not to a batch: a pure function of (seed, epoch, sample, name, place).
+"""Random numbers per sample, not per batch: a pure function of (seed, epoch, sample, name, index).
 
-So a sample is corrupted alike in any batch, on any number of workers or processes, before and after an interruption,
-and anew in each epoch. The numbers are those of SplitMix64, one stream for every sample and name: a whole batch is one
-call, and no version of a library can change them.
+So a sample is corrupted in the same way in any batch, with any number of workers or processes, before and after an
+interruption, and differently in each epoch. The generator is SplitMix64 with one stream per sample and name: a whole
+batch is one call, and no library version can change the numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What chance decides about the samples `numbers` of a batch."""
+    """The random numbers of the samples `numbers` of a batch."""
 
     seed: int
     epoch: int
@@ -35,24 +35,24 @@ class Draw:
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """(B,) where the streams of each sample begin."""
+        """(B,) the state from which the streams of each sample are derived."""
         key = np.zeros(1, dtype=np.uint64)
         for part in (self.seed, self.epoch, self.numbers):
             key = _mix(key + _GOLDEN * (np.atleast_1d(np.asarray(part, dtype=np.uint64)) + np.uint64(1)))
         return key
 
     def tokens(self, name: str, lengths: np.ndarray) -> np.ndarray:
-        """Uniform numbers in [0, 1): `lengths[b]` of them for sample b, one after another."""
-        place = np.arange(1, lengths.sum() + 1, dtype=np.uint64)
-        place -= (lengths.cumsum() - lengths).astype(np.uint64).repeat(lengths)
-        return _uniform(_mix(self._stream(name).repeat(lengths) + _GOLDEN * place))
+        """(N,) uniform numbers in [0, 1): `lengths[b]` for each sample b, one after another."""
+        index = np.arange(1, lengths.sum() + 1, dtype=np.uint64)
+        index -= (lengths.cumsum() - lengths).astype(np.uint64).repeat(lengths)
+        return _uniform(_mix(self._stream(name).repeat(lengths) + _GOLDEN * index))
 
     def rows(self, name: str) -> np.ndarray:
-        """(B,) a uniform number for each sample."""
+        """(B,) one uniform number per sample."""
         return _uniform(_mix(self._stream(name) + _GOLDEN))
 
     def batch(self, name: str) -> float:
-        """A uniform number for these samples together, in whatever order they come."""
+        """One uniform number for the batch, independent of the order of its samples."""
         total = self._stream(name).sum(dtype=np.uint64, keepdims=True)
         return float(_uniform(_mix(total))[0])
 

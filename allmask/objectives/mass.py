@@ -1,4 +1,4 @@
-"""MASS (arXiv 1905.02450): the encoder reads a text with a gap, the decoder writes what is missing."""
+"""MASS (arXiv 1905.02450): the encoder reads a text with a masked span, the decoder predicts the span."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import numpy as np
 from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, read
-from allmask.objectives.pairs import pair_batch
+from allmask.objectives.objective import Samples, pair_batch, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
 class Mass:
-    """A run of half the tokens, anywhere, is hidden from the encoder; the decoder sees and predicts only that run.
+    """A random span of half the tokens is masked in the encoder; the decoder reads and predicts only that span.
 
     encoder   [CLS]  北  [MASK] [MASK] [MASK]  你    好  [SEP]
     decoder                [MASK]  京    欢
-    position                     2     3     4
+    position                 2     3     4
     labels                   京    欢    迎
     """
 
@@ -48,7 +47,7 @@ class Mass:
         return pair_batch(source, Ragged(ids, labels.lengths), labels, self.name, position)
 
     def choose(self, text: Ragged, draw: Draw) -> np.ndarray:
-        """(N,) the run that is hidden; at least one token."""
+        """(N,) which tokens are masked: one span, of at least one token."""
         size = np.maximum((text.lengths * self.share).round().astype(np.int64), 1)
         start = (draw.rows("start") * (text.lengths - size + 1)).astype(np.int64)[text.row]
         return (text.position >= start) & (text.position < start + size[text.row])

@@ -1,7 +1,7 @@
-"""Objectives by name, and several of them in one run: `mlm:0.5,causal:0.25,permutation:0.25`, one for each batch.
+"""Objectives by name, and mixtures such as `mlm:0.5,causal:0.25,permutation:0.25`: one objective per batch.
 
-Another package adds an objective, see `Objective`, by `OBJECTIVES.register("tail", Tail)`, or by an entry point; then
-`allmask pretrain --objective tail` learns it:
+Another package adds an objective (see `Objective`) with `OBJECTIVES.register("tail", Tail)` or with an entry point;
+then `allmask pretrain --objective tail` trains it:
 
     [project.entry-points."allmask.objectives"]
     tail = "my_package.tail:Tail"
@@ -26,13 +26,13 @@ from allmask.registry import OBJECTIVES
 
 @dataclass(frozen=True)
 class Mixture:
-    """The names of objectives and their shares, which sum to 1; `build` makes the objectives."""
+    """The names of objectives and their shares, which sum to 1; `build` creates the objectives."""
 
     shares: Mapping[str, float]
 
     @classmethod
     def parse(cls, text: str) -> Mixture:
-        """Names with weights, separated by commas; a weight left out is 1."""
+        """Parse names with weights, separated by commas; the default weight is 1."""
         weights = objective_weights(text)
         for name in weights:
             _expect_objective(name)
@@ -42,25 +42,25 @@ class Mixture:
 
     @property
     def heads(self) -> frozenset[str]:
-        """The heads a model needs."""
+        """The heads that the model needs."""
         return frozenset(head for name in self.shares for head in OBJECTIVES[name].heads)
 
     @property
     def pairs(self) -> bool:
-        """Whether they need an encoder–decoder."""
+        """Whether the objectives need an encoder–decoder."""
         return any(OBJECTIVES[name].pairs for name in self.shares)
 
     @property
     def frame(self) -> int:
-        """How many tokens at most are put around a sample."""
+        """The most special tokens that are added to a sample."""
         return max(OBJECTIVES[name].frame for name in self.shares)
 
     def build(self, vocabulary: Vocabulary, options: Mapping[str, Mapping[str, Any]] | None = None) -> Mixed:
-        """`options` of objectives by name: {"mlm": {"whole_words": True}}."""
+        """Create the objectives; `options` are given by name: {"mlm": {"whole_words": True}}."""
         options = {} if options is None else options
         unused = options.keys() - self.shares.keys()
         if unused:
-            raise UsageError(f"options are given for {', '.join(sorted(unused))}, which is not among {self}")
+            raise UsageError(f"options are given for {', '.join(sorted(unused))}, which is not part of {self}")
         made = [OBJECTIVES[name](vocabulary, **options.get(name, {})) for name in self.shares]
         return Mixed(made, np.cumsum(list(self.shares.values())))
 
@@ -70,10 +70,10 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """Objectives that take turns: which one a batch gets depends on its samples, the seed and the epoch alone."""
+    """A mixture of objectives. The choice for a batch depends only on its samples, the seed and the epoch."""
 
     objectives: list[Objective]
-    bounds: np.ndarray  # (objectives,) cumulated shares
+    bounds: np.ndarray  # (objectives,) cumulative shares
 
     def choose(self, draw: Draw) -> Objective:
         number = int(self.bounds.searchsorted(draw.batch("objective"), side="right"))
@@ -84,10 +84,13 @@ class Mixed:
 
 
 def _expect_objective(name: str) -> None:
-    """Refuse a class of another package that does not say what a model needs to learn it."""
-    lacking = [one for one in ("frame", "heads", "pairs", "batch") if not hasattr(OBJECTIVES[name], one)]
+    """Refuse a class of another package that lacks a part of the protocol."""
+    kind = OBJECTIVES[name]
+    lacking = [part for part in ("frame", "heads", "pairs", "batch", "name") if not hasattr(kind, part)]
     if lacking:
         raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
+    if kind.name != name:
+        raise UsageError(f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in it')
 
 
 def _expect_one_kind(names: Mapping[str, float]) -> None:
@@ -95,6 +98,6 @@ def _expect_one_kind(names: Mapping[str, float]) -> None:
     if pairs and len(pairs) < len(names):
         others = [name for name in names if name not in pairs]
         raise UsageError(
-            f"{', '.join(pairs)} and {', '.join(others)} cannot be learnt by one model",
+            f"{', '.join(pairs)} and {', '.join(others)} cannot be trained in one model",
             f"{', '.join(pairs)}: for an encoder–decoder; {', '.join(others)}: for a single stack",
         )

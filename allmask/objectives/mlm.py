@@ -1,4 +1,4 @@
-"""Masked language model (BERT, arXiv 1810.04805): hide some tokens, read both ways, guess them."""
+"""Masked language model (BERT, arXiv 1810.04805): mask some tokens and predict them from both sides."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from allmask.objectives.objective import Samples, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged
 
 
 @dataclass(frozen=True, eq=False)
 class Mlm:
-    """Of 15 % of the tokens, 80 % become [MASK], 10 % a random token, 10 % stay; all of them are to be guessed.
+    """15 % of the tokens are chosen and predicted: 80 % become [MASK], 10 % a random token, 10 % are unchanged.
 
-                [CLS]  北    京    欢    迎    你  [SEP]
-    read        [CLS]  北  [MASK]  欢    迎    好  [SEP]
+    text        [CLS]  北    京    欢    迎    你  [SEP]
+    input       [CLS]  北  [MASK]  欢    迎    好  [SEP]
     order         0     0     0     0     0     0     0
     labels       -1    -1    京    -1    -1    你    -1
 
-    `whole_words` chooses words, not pieces. `ngrams` are the weights of choosing 1, 2, 3, … tokens (or words) at once;
-    (6, 3, 2) is ALBERT's. Each such unit is chosen with probability `share`, special tokens never.
+    `whole_words` chooses whole words. `ngrams` are the weights of choosing 1, 2, 3, … tokens (or words) together;
+    (6, 3, 2) is ALBERT's. Each unit is chosen with probability `share`; special tokens are never chosen.
     """
 
     vocabulary: Vocabulary
@@ -54,31 +54,31 @@ class Mlm:
         return pack_flat(text.lengths, ids, zeros, zeros, labels, self.name)
 
     def corrupt(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """What is read in place of the text, and what is to be guessed."""
+        """Return the corrupted ids and the labels."""
         chosen, ordinary = self.choose(text, draw), self.vocabulary.ordinary
         fate, other = (draw.tokens(name, text.lengths)[chosen] for name in ("fate", "other"))
         ids, labels = text.values.copy(), np.full_like(text.values, NO_LABEL)
         labels[chosen] = ids[chosen]
-        strangers = ordinary[(other * len(ordinary)).astype(np.int64)]
-        kept_or_strange = np.where(fate < HIDDEN + REPLACED, strangers, ids[chosen])
-        ids[chosen] = np.where(fate < HIDDEN, self.vocabulary.id_of("mask"), kept_or_strange)
+        random = ordinary[(other * len(ordinary)).astype(np.int64)]
+        unmasked = np.where(fate < HIDDEN + REPLACED, random, ids[chosen])
+        ids[chosen] = np.where(fate < HIDDEN, self.vocabulary.id_of("mask"), unmasked)
         return ids, labels
 
     def choose(self, text: Ragged, draw: Draw) -> np.ndarray:
-        """(N,) which tokens are to be guessed: the units whose first token drew a low number."""
-        lots = draw.tokens("chosen", text.lengths)
-        first = np.maximum.accumulate(np.where(self.units(text, draw), np.arange(len(lots)), 0))
-        return (lots[first] < self.share) & ~self.vocabulary.special[text.values]
+        """(N,) which tokens are chosen: the units whose first token drew a number below `share`."""
+        uniform = draw.tokens("chosen", text.lengths)
+        first = np.maximum.accumulate(np.where(self.units(text, draw), np.arange(len(uniform)), 0))
+        return (uniform[first] < self.share) & ~self.vocabulary.special[text.values]
 
     def units(self, text: Ragged, draw: Draw) -> np.ndarray:
-        """(N,) where something begins that is chosen as a whole: a token, a word, several of them."""
+        """(N,) where units begin: tokens, words or n-grams that are chosen as a whole."""
         special = self.vocabulary.special[text.values]
         edge = special | np.append(True, special[:-1]) | (text.position == 0)
         words = edge | ~self.vocabulary.continues[text.values] if self.whole_words else np.ones_like(edge)
         return words if len(self.ngrams) == 1 else edge | self._grouped(text.keep(words), words, draw)
 
     def _grouped(self, row: Ragged, words: np.ndarray, draw: Draw) -> np.ndarray:
-        """Of the words' beginnings those that begin an n-gram; the length of each n-gram of a row is drawn."""
+        """(N,) where n-grams of words begin; `row` has only the first token of each word, lengths are drawn."""
         weights = np.cumsum(self.ngrams) / np.sum(self.ngrams)
         length = 1 + weights.searchsorted(draw.tokens("length", row.lengths), side="right")
         ends = length.cumsum()

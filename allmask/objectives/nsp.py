@@ -1,4 +1,4 @@
-"""Next sentence prediction beside a masked language model (BERT, arXiv 1810.04805): does B follow A, or not?"""
+"""Next sentence prediction together with a masked language model (BERT, arXiv 1810.04805): does B follow A?"""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from allmask.objectives.objective import Passages
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
-FOLLOWS, ELSEWHERE = 0, 1  # as BERT numbers its answers
+FOLLOWS, ELSEWHERE = 0, 1  # BERT's numbering
 
 
 @dataclass(frozen=True, eq=False)
 class Nsp:
-    """A sample is cut between two sentences; half of the time what follows comes from another document.
+    """A sample is split between two sentences; with probability 0.5 the second part is from another document.
 
               [CLS]  北    京  [SEP]  白    鸡  [SEP]
     order       0     0     0     0     0     0     0
     segments    0     0     0     0     1     1     1
     relation    1: 白鸡 does not follow 北京
 
-    Tokens are hidden and guessed as `Mlm` does it, with its options. A text from elsewhere is never longer than the one
-    it stands for, and begins with a sentence. A sample of one sentence is cut inside it.
+    Tokens are masked as in `Mlm`, with its options. The text from another document is never longer than the one it
+    replaces, and begins at a sentence. A sample of one sentence is split inside it.
     """
 
     vocabulary: Vocabulary
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
-    mlm: Mlm = field(init=False)  # how tokens are hidden
+    mlm: Mlm = field(init=False)  # masks the tokens
     name: ClassVar[str] = "nsp"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm", "nsp")
@@ -57,35 +57,32 @@ class Nsp:
 
 
 def pairs(samples: Passages, draw: Draw) -> tuple[Ragged, Ragged, list[int]]:
-    """A and B of each sample, and whether B follows."""
-    cuts, lots, strangers, begins = (draw.rows(name) for name in ("cut", "elsewhere", "stranger", "begin"))
+    """Return A and B of each sample, and their relations."""
+    cuts, coins, others, begins = (draw.rows(name) for name in ("cut", "elsewhere", "stranger", "begin"))
     first, second, relations = [], [], []
     for row, number in enumerate(map(int, draw.numbers)):
         text = samples[number]
         cut = _cut(samples.sentences(number), len(text), cuts[row])
-        elsewhere = lots[row] < 0.5 or cut == len(text)
+        elsewhere = coins[row] < 0.5 or cut == len(text)
         first.append(text[:cut])
-        second.append(
-            _stranger(samples, number, strangers[row], begins[row], max(1, len(text) - cut))
-            if elsewhere
-            else text[cut:]
-        )
+        room = max(1, len(text) - cut)
+        second.append(_other_text(samples, number, others[row], begins[row], room) if elsewhere else text[cut:])
         relations.append(ELSEWHERE if elsewhere else FOLLOWS)
     return Ragged.of(first), Ragged.of(second), relations
 
 
-def _cut(sentences: np.ndarray, length: int, lot: float) -> int:
-    """Where B begins: with one of the sentences but the first; if there is only one, with any token but the first."""
+def _cut(sentences: np.ndarray, length: int, uniform: float) -> int:
+    """Return where B begins: at a random sentence but the first; in a single sentence, at any token but the first."""
     if len(sentences) > 1:
-        return int(sentences[1 + int(lot * (len(sentences) - 1))])
-    return min(1 + int(lot * (length - 1)), length)
+        return int(sentences[1 + int(uniform * (len(sentences) - 1))])
+    return min(1 + int(uniform * (length - 1)), length)
 
 
-def _stranger(samples: Passages, number: int, lot: float, begin: float, limit: int) -> np.ndarray:
-    """At most `limit` tokens of another document, from one of the sentences that leave so many, or from its first."""
-    mine, other = samples.document(number), int(lot * len(samples))
+def _other_text(samples: Passages, number: int, which: float, begin: float, limit: int) -> np.ndarray:
+    """Return at most `limit` tokens of another document, from a random sentence that leaves so many, or the first."""
+    own, other = samples.document(number), int(which * len(samples))
     for _ in range(len(samples)):
-        if samples.document(other) != mine:
+        if samples.document(other) != own:
             break
         other = (other + 1) % len(samples)
     else:

@@ -1,4 +1,4 @@
-"""Prefix language model (UniLM's seq2seq order): the first part of a text is read both ways, the rest is written."""
+"""Prefix language model (UniLM's seq2seq order): bidirectional attention in the first part, the rest is predicted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allmask.objectives.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """A sample is cut anywhere into a source and a target, as a title is learnt.
+    """A sample is split at a random position into a source and a target, as for title generation.
 
               [CLS]  北    京  [SEP]  欢    迎  [SEP]
     order       0     0     0     0     1     2     3
@@ -41,7 +41,7 @@ class Prefix:
 
 
 def source_and_target(text: Ragged, vocabulary: Vocabulary, draw: Draw) -> tuple[Ragged, np.ndarray]:
-    """[CLS] source [SEP] target [SEP], and its order: 0 in the source, then 1, 2, 3, …
+    """Return [CLS] source [SEP] target [SEP] and its order: 0 in the source, then 1, 2, 3, …
 
     Neither part is empty, except the source of a single token.
     """

@@ -1,4 +1,4 @@
-"""Rows of different lengths in one flat array: what whole batches are cut, joined and corrupted in, without loops."""
+"""Rows of different lengths in one flat array, so that batches are split, joined and corrupted without loops."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Ragged:
 
     @classmethod
     def constant(cls, value: int, rows: int) -> Ragged:
-        """The same value once in every row."""
+        """Make rows that each contain this one value."""
         return cls(np.full(rows, value), np.ones(rows, dtype=np.int64))
 
     @classmethod
     def join(cls, *parts: Ragged) -> Ragged:
-        """Row by row one part after another."""
+        """Concatenate parts row by row."""
         lengths = np.sum([part.lengths for part in parts], axis=0)
         values = np.empty(lengths.sum(), dtype=np.int64)
         begin = lengths.cumsum() - lengths
@@ -48,21 +48,15 @@ class Ragged:
 
     @cached_property
     def position(self) -> np.ndarray:
-        """(N,) the place of each value in its row."""
+        """(N,) the index of each value within its row."""
         return np.arange(len(self.values)) - self.starts[self.row]
 
     def keep(self, where: np.ndarray) -> Ragged:
-        """Only some of the values, (N,) booleans."""
+        """Select values by (N,) booleans."""
         return Ragged(self.values[where], np.bincount(self.row[where], minlength=len(self.lengths)))
 
     def rank(self, keys: np.ndarray) -> np.ndarray:
-        """(N,) the how-manieth of its row each value is when rows are sorted by keys."""
+        """(N,) the rank of each value within its row when rows are sorted by `keys`, from 0."""
         rank = np.empty(len(keys), dtype=np.int64)
         rank[np.lexsort((keys, self.row))] = self.position
         return rank
-
-    def padded(self, fill: int = 0) -> np.ndarray:
-        """(B, longest)"""
-        table = np.full((len(self.lengths), int(self.lengths.max(initial=0))), fill, dtype=np.int64)
-        table[self.row, self.position] = self.values
-        return table

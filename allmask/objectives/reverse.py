@@ -15,13 +15,13 @@ from allmask.objectives.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Reverse:
-    """From right to left, nothing hidden; [CLS] is how a text ends.
+    """From right to left, nothing masked; the last prediction is [CLS].
 
             [CLS]  北    京    欢    迎  [SEP]
     order     5     4     3     2     1     0
     labels   -1   [CLS]  北    京    欢    迎
 
-    Not `framed` where rows are cut out of a stream, as with causal.
+    `framed` adds the special tokens, as in `Causal`.
     """
 
     vocabulary: Vocabulary

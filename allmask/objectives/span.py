@@ -1,4 +1,4 @@
-"""Span corruption (T5, arXiv 1910.10683): the encoder reads sentinels for runs of tokens, the decoder writes them."""
+"""Span corruption (T5, arXiv 1910.10683): sentinels replace spans in the encoder; the decoder predicts the spans."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ import numpy as np
 from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, read
-from allmask.objectives.pairs import pair_batch
+from allmask.objectives.objective import Samples, pair_batch, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """15 % of the tokens in runs of 3 on average, each hidden behind a sentinel of its own.
+    """15 % of the tokens are masked, in spans of 3 on average; each span has its own sentinel.
 
     text       今 天 | 天 气 | 很 好 我 们 | 去
     encoder    今 天  <0>  很 好 我 们  <1>  [SEP]
     decoder   [CLS]  <0>  天  气  <1>  去
     labels     <0>   天   气  <1>  去  [SEP]
 
-    Lengths and counts are T5's. Where the runs stand is drawn among all ways that leave a token between them; T5 always
-    hides the end of a text, which in a short one is all there is to hide.
+    Lengths and counts are T5's. The positions of the spans are drawn uniformly from all that leave a token between
+    them. T5 itself always masks the end of a text; in a short text that is the only span.
     """
 
     vocabulary: Vocabulary
     share: float = 0.15
     mean_length: float = 3.0
     name: ClassVar[str] = "span"
-    frame: ClassVar[int] = 1  # a sentinel is never longer than its run
+    frame: ClassVar[int] = 1  # a sentinel is never longer than its span
     heads: ClassVar[tuple[str, ...]] = ("lm",)
     pairs: ClassVar[bool] = True
 
@@ -41,13 +40,13 @@ class Span:
         self.vocabulary.need(self.name, "start", "end")
         if not 0.0 < self.share < 1.0 or not self.mean_length >= 1.0:
             raise UsageError(
-                f"span: share {self.share} must lie between 0 and 1, mean_length {self.mean_length} be ≥ 1"
+                f"span: share {self.share} must be between 0 and 1, and mean_length {self.mean_length} at least 1"
             )
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text, rows = read(samples, draw), len(draw.numbers)
         hidden, first = self.choose(text, draw)
-        number = (hidden & first).cumsum() - 1  # of the run, in the whole batch
+        number = (hidden & first).cumsum() - 1  # of the span, in the whole batch
         runs = text.keep(hidden & first)
         sentinel = self.vocabulary.sentinels[runs.position]
         end = Ragged.constant(self.vocabulary.id_of("end"), rows)
@@ -59,20 +58,20 @@ class Span:
         return pair_batch(Ragged.join(source, end), Ragged.join(start, written), Ragged.join(written, end), self.name)
 
     def choose(self, text: Ragged, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) which tokens are hidden, and where a run, hidden or shown, begins."""
+        """(N,) which tokens are masked, and where a run of masked or unmasked tokens begins."""
         hidden = (text.lengths * self.share).round().astype(np.int64)
-        hidden = np.minimum(np.maximum(hidden, 1), text.lengths - 1)  # a single token is left alone
+        hidden = np.minimum(np.maximum(hidden, 1), text.lengths - 1)  # the only token of a text is not masked
         shown = text.lengths - hidden
         runs = np.minimum(np.maximum((hidden / self.mean_length).round().astype(np.int64), 1), hidden)
         runs = np.minimum(np.minimum(runs, shown), len(self.vocabulary.sentinels))
-        around = cut(shown + 2, runs + 1, "shown", draw)  # one token too many at both ends, where there may be none
+        around = cut(shown + 2, runs + 1, "shown", draw)  # one token more at both ends, where a run may be empty
         around.values[around.starts] -= 1
         around.values[around.starts + runs] -= 1
         return _alternating(around, cut(hidden, runs, "hidden", draw))
 
 
 def cut(totals: np.ndarray, parts: np.ndarray, name: str, draw: Draw) -> Ragged:
-    """Each total as so many parts of at least 1, all ways alike likely."""
+    """Split each total into `parts` integers of at least 1, uniformly at random."""
     units = Ragged(np.empty(totals.sum()), totals)
     keys = np.where(units.position == 0, -1.0, draw.tokens(name, totals))
     begins = np.flatnonzero(units.rank(keys) < parts[units.row])
@@ -80,8 +79,8 @@ def cut(totals: np.ndarray, parts: np.ndarray, name: str, draw: Draw) -> Ragged:
 
 
 def _alternating(shown: Ragged, hidden: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of these lengths in turn, as (N,) flags: which tokens are hidden, and where a run begins."""
-    start = 2 * shown.starts - np.arange(len(shown.lengths))  # in each row, one more is shown than hidden
+    """Alternate runs of these lengths; return (N,) flags of masked tokens and of the first tokens of runs."""
+    start = 2 * shown.starts - np.arange(len(shown.lengths))  # each row has one more unmasked run than masked ones
     lengths = np.empty(len(shown.values) + len(hidden.values), dtype=np.int64)
     is_hidden = np.zeros(len(lengths), dtype=bool)
     lengths[start[shown.row] + 2 * shown.position] = shown.values
@@ -93,7 +92,7 @@ def _alternating(shown: Ragged, hidden: Ragged) -> tuple[np.ndarray, np.ndarray]
 
 
 def _with_sentinels(hidden: Ragged, first: np.ndarray, sentinel: np.ndarray, runs: Ragged) -> Ragged:
-    """Each run with its sentinel before it."""
+    """Put each sentinel before its span."""
     values = np.empty(len(hidden.values) + len(sentinel), dtype=np.int64)
     at = np.arange(len(hidden.values)) + first.cumsum()
     values[at] = hidden.values

@@ -1,4 +1,4 @@
-"""UniLM's pretraining (arXiv 1905.03197): masked tokens under four orders, one of them for each batch."""
+"""UniLM's pretraining (arXiv 1905.03197): a masked language model under four orders, one per batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = ("bidirectional", "left-to-right", "right-to-left", "seq2seq")
 
 @dataclass(frozen=True, eq=False)
 class Unilm:
-    """Tokens are hidden as in `Mlm` and guessed where they stand; the order says from what.
+    """Tokens are masked as in `Mlm` and predicted at their own positions; the order determines the context.
 
                      [CLS]  北  [MASK]  欢  [SEP]              [CLS]  北  [SEP] [MASK] 欢  [SEP]
     bidirectional      0     0     0     0     0      seq2seq    0     0     0     1     2     3
@@ -30,14 +30,14 @@ class Unilm:
     right-to-left      4     3     2     1     0
     labels            -1    -1    京    -1    -1                -1    -1    -1    京    -1    -1
 
-    Of what is hidden, 80 % are single tokens, the others two or three in a row.
+    80 % of the masked units are single tokens, the others two or three in a row.
     """
 
     vocabulary: Vocabulary
-    weights: Sequence[float] = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # of the four ways
+    weights: Sequence[float] = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # of the four orders
     share: float = 0.15
     ngrams: Sequence[float] = (0.8, 0.1, 0.1)
-    mlm: Mlm = field(init=False)  # how tokens are hidden
+    mlm: Mlm = field(init=False)  # masks the tokens
     name: ClassVar[str] = "unilm"
     frame: ClassVar[int] = 3
     heads: ClassVar[tuple[str, ...]] = ("lm",)
@@ -55,12 +55,12 @@ class Unilm:
         return pack_flat(text.lengths, ids, order, segments, labels, self.name)
 
     def way(self, draw: Draw) -> str:
-        """One for all samples of a batch: documents of one length and order are one call of a kernel."""
+        """Return the order of all samples of a batch: documents of equal length and order are one kernel call."""
         shares = np.cumsum(self.weights) / np.sum(self.weights)
         return WAYS[int(shares.searchsorted(draw.batch("way"), side="right"))]
 
     def lay_out(self, samples: Ragged, draw: Draw) -> tuple[Ragged, np.ndarray, np.ndarray]:
-        """The framed text, its order and its segments."""
+        """Return the text with special tokens, its order and its segments."""
         way = self.way(draw)
         if way == "seq2seq":
             text, order = source_and_target(samples, self.vocabulary, draw)

@@ -37,7 +37,7 @@ class Fresh(FreshOptions):
         if self.tokenizer is not None:
             tokenizer = Tokenizer.load(Path(self.tokenizer).expanduser())
         else:
-            texts = [text for record in records for text in record.fields.values()]
+            texts = [text for record in records for text in record.fields.values() if isinstance(text, str)]
             tokenizer = train_tokenizer(texts, "bpe", self.vocab_size)
         model = Model.fresh(self.shape(tokenizer), ["lm"], torch.Generator().manual_seed(seed))
         model.tokenizer = tokenizer
@@ -50,7 +50,8 @@ class Fresh(FreshOptions):
     def suggested_settings(self, model: Model, records: Sequence[Record], settings: Settings) -> dict[str, Any]:
         """Return the paper's warm-up and peak learning rate; in a shorter run, a tenth of the steps are warm-up."""
         assert model.tokenizer is not None
-        texts = [text for record in records[:: max(1, len(records) // SAMPLE)] for text in record.fields.values()]
+        sample = records[:: max(1, len(records) // SAMPLE)]
+        texts = [text for record in sample for text in record.fields.values() if isinstance(text, str)]
         lengths = [len(encoded) for encoded in model.tokenizer.encode_batch(texts)]
         tokens = 2 * len(records) * sum(lengths) / max(1, len(lengths))
         steps = settings.steps or settings.epochs * tokens / (settings.batch_tokens * settings.accumulate)

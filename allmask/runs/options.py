@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from allmask.files import closest, did_you_mean
 from allmask.options import (
     BATCH_IMAGES,
     TASK_OPTIONS,
+    CommandOptions,
     FinetuneOptions,
     FreshOptions,
     GanOptions,
@@ -28,7 +29,7 @@ from allmask.options import (
     as_text,
     described,
 )
-from allmask.registry import TASKS
+from allmask.registry import OBJECTIVES, TASKS
 from allmask.tasks.task import Task
 
 CONFIG = "config.yaml"
@@ -86,7 +87,8 @@ class Run:
             **(FreshOptions.suggests if scratch else {}),
         }
         shown["prune"] = as_text(getattr(task, "prunes", False))
-        details = self.kind.details | {"data": getattr(task, "reads", "")}
+        reads = getattr(task, "reads", None) or ", ".join([*getattr(task, "inputs", ()), *getattr(task, "targets", ())])
+        details = self.kind.details | {"data": reads, "objective": f"Also {OBJECTIVES.of_packages()}"}
         found = []
         for name, (type, entry) in self.declared.items():
             option = described(entry)
@@ -164,10 +166,23 @@ def run_of(command: str, task: str) -> Run:
         raise UsageError(f"unknown task {task}", hint)
     if task in GUESTS:
         return Run(command, task, GUESTS[task])
-    kind = TASK_OPTIONS.get(task) or TASKS[task]
-    if task not in TASK_OPTIONS and getattr(kind, "workload", Task.workload) is Task.workload:
+    return Run(command, task, FinetuneOptions, (FreshOptions, TASK_OPTIONS.get(task) or _task_of_a_package(task)))
+
+
+def _task_of_a_package(task: str) -> type[Any]:
+    """Return the class of a task that another package added; refuse one that cannot be trained."""
+    kind: type[Any] = TASKS[task]
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise UsageError(f"task {task}: {kind!r} is not a dataclass", "write @dataclass(frozen=True) above the class")
+    if getattr(kind, "name", task) != task:
+        raise UsageError(f"task {task}: the name of {kind!r} is {kind.name!r}", f'write name = "{task}" in it')
+    if getattr(kind, "workload", Task.workload) is Task.workload:
         raise UsageError(f"task {task} cannot be trained", "choose another --task")
-    return Run(command, task, FinetuneOptions, (FreshOptions, kind))
+    taken = {entry.name for part in (FinetuneOptions, FreshOptions, CommandOptions, Settings) for entry in fields(part)}
+    clashes = [entry.name for entry in fields(kind) if entry.name in taken]
+    if clashes:
+        raise UsageError(f"task {task}: {', '.join(clashes)} is an option of every run", "rename the field")
+    return kind
 
 
 def run_in(values: Mapping[str, Any]) -> Run:
@@ -187,8 +202,7 @@ def completed(command: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def tasks_of(command: str) -> list[str]:
     """List the tasks of a command: its default first, those of other packages last."""
-    others = [] if command == "pretrain" else [name for name in TASKS if name not in TASKS.builtin]
-    return [*TASKS_OF[command], *others]
+    return [*TASKS_OF[command], *(TASKS.others if command != "pretrain" else ())]
 
 
 def _owners(name: str, command: str) -> str:

@@ -1,7 +1,7 @@
 """The job of pretraining: plain text becomes tokens on disk, rows, and batches for an objective.
 
 runs/a/
-  corpus/            the tokens of --data; corpus-eval/ has those of --eval; see allmask/data/store.py
+  corpus/            the tokens of --data; corpus-eval/ has those of --eval; see allmask/data/corpus.py
   …                  and the files that every run has
 """
 

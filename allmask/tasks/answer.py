@@ -29,7 +29,7 @@ from allmask.config import Config
 from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, pack, read_records, text, usable
 from allmask.data.fields import Cell
 from allmask.data.fields import show as _show
-from allmask.data.formats import open_bytes
+from allmask.data.records import open_bytes
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import SPAN

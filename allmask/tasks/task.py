@@ -212,7 +212,8 @@ def from_dict(values: dict[str, Any], where: Path | str) -> Any:
     name = values.get("task")
     if not isinstance(name, str) or name not in TASKS:
         raise CheckpointError(
-            f"{where}: the task is {name!r}; known: {', '.join(TASKS)}", "was it made by a newer allmask?"
+            f"{where}: the task is {name!r}; known: {', '.join(TASKS)}",
+            "install the package that it is of, or a newer allmask",
         )
     try:
         return TASKS[name](**{key: value for key, value in values.items() if key != "task"})

@@ -1,4 +1,4 @@
-"""Text in and out of ids: tokenizers read, trained and pruned; long text cut to what a model can hold.
+"""Text to ids and back: load, train and prune tokenizers; truncate long text.
 
 tokenizer = Tokenizer.load("bert-folder")        # tokenizer.json, vocab.txt, vocab.json + merges.txt, spiece.model
 ids = tokenizer.encode("北京欢迎你").ids

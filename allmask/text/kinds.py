@@ -1,7 +1,7 @@
-"""The tokenizers we can build ourselves: WordPiece as BERT has it, byte-level BPE as GPT-2's, plain BPE, unigrams.
+"""Build tokenizers from vocabularies: BERT's WordPiece, GPT-2's byte-level BPE, plain BPE, T5's and XLNet's unigrams.
 
-Each function takes a vocabulary and gives the whole pipeline of the `tokenizers` library: how text is cleaned, cut into
-words, cut into pieces, framed by special tokens and put together again.
+Each function takes a vocabulary and returns the whole pipeline of the `tokenizers` library: normalizer, pre-tokenizer,
+model, post-processor (the special tokens around a text) and decoder.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tokenizers import Tokenizer as Backend
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 BERT_SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one token for all, as the reference has it
+GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one token for all, as in transformers
 PLAIN_SPECIALS = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 T5_SPECIALS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 XLNET_SPECIALS = PLAIN_SPECIALS | {"cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
-XLNET_OTHERS = ("<eop>", "<eod>")  # the end of a paragraph, of a document
-SENTINEL, SENTINELS = "<extra_id_{}>", 100  # T5's, which stand for hidden runs of tokens
+XLNET_OTHERS = ("<eop>", "<eod>")  # end of paragraph, end of document
+SENTINEL, SENTINELS = "<extra_id_{}>", 100  # of T5: they stand for masked spans
 
 Merges = list[tuple[str, str]]
 
@@ -28,10 +28,10 @@ def wordpiece(
     specials: dict[str, str],
     *,
     lowercase: bool = True,
-    strip_accents: bool | None = None,  # None: when lowercase
-    chinese_characters: bool = True,  # each a word of its own
+    strip_accents: bool | None = None,  # None: if lowercase
+    chinese_characters: bool = True,  # split into single characters
 ) -> Backend:
-    """BERT: clean, split at spaces, punctuation and Chinese characters, then the longest piece that fits, and so on."""
+    """BERT: split at spaces, punctuation and Chinese characters, then take the longest matching piece, repeatedly."""
     backend = Backend(models.WordPiece(vocabulary, unk_token=specials["unk"]))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese_characters, strip_accents=strip_accents, lowercase=lowercase
@@ -45,7 +45,7 @@ def wordpiece(
 def byte_bpe(
     vocabulary: dict[str, int], merges: Merges, *, prefix_space: bool = False, before: str | None = None
 ) -> Backend:
-    """GPT-2: bytes written as printable characters, merged pair by pair; every text has ids and comes back exactly."""
+    """GPT-2: bytes, written as printable characters, are merged pair by pair; decoding gives any text back exactly."""
     backend = Backend(models.BPE(vocabulary, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
@@ -54,7 +54,7 @@ def byte_bpe(
 
 
 def plain_bpe(vocabulary: dict[str, int], merges: Merges, specials: dict[str, str]) -> Backend:
-    """Characters merged pair by pair; a space is a part (▁) of the word after it, punctuation stands alone."""
+    """BPE on characters: a space is part (▁) of the following word, punctuation is split off."""
     backend = Backend(models.BPE(vocabulary, merges, unk_token=specials["unk"]))
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -69,12 +69,12 @@ def unigram(
     pieces: Sequence[tuple[str, float]],
     specials: dict[str, str],
     *,
-    charsmap: bytes | None = None,  # how characters are replaced, as sentencepiece compiles it; None: NFC
+    charsmap: bytes | None = None,  # character replacements compiled by sentencepiece; None: NFC
     prefix_space: bool = True,
     trims: bool = True,
     byte_fallback: bool = False,
 ) -> Backend:
-    """T5: of all ways to cut a word, the likeliest; pieces have log-probabilities, a space is a part (▁) of a piece."""
+    """T5: the most likely split of a word; pieces have log-probabilities, and a space is part (▁) of a piece."""
     unknown = [piece for piece, _ in pieces].index(specials["unk"])
     backend = Backend(models.Unigram(list(pieces), unknown, byte_fallback))
     steps: list[normalizers.Normalizer] = [normalizers.NFC()] if charsmap is None else []
@@ -85,8 +85,8 @@ def unigram(
     scheme = "always" if prefix_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=not inside)
     plain = decoders.Metaspace(prepend_scheme=scheme)
-    together = [decoders.ByteFallback(), decoders.Fuse(), plain]
-    backend.decoder = decoders.Sequence(together) if byte_fallback else plain
+    with_bytes = [decoders.ByteFallback(), decoders.Fuse(), plain]
+    backend.decoder = decoders.Sequence(with_bytes) if byte_fallback else plain
     _frame(backend, after=specials["eos"])
     return backend
 
@@ -99,7 +99,7 @@ def xlnet_unigram(
     lowercase: bool = False,
     keep_accents: bool = False,
 ) -> Backend:
-    """XLNet: a unigram that forgets accents and doubled quotes, and frames a text by <sep> and <cls> behind it."""
+    """XLNet: a unigram model without accents and doubled quotes; <sep> and <cls> follow the text."""
     unknown = [piece for piece, _ in pieces].index(specials["unk"])
     backend = Backend(models.Unigram(list(pieces), unknown, False))
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -120,12 +120,12 @@ def xlnet_unigram(
 
 
 def sentinels(count: int = SENTINELS) -> list[tuple[str, float]]:
-    """They end a vocabulary, the first one last."""
+    """Return the sentinels as the last pieces of a vocabulary, in descending order."""
     return [(SENTINEL.format(number), 0.0) for number in reversed(range(count))]
 
 
 def _frame(backend: Backend, before: str | None = None, after: str | None = None, again: bool = False) -> None:
-    """Put special tokens around a text (segment 0) and a second one (segment 1); `again`: `before` precedes both."""
+    """Add special tokens around a text (segment 0) and a second one (segment 1); `again`: `before` precedes both."""
     single = [f"{before}:0"] * bool(before) + ["$A:0"] + [f"{after}:0"] * bool(after)
     second = [f"{before}:1"] * bool(before and again) + ["$B:1"] + [f"{after}:1"] * bool(after)
     ids = {token: backend.token_to_id(token) for token in (before, after) if token}
@@ -135,5 +135,5 @@ def _frame(backend: Backend, before: str | None = None, after: str | None = None
 
 
 def byte_alphabet() -> Sequence[str]:
-    """The 256 characters that stand for bytes, in the order of GPT-2's ids."""
+    """Return the 256 characters that represent bytes, in the order of GPT-2's ids."""
     return sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,11 +1,11 @@
-"""keep_tokens: a smaller vocabulary that cuts the text at hand exactly as the large one does.
+"""keep_tokens: a smaller vocabulary that tokenizes the given text exactly as the large one does.
 
-WordPiece takes the longest piece that fits. Dropping pieces a text does not use changes nothing for it: at each place
-the piece it did use is still there, and no longer one has appeared. A word the vocabulary cannot spell ([UNK]) is
-different: without the pieces that led it astray it might be spelled, so for unknown words of a corpus those are kept.
+WordPiece takes the longest matching piece. Removing pieces that a text does not use changes nothing for it: at each
+position the piece that was used is still there, and no longer one matches. Unknown words ([UNK]) are different: without
+the pieces that matched first, another split might succeed. So those pieces are kept for the unknown words of a corpus.
 
-BPE merges pairs in a fixed order. A kept token needs all it is merged from; then each step for a text of kept tokens is
-the same as before, as its merges remain in their order and no other merge is ever the first that applies.
+BPE merges pairs in a fixed order. A kept token needs all tokens that it is merged from. Then every merge in a text of
+kept tokens happens as before: its merges remain in their order, and no removed merge ever came first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PRUNABLE = ("WordPiece", "BPE", "WordLevel")
 
 
 def prune(backend: Backend, ids: Iterable[int], always: Iterable[int]) -> tuple[Backend, list[int]]:
-    """The tokenizer with these ids, those `always` kept and those they need, renumbered in order; and that list."""
+    """Return the tokenizer with `ids`, `always` and the ids that these need, renumbered in order; and the ids kept."""
     parts = json.loads(backend.to_str())
     _expect_prunable(parts["model"])
     framing = _framing_ids(parts["post_processor"])
@@ -64,13 +64,13 @@ def _renumber(processor: dict[str, Any] | None, new: Mapping[int, int]) -> None:
 
 
 def _framing_ids(processor: dict[str, Any] | None) -> set[int]:
-    """The ids put around every text."""
+    """Return the ids of the special tokens around every text."""
     named = {part[name][1] for part in _parts(processor) for name in ("cls", "sep") if name in part}
     return named.union(*(token["ids"] for token in _framing(processor)))
 
 
 def _framing(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A template lists its tokens; the older processors have a [piece, id] under "cls" and "sep" instead."""
+    """Return the special tokens of templates; older processors have a [piece, id] under "cls" and "sep" instead."""
     return [token for part in _parts(processor) for token in part.get("special_tokens", {}).values()]
 
 
@@ -79,13 +79,13 @@ def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _joiner(model: dict[str, Any]):
-    """How two pieces of a BPE become one: the second may carry a mark that it continues a word."""
+    """Return how a BPE joins two pieces: the second may have a prefix that marks the inside of a word."""
     mark = len(model.get("continuing_subword_prefix") or "")
     return lambda a, b: a + b[mark:]
 
 
 def _parents(model: dict[str, Any]) -> dict[str, list[str]]:
-    """For each merged piece, the pieces it is made from (of all merges that make it)."""
+    """Return, for each merged piece, the pieces of all merges that produce it."""
     made, parents = _joiner(model), {}
     for a, b in model.get("merges", ()):
         parents.setdefault(made(a, b), []).extend((a, b))
@@ -93,7 +93,7 @@ def _parents(model: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _closure(model: dict[str, Any], backend: Backend, ids: set[int]) -> set[int]:
-    """The ids and all that must stay with them."""
+    """Return the ids and all others that must be kept with them."""
     vocabulary, parents = model["vocab"], _parents(model)
     todo = [piece for piece, id in backend.get_vocab(with_added_tokens=True).items() if id in ids]
     todo += [piece for piece in _bytes(model, backend) if piece in vocabulary]
@@ -108,7 +108,7 @@ def _closure(model: dict[str, Any], backend: Backend, ids: set[int]) -> set[int]
 
 
 def _bytes(model: dict[str, Any], backend: Backend) -> Iterator[str]:
-    """The pieces that stand for bytes: with all of them no text is ever lost."""
+    """Yield the pieces that represent bytes; with all of them every text can be encoded."""
     if model["type"] == "BPE" and "ByteLevel" in str(backend.pre_tokenizer):
         yield from byte_alphabet()
     if model.get("byte_fallback"):
@@ -123,7 +123,7 @@ class Encoded(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What a proposal asks of allmask.text.Tokenizer, which is built on this module."""
+    """The part of allmask.text.Tokenizer, which imports this module, that a proposal needs."""
 
     @property
     def backend(self) -> Backend: ...
@@ -134,11 +134,11 @@ class Tokenizer(Protocol):
 
 
 def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int = 1) -> list[int]:
-    """The ids to keep for text like `texts`: those seen at least `minimum` times, and what must stay with them.
+    """Return the ids to keep for text like `texts`: those that occur at least `minimum` times, and those they need.
 
-    After `tokenizer.keep(...)` a text of only such tokens is cut into the same pieces; with `minimum=1` that is every
-    text given here. A rarer piece falls back to shorter ones, for which the characters of its word are kept, so a word
-    that had a spelling still has one.
+    After `tokenizer.keep(...)` a text of only such tokens is tokenized as before; with `minimum=1` that is every text
+    given here. A word with a rarer piece is split into shorter ones: its characters are kept, so that no word becomes
+    unknown.
     """
     backend = tokenizer.backend
     model = json.loads(backend.to_str())["model"]
@@ -149,7 +149,7 @@ def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int
     for word, count in words.items():
         counts.update({id: count for id in word})
     kept = {id for id, count in counts.items() if count >= minimum} | tokenizer.special_ids
-    kept |= counts.keys() - model["vocab"].values()  # added tokens are found as a whole or not at all
+    kept |= counts.keys() - model["vocab"].values()  # added tokens cannot be split
     dropped = [word for word in words if not kept.issuperset(word)]
     if speller:
         kept.update(id for path, count in unknown.items() if count >= minimum for id in path)
@@ -162,7 +162,7 @@ def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int
 def _count(
     tokenizer: Tokenizer, texts: Iterable[str], speller: _Speller | None, cut: Callable[[Encoding], Iterable[Ids]]
 ) -> tuple[Counter[Ids], Counter[Ids]]:
-    """How often each word occurs, as its ids; and for unknown words the ids matched before the spelling failed."""
+    """Count words, as tuples of ids; and, for unknown words, the ids that matched before the split failed."""
     words: Counter[Ids] = Counter()
     unknown: Counter[Ids] = Counter()
     texts, unknown_id = iter(texts), tokenizer.special_id("unk")
@@ -180,12 +180,12 @@ def _words(encoding: Encoding) -> Iterator[Ids]:
 
 
 def _pieces(encoding: Encoding) -> Iterator[Ids]:
-    """Each piece once and as a word of its own: enough, and much faster, when whatever is seen is kept."""
+    """Yield each piece once, as a word of its own: much faster, and enough if all pieces that occur are kept."""
     return ((id,) for id in set(encoding.ids))
 
 
 class _Speller:
-    """WordPiece on ids, for asking how a word would be cut if only some of the pieces were there."""
+    """WordPiece on ids, to find how a word is split if only some pieces are kept."""
 
     def __init__(self, model: dict[str, Any]):
         self.ids: dict[str, int] = model["vocab"]
@@ -194,7 +194,7 @@ class _Speller:
         self.longest: int = model["max_input_chars_per_word"]
 
     def spell(self, word: str, kept: set[int] | None = None) -> tuple[list[int], bool]:
-        """The pieces taken one after another, and whether they reach the end of the word."""
+        """Return the ids of the matching pieces, and whether they reach the end of the word."""
         path, start = [], 0
         while start < len(word):
             found = ((end, self.ids.get(self.form(word[start:end], start))) for end in range(len(word), start, -1))
@@ -212,7 +212,7 @@ class _Speller:
         return pieces[0] + "".join(piece.removeprefix(self.mark) for piece in pieces[1:])
 
     def unknown_paths(self, backend: Backend, text: str) -> Iterator[Ids]:
-        """For each word of a text that has no spelling, the pieces that matched before it failed."""
+        """Yield, for each unknown word of a text, the ids that matched before the split failed."""
         clean = backend.normalizer.normalize_str(text) if backend.normalizer else text
         cut = backend.pre_tokenizer.pre_tokenize_str(clean) if backend.pre_tokenizer else [(clean, (0, 0))]
         for word, _ in cut:
@@ -222,19 +222,19 @@ class _Speller:
 
 
 def _keep_spellings(speller: _Speller, words: list[Ids], kept: set[int]) -> None:
-    """Keep single characters for words that lost a piece; where those do not suffice, keep the word's own pieces."""
+    """Keep the characters of words that lost a piece; where they do not suffice, keep the word's own pieces."""
     texts = {speller.text(word): word for word in words}
     for text in texts:
         forms = (speller.form(character, start) for start, character in enumerate(text))
         kept.update(speller.ids[form] for form in forms if form in speller.ids)
     failing = True
-    while failing:  # a piece kept for one word may lead another astray, so ask again until all are spelled
+    while failing:  # a piece kept for one word may match in another one, so repeat until no word is unknown
         failing = [word for text, word in texts.items() if not speller.spell(text, kept)[1]]
         kept.update(id for word in failing for id in word)
 
 
 def _characters(model: dict[str, Any], words: list[Ids]) -> set[int]:
-    """The unmerged pieces that the words are made of."""
+    """Return the ids of the unmerged pieces of the words."""
     vocabulary, parents = model["vocab"], _parents(model)
     ids = {id for word in words for id in word}
     todo = {piece for piece, id in vocabulary.items() if id in ids}

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, written so that other libraries load them and give the same ids."""
+"""Write the files of a tokenizer so that other libraries load them and give the same ids."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ FILES = (
 
 
 def write(backend: Backend, specials: dict[str, str], folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json; for BERT's and GPT-2's shape also the vocabulary files of old."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write tokenizer.json and tokenizer_config.json; for BERT and GPT-2 tokenizers also their vocabulary files."""
     parts = json.loads(backend.to_str())
     settings: dict[str, Any] = {f"{role}_token": piece for role, piece in specials.items()}
     settings["added_tokens_decoder"] = {str(token.pop("id")): token for token in parts["added_tokens"]}
+    vocabulary, frame, files = parts["model"]["vocab"], _frame(parts), {}
     if _is_bert(parts, specials):
-        settings |= _bert_settings(parts)
-        _write(folder / "vocab.txt", "".join(f"{piece}\n" for piece in _in_order(parts)))
+        files["vocab.txt"] = "".join(f"{piece}\n" for piece in sorted(vocabulary, key=vocabulary.__getitem__))
+        settings |= {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": parts["normalizer"]["lowercase"],
+            "strip_accents": parts["normalizer"]["strip_accents"],
+            "tokenize_chinese_chars": parts["normalizer"]["handle_chinese_chars"],
+        }
     elif _is_gpt2(parts, specials):
-        settings |= _gpt2_settings(parts)
-        _write(
-            folder / "vocab.json",
-            json.dumps({piece: id for id, piece in enumerate(_in_order(parts))}, ensure_ascii=False),
-        )
-        _write(folder / "merges.txt", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in parts["model"]["merges"]))
+        in_order = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
+        files["vocab.json"] = json.dumps(in_order, ensure_ascii=False)
+        files["merges.txt"] = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in parts["model"]["merges"])
+        settings |= {
+            "tokenizer_class": "GPT2Tokenizer",
+            "add_prefix_space": parts["pre_tokenizer"]["add_prefix_space"],
+            "add_bos_token": len(frame) == 2,
+        }
     else:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if "cls" in specials and _framing(parts)[-1:] == [specials["cls"]]:
-        settings["padding_side"] = "left"  # as XLNet pads, whose last token stands for a text
-    _write(folder / "tokenizer_config.json", json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
-    _write(folder / "tokenizer.json", backend.to_str(pretty=True) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _in_order(parts: dict[str, Any]) -> list[str]:
-    vocabulary = parts["model"]["vocab"]
-    return sorted(vocabulary, key=vocabulary.__getitem__)
+    if "cls" in specials and frame[-1:] == [specials["cls"]]:
+        settings["padding_side"] = "left"  # as in XLNet, where the last token represents the text
+    files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+    files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8", newline="\n")
 
 
 def _has_no_gaps(parts: dict[str, Any]) -> bool:
@@ -56,8 +57,8 @@ def _type(part: dict[str, Any] | None) -> str | None:
     return None if part is None else part["type"]
 
 
-def _framing(parts: dict[str, Any]) -> list[str]:
-    """What stands around one text, as pieces and "A"."""
+def _frame(parts: dict[str, Any]) -> list[str]:
+    """Return the special tokens around one text, as pieces, with "A" for the text."""
     processor = parts["post_processor"] or {}
     if _type(parts["post_processor"]) == "BertProcessing":
         return [processor["cls"][0], "A", processor["sep"][0]]
@@ -65,7 +66,7 @@ def _framing(parts: dict[str, Any]) -> list[str]:
 
 
 def _is_bert(parts: dict[str, Any], specials: dict[str, str]) -> bool:
-    """Whether vocab.txt and the settings say all there is to say, as transformers' BertTokenizer assumes."""
+    """Whether vocab.txt and the settings define the tokenizer completely for transformers' BertTokenizer."""
     model, normalizer = parts["model"], parts["normalizer"]
     return (
         _type(model) == "WordPiece"
@@ -73,41 +74,23 @@ def _is_bert(parts: dict[str, Any], specials: dict[str, str]) -> bool:
         and _type(normalizer) == "BertNormalizer"
         and normalizer["clean_text"]
         and _type(parts["pre_tokenizer"]) == "BertPreTokenizer"
-        and _framing(parts) == [specials.get("cls"), "A", specials.get("sep")]
+        and _frame(parts) == [specials.get("cls"), "A", specials.get("sep")]
         and _has_no_gaps(parts)
     )
 
 
-def _bert_settings(parts: dict[str, Any]) -> dict[str, Any]:
-    normalizer = parts["normalizer"]
-    return {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": normalizer["lowercase"],
-        "strip_accents": normalizer["strip_accents"],
-        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-    }
-
-
 def _is_gpt2(parts: dict[str, Any], specials: dict[str, str]) -> bool:
-    """The same for GPT2Tokenizer: nothing but bytes, its own way to cut words, and at most a token in front."""
-    model, cut = parts["model"], parts["pre_tokenizer"]
+    """The same for GPT2Tokenizer: a byte-level BPE with GPT-2's way to split words, and at most one token in front."""
+    model, split = parts["model"], parts["pre_tokenizer"]
     return (
         _type(model) == "BPE"
         and not any(model[name] for name in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
         and not model["byte_fallback"]
         and not model["ignore_merges"]
         and parts["normalizer"] is None
-        and _type(cut) == "ByteLevel"
-        and cut["use_regex"]
-        and {"unk", "bos", "eos"} <= specials.keys()  # GPT2Tokenizer adds those it misses
-        and _framing(parts) in ([], ["A"], [specials["bos"], "A"])
+        and _type(split) == "ByteLevel"
+        and split["use_regex"]
+        and {"unk", "bos", "eos"} <= specials.keys()  # GPT2Tokenizer adds those that are missing
+        and _frame(parts) in ([], ["A"], [specials["bos"], "A"])
         and _has_no_gaps(parts)
     )
-
-
-def _gpt2_settings(parts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "GPT2Tokenizer",
-        "add_prefix_space": parts["pre_tokenizer"]["add_prefix_space"],
-        "add_bos_token": len(_framing(parts)) == 2,
-    }

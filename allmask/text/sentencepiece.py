@@ -1,6 +1,6 @@
-"""Vocabularies of the sentencepiece library (`spiece.model`): pieces with scores, and how text is cleaned before.
+"""Read vocabularies of the sentencepiece library (`spiece.model`): pieces with scores, and settings.
 
-The file is a protocol buffer. Fields that are not understood are skipped.
+The file is a protocol buffer. Unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _DAMAGED = "the file may be cut off, or be something else: copy it again"
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a file says."""
+    """The content of a file."""
 
     pieces: list[tuple[str, float]]  # with log-probabilities
     kinds: list[int]
-    charsmap: bytes  # how characters are replaced, as the library compiled it; empty: not at all
-    prefix_space: bool  # a text begins with a space
-    trims: bool  # spaces at both ends go, of several between words one stays
-    bytes: bool  # unknown characters are written as bytes
+    charsmap: bytes  # compiled character replacements; may be empty
+    prefix_space: bool  # a space is put before the text
+    trims: bool  # spaces at both ends are removed, several spaces become one
+    bytes: bool  # unknown characters are split into bytes
 
     def of_kind(self, kind: int) -> list[str]:
         return [piece for (piece, _), own in zip(self.pieces, self.kinds, strict=True) if own == kind]
 
 
 def read_pieces(path: Path) -> Pieces:
-    """The vocabulary in a file; anything but a unigram one is refused."""
+    """Read a vocabulary; only unigram models are supported."""
     try:
         if path.stat().st_size > _LARGEST:
-            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes; a vocabulary of that size is a mistake")
+            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes; too large for a vocabulary")
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -50,18 +50,19 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def _pieces(data: bytes, path: Path) -> Pieces:
-    found, trained, cleaned = [], Message(), Message()
+    found, trained, cleaned = [], Message(), Message()  # pieces, settings of training, settings of cleaning
     for number, value in fields(data):
         if number == 1:
             found.append(Message.of(value))
-        elif number in (2, 3):
-            message = Message.of(value)
-            trained, cleaned = (message, cleaned) if number == 2 else (trained, message)
+        elif number == 2:
+            trained = Message.of(value)
+        elif number == 3:
+            cleaned = Message.of(value)
     if not found:
         raise ValueError("no pieces in it")
     if trained.whole(3, UNIGRAM) != UNIGRAM or trained.whole(24, 0):
         raise CheckpointError(
-            f"{path}: a sentencepiece model of another kind than unigram",
+            f"{path}: not a unigram model of sentencepiece",
             "save it as tokenizer.json first (transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…))",
         )
     return Pieces(

@@ -1,7 +1,7 @@
-"""Long text: the ways to cut it to what a model can hold, and windows that slide over all of it.
+"""Long text: truncate it to the length of a model, or cover it with sliding windows.
 
 Head+tail comes from "How to Fine-Tune BERT for Text Classification?" (arXiv 1905.05583): the beginning and the end of a
-text say most of what it is about.
+text carry most of its information.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOM, _LONG, _HEAD, _HEAD_OF_LONG = 510, 800, 128, 256
 
 
 def truncate_tokens(tokens: Sequence[T], limit: int = _ROOM, rule: str = "head") -> list[T]:
-    """At most `limit` of `tokens` (ids or pieces, without special tokens), in their order.
+    """Return at most `limit` of `tokens` (ids or pieces, without special tokens), in their order.
 
     head       the first `limit`
     tail       the last `limit`
@@ -32,23 +32,18 @@ def truncate_tokens(tokens: Sequence[T], limit: int = _ROOM, rule: str = "head")
         raise UsageError(f"truncation rule is {rule!r}; expected one of {', '.join(RULES)}")
     if limit < 1:
         raise UsageError(f"truncation limit is {limit}; expected at least 1")
-    head = {"head": limit, "tail": 0, "head+tail": _head(len(tokens), limit)}[rule]
     if len(tokens) <= limit:
         return list(tokens)
+    share = _HEAD if len(tokens) * _ROOM <= _LONG * limit else _HEAD_OF_LONG  # whole numbers, so that 510 is exact
+    head = {"head": limit, "tail": 0, "head+tail": limit * share // _ROOM}[rule]
     return [*tokens[:head], *tokens[len(tokens) - (limit - head) :]]
 
 
-def _head(length: int, limit: int) -> int:
-    """How many of the `limit` tokens come from the beginning (whole numbers only, so 510 is exact)."""
-    share = _HEAD if length * _ROOM <= _LONG * limit else _HEAD_OF_LONG
-    return limit * share // _ROOM
-
-
 def windows(tokens: Sized | int, size: int, stride: int) -> list[tuple[int, int]]:
-    """(start, end) of windows of `size` tokens that together cover all of `tokens` (or that many tokens).
+    """Return (start, end) of windows of `size` tokens that together cover `tokens` (a sequence or its length).
 
-    Each window starts `stride` tokens after the one before, so neighbours share `size - stride` tokens; the last is
-    moved back to be full as well, rather than left with a few tokens and no context. A text that fits is one window.
+    Each window starts `stride` tokens after the previous one, so neighbours share `size - stride` tokens. The last one
+    is moved back so that it is full too, and has context. A text that fits is one window.
     """
     length = tokens if isinstance(tokens, int) else len(tokens)
     if size < 1 or not 1 <= stride <= size:

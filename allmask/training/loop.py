@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allmask.data import Batch, Loader, batches, plan_epoch
+from allmask.data import Batch, Loader, plan_epoch
 from allmask.errors import CheckpointError, DivergedError, Interrupted
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import resolve_precision
@@ -300,7 +300,7 @@ class Trainer:
 
     def batches_from(self, batch: int) -> Loader[Share]:
         rank, size = self.group.rank, self.group.size
-        return batches(lambda entry: share_of(self.work, entry[1], entry[0], rank, size), self._plan_from(batch))
+        return Loader(lambda entry: share_of(self.work, entry[1], entry[0], rank, size), self._plan_from(batch))
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from allmask.data.formats import unreadable
+from allmask.data.records import unreadable
 from allmask.errors import AllmaskError, CheckpointError, DataError, ResourceError
 
 LIMIT = 4 << 30  # bytes of pixels that a reader takes unless told otherwise

@@ -17,8 +17,8 @@ from allmask.checkpoints import read, write
 from allmask.checkpoints.families.bert import BERT
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.families.gpt2 import GPT2
-from allmask.checkpoints.names import expected_shapes, heads_in
 from allmask.errors import CheckpointError
+from allmask.nn.build import empty_parameters, heads_in
 from allmask.presets import bert_tiny, gpt2
 from allmask.registry import FAMILIES
 
@@ -159,8 +159,8 @@ def test_there_and_back_is_the_same(family, layers, heads, ffn_width, tied, part
     sizes = dict(vocab_size=11, width=6 * heads, heads=heads, ffn_width=ffn_width, layers=layers, max_positions=5)
     config = replace(base, **sizes, tied=tied or family is GOOGLE_BERT)
     rng = torch.Generator().manual_seed(seed)
-    shapes = expected_shapes(config, parts & set(family.may_lack))
-    tensors = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    empty = empty_parameters(config, parts & set(family.may_lack))
+    tensors = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in empty.items()}
     there = family.to_theirs(tensors, layers)
     back = family.to_ours(there, layers)
     assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in tensors)
@@ -182,7 +182,7 @@ def test_what_no_other_library_has_is_written_in_our_own_layout(tools, tmp_path)
     assert json.loads((tmp_path / "own" / "config.json").read_text())["model_type"] == "allmask"
 
 
-def test_our_own_layout_judges_its_settings(tmp_path):
+def test_our_own_layout_checks_its_settings(tmp_path):
     config = replace(bert_tiny(), vocab_size=11, width=8, heads=2, ffn_width=4, max_positions=5, norm="rms")
     write(tmp_path / "own", config, {"body.embedding.tokens.weight": torch.zeros(11, 8)})
     file = tmp_path / "own" / "config.json"

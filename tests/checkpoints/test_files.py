@@ -96,7 +96,7 @@ def test_with_and_without_the_prefix(tools, bert_folder, tmp_path):
     tools.same(read(tmp_path / "gpt2").tensors, before)
 
 
-def test_extras_that_carry_nothing_are_ignored(tools, bert_folder, tmp_path):
+def test_tensors_without_information_are_ignored(tools, bert_folder, tmp_path):
     before = read(bert_folder).tensors
     rewrite(bert_folder, lambda state: state | {"bert.embeddings.position_ids": torch.arange(12)[None]})
     tools.same(read(bert_folder).tensors, before)

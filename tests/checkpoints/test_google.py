@@ -93,7 +93,7 @@ def test_the_format_before_2017_is_named(place):
         read(place)
 
 
-def test_settings_are_needed_and_judged(copy):
+def test_settings_are_required_and_checked(copy):
     (copy / "bert_config.json").rename(copy / "kept.json")
     with pytest.raises(CheckpointError, match=r"no bert_config\.json beside bert_model\.ckpt\.index"):
         read(copy)
@@ -167,7 +167,7 @@ def block(*pairs: tuple[bytes, bytes], shared: int = 0) -> bytes:
 
 
 def table(*pairs: tuple[bytes, bytes], repeats: int = 1, shared: int = 0) -> bytes:
-    """An index with right checksums, for what only a liar would write."""
+    """An index with valid checksums and any content."""
     data, nothing = block(*pairs, shared=shared), block()
     handle = varint(0) + varint(len(data) - 5)
     index = block(*((bytes([n]), handle) for n in range(repeats)))
@@ -199,13 +199,13 @@ def tensor_entry(*sizes: int, size: int, **other: int) -> bytes:
         (table(HEADER, (b"w", tensor_entry(2**63, size=0))), "has the shape"),
         (table(HEADER, (b"w", tensor_entry(2, size=8, shard=5))), "data file 5 of 1"),
         (table(HEADER, (b"w", tensor_entry(2, size=8) + field(7, b""))), "slices"),
-        (table(HEADER, (b"w", field(2, 7))), "entry of w is malformed: field 2 is a number"),
-        (table(HEADER, (b"w", field(1, b"x"))), "entry of w is malformed: field 1 is no whole number"),
-        (table(HEADER, (b"w", b"\x07")), "unknown kind"),
-        (table(HEADER, (b"w", b"\x08" + b"\xff" * 11)), "number without an end"),
+        (table(HEADER, (b"w", field(2, 7))), "entry of w is malformed: field 2 is an integer"),
+        (table(HEADER, (b"w", field(1, b"x"))), "entry of w is malformed: field 1 is not an integer"),
+        (table(HEADER, (b"w", b"\x07")), "unknown wire type"),
+        (table(HEADER, (b"w", b"\x08" + b"\xff" * 11)), "integer without an end"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), (b"a", b"")), "out of order"),
         (table(HEADER, (b"w", tensor_entry(2, size=8)), repeats=200), "out of order"),
-        (table((b"w", tensor_entry(2, size=8)), shared=5), "repeats more than there is"),
+        (table((b"w", tensor_entry(2, size=8)), shared=5), "shares more bytes than"),
         (table(HEADER, (b"\xff", tensor_entry(2, size=8))), "cannot be read"),
     ],
 )
@@ -215,7 +215,7 @@ def test_an_index_that_lies(copy, content, words):
         read(copy)
 
 
-def test_a_tensor_said_to_be_huge_takes_no_memory(copy):
+def test_a_tensor_announced_as_huge_takes_no_memory(copy):
     """Shape and size agree, the data file is small: the file's own length decides."""
     (copy / INDEX).write_bytes(table(HEADER, (b"w", tensor_entry(2**38, size=2**40))))
     with pytest.raises(CheckpointError, match="cut short"):
@@ -223,7 +223,7 @@ def test_a_tensor_said_to_be_huge_takes_no_memory(copy):
 
 
 def test_the_writer_in_these_tests_makes_tables_that_are_read(copy):
-    """Otherwise the liars above would prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     values = np.arange(6, dtype="<f4")
     (copy / BYTES).write_bytes(values.tobytes())
     checksum = varint(6 << 3 | 5) + masked(values.tobytes())

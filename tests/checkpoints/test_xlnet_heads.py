@@ -1,4 +1,4 @@
-"""XLNet's task heads: what transformers trained answers alike here, and what we write answers alike there."""
+"""XLNet's task heads: the same scores as in transformers, in both directions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NAMES = {0: "neg", 1: "中", 2: "pos"}
 
 
 def config_of(names: dict[int, str] | None = None, **changes) -> XLNetConfig:
-    told = {} if names is None else {"id2label": names, "label2id": {name: n for n, name in names.items()}}
-    return XLNetConfig(**SIZES, mem_len=None, **told, **changes)
+    labels = {} if names is None else {"id2label": names, "label2id": {name: n for n, name in names.items()}}
+    return XLNetConfig(**SIZES, mem_len=None, **labels, **changes)
 
 
 def made(tools, layout: str, kind: str, **changes):
@@ -50,7 +50,7 @@ def made(tools, layout: str, kind: str, **changes):
 
 
 def asked(theirs, kind: str) -> torch.Tensor:
-    """What theirs answers, in the rows of ours: a text each, or a token that is no padding."""
+    """The scores of theirs, in the rows of ours: a text each, or a token that is no padding."""
     with torch.no_grad():
         if kind == "choice":
             given = [x[None] for x in (IDS, VALID.long(), SEGMENTS)]
@@ -108,8 +108,8 @@ def test_new_heads_are_loaded_by_transformers(tmp_path: Path, kind: str):
     layout = KINDS["tag" if kind == "chain" else kind]
     theirs, report = getattr(transformers, layout).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"] and bool(report["unexpected_keys"]) == (kind == "chain")
-    told = asked(theirs.eval(), "tag" if kind == "chain" else kind)
-    torch.testing.assert_close(told, ours_of(model), atol=1e-5, rtol=1e-5)
+    expected = asked(theirs.eval(), "tag" if kind == "chain" else kind)
+    torch.testing.assert_close(expected, ours_of(model), atol=1e-5, rtol=1e-5)
 
 
 def test_one_way_the_last_token_is_read_too(tools, tmp_path: Path):
@@ -136,7 +136,7 @@ def test_another_summary_is_refused_where_it_is_read(tools, tmp_path: Path, chan
     assert read(tmp_path / "tokens").labels is not None
 
 
-def test_the_last_token_that_sees_all_of_its_text_is_asked():
+def test_the_task_head_reads_the_last_token_that_sees_all_of_its_text():
     with torch.device("meta"):
         model = Model(replace(xlnet_tiny(), vocab_size=40), labels=Labels("single", ("a", "b")))
     document = torch.tensor([[0, 0, 0, 1, 2, 2, 2], [4, 4, 7, 7, 7, 7, 7]])

@@ -74,7 +74,7 @@ def test_a_row_worked_out_by_hand():
     assert (batch.tokens, batch.targets) == (8, 3)
 
 
-def test_tokens_stand_by_their_order_and_keep_their_place():
+def test_tokens_are_sorted_by_order_and_keep_their_positions():
     batch = pack([Example([10, 11, 12], [2, 0, 1], [0, 0, 1], [-1, 5, 6])])
     assert batch.ids.tolist() == [[11, 12, 10]]
     assert batch.mask.position.tolist() == [[1, 2, 0]]
@@ -114,7 +114,7 @@ def hidden_alone(model: Transformer, example: Example) -> torch.Tensor:
 
 @pytest.mark.parametrize("orders", ["prefix", "any"])
 @pytest.mark.parametrize("name", ["bert_base", "gpt2"])
-def test_a_model_reads_them_as_one_by_one(name: str, orders: str):
+def test_packed_examples_give_the_hidden_states_of_single_ones(name: str, orders: str):
     model = body(name)
 
     @settings(max_examples=25)
@@ -131,7 +131,7 @@ def test_a_model_reads_them_as_one_by_one(name: str, orders: str):
         check()
 
 
-def test_any_four_sequences_will_do():
+def test_an_example_takes_any_sequences():
     made = Example(range(3), torch.tensor([0, 0, 1]), np.zeros(3, dtype=np.int64), [-1, -1, -1])
     assert all(getattr(made, name).dtype == np.int32 for name in NAMES)
     assert len(made) == 3
@@ -140,7 +140,7 @@ def test_any_four_sequences_will_do():
 @pytest.mark.parametrize(
     "rows", [([1], [0], [0], [0, 1]), ([], [], [], []), ([[1]], [[0]], [[0]], [[0]]), (1, 0, 0, 0)]
 )
-def test_rows_that_make_no_example(rows):
+def test_an_example_needs_rows_of_one_length(rows):
     with pytest.raises(UsageError, match="example: "):
         Example(*rows)
 
@@ -157,7 +157,7 @@ def test_a_batch_moves_to_a_device_whole():
     assert devices == {"meta"}
 
 
-def test_what_is_asked_and_a_second_row_move_along():
+def test_task_targets_and_a_second_batch_move_to_a_device_too():
     plain = pack([title([1, 2], [3]), title([4], [5])])
     asked = Asked(plain.mask.position == 0, torch.tensor([1, 0]), torch.tensor([0.5, 2.0]))
     moved = replace(plain, asked=asked, also=plain).to("meta")
@@ -181,7 +181,7 @@ def test_counts_by_name():
 
 @settings(max_examples=40)
 @given(st.lists(examples(), min_size=1, max_size=12), st.integers(1, 30))
-def test_packs_hold_all_examples_and_no_more_tokens_than_asked(some: list[Example], tokens: int):
+def test_packs_hold_all_examples_within_the_token_budget(some: list[Example], tokens: int):
     made = packs(some, tokens)
     assert sorted(id for batch in made for id in batch.ids[0].tolist()) == sorted(id for one in some for id in one.ids)
     for batch in made:

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from allmask.data import Texts, store
+from allmask.data import Texts
 from allmask.data import corpus as module
 from allmask.data.corpus import Corpus, fingerprint, prepare
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
@@ -57,7 +57,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in store.FILES}
+    return {name: (folder / name).read_bytes() for name in module.FILES}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def long_source(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(store, "PART_TOKENS", 200)
+    monkeypatch.setattr(module, "PART_TOKENS", 200)
 
 
 # ---- what is in it -----------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_sentences_without_a_token_are_left_out(tmp_path: Path):
     tokenizer = characters()
     corpus = prepare([write(tmp_path / "a.txt", "x\n白\n\nxx\n\nx\n\nx\n鸡\nx\n吃\n")], tokenizer, tmp_path / "corpus")
     assert text_of(corpus, tokenizer) == [["白"], ["鸡", "吃"]]
-    with pytest.raises(DataError, match=r"b.txt: the tokenizer makes no token"):
+    with pytest.raises(DataError, match=r"b.txt: the tokenizer produces no tokens"):
         prepare([write(tmp_path / "b.txt", "xx\n")], tokenizer, tmp_path / "none")
 
 
@@ -172,7 +172,7 @@ def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path):
     assert corpus.meta["skipped"] == {"not UTF-8": 1, 'blank "text"': 1, "malformed JSON": 1}
     with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8"):  # a store with less than asked for is not taken
         prepare(files, characters(), tmp_path / "corpus", say=said.append)
-    assert said == [f"records were skipped that now are not to be; preparing {tmp_path / 'corpus'} again"]
+    assert said == [f"bad records were skipped, which is no longer allowed; preparing {tmp_path / 'corpus'} again"]
 
 
 def test_a_file_that_grows_meanwhile_is_refused(tmp_path: Path, source: Path):
@@ -201,7 +201,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_what_is_there_is_taken(tmp_path: Path, source: Path, encoded: list[int]):
+def test_an_unchanged_store_is_reused(tmp_path: Path, source: Path, encoded: list[int]):
     said: list[str] = []
     for _ in range(2):
         prepare([source], characters(), tmp_path / "corpus", say=said.append)
@@ -216,14 +216,14 @@ def test_what_is_there_is_taken(tmp_path: Path, source: Path, encoded: list[int]
     ("change", "reason"),
     [
         ("text", "a.txt has changed"),
-        ("more files", "there are 2 files now and were 1"),
-        ("tokenizer", "the tokenizer is another one"),
-        ("verbatim", "the text is to be read in another way"),
+        ("more files", "there are 2 files instead of 1"),
+        ("tokenizer", "the tokenizer has changed"),
+        ("verbatim", "the options of reading have changed"),
         ("damage", "tokens.bin: damaged: its SHA-256 is not the one in meta.json"),
         ("meta", "meta.json: damaged: its checksum is wrong"),
     ],
 )
-def test_what_changed_is_said_and_made_again(tmp_path: Path, source: Path, change: str, reason: str):
+def test_a_store_is_made_again_with_the_reason_of_the_change(tmp_path: Path, source: Path, change: str, reason: str):
     folder, said, files, tokenizer = tmp_path / "corpus", [], [source], characters()
     prepare(files, tokenizer, folder)
     if change == "text":
@@ -245,14 +245,14 @@ def test_what_changed_is_said_and_made_again(tmp_path: Path, source: Path, chang
 
 
 def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path, source: Path):
-    with pytest.raises(UsageError, match=r"there is something else: a\.txt"):
+    with pytest.raises(UsageError, match=r"not a token store: it contains a\.txt"):
         prepare([source], characters(), tmp_path)
-    with pytest.raises(UsageError, match="there is something else"):
+    with pytest.raises(UsageError, match="not a token store: it contains"):
         prepare([source], characters(), source)
     assert source.read_text() == TEXT
 
 
-def test_the_place_may_be_a_link(tmp_path: Path, source: Path):
+def test_the_folder_may_be_a_symbolic_link(tmp_path: Path, source: Path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "corpus").symlink_to(tmp_path / "disk")
     prepare([source], characters(), tmp_path / "corpus")
@@ -274,7 +274,7 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", store.FILES)
+@pytest.mark.parametrize("name", module.FILES)
 def test_damage_is_found_and_named(tmp_path: Path, source: Path, name: str):
     folder = tmp_path / "corpus"
     prepare([source], characters(), folder)
@@ -292,7 +292,7 @@ def test_damage_is_found_and_named(tmp_path: Path, source: Path, name: str):
         Corpus.open(folder, verify=False)
 
 
-def test_a_store_that_is_none(tmp_path: Path, source: Path):
+def test_folders_that_are_not_stores_are_refused(tmp_path: Path, source: Path):
     with pytest.raises(DataError, match="not a token store"):
         Corpus.open(tmp_path)
     prepare([source], characters(), tmp_path / "corpus")
@@ -301,18 +301,18 @@ def test_a_store_that_is_none(tmp_path: Path, source: Path):
     flip(meta, len(whole) // 2)
     with pytest.raises(DataError, match=r"meta\.json: damaged"):
         Corpus.open(tmp_path / "corpus", verify=False)
-    meta.write_text(store.sealed({**store.unsealed(whole), "format": 99}))
+    meta.write_text(module.sealed({**module.unsealed(whole), "format": 99}))
     with pytest.raises(DataError, match="format 99; this version reads 1"):
         Corpus.open(tmp_path / "corpus")
 
 
 @given(st.data())
-def test_a_seal_breaks_with_any_bit(data: st.DataObject):
+def test_a_checksum_detects_any_flipped_bit(data: st.DataObject):
     values = {"tokens": 120, "path": "/白/鸡.txt", "sizes": {"a": 1}}
-    text = bytearray(store.sealed(values).encode())
-    assert store.unsealed(text.decode()) == values
+    text = bytearray(module.sealed(values).encode())
+    assert module.unsealed(text.decode()) == values
     text[data.draw(st.integers(0, len(text) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert store.unsealed(text.decode("utf-8", "replace")) in (None, values)  # hex digits have two cases
+    assert module.unsealed(text.decode("utf-8", "replace")) in (None, values)  # hex digits have two cases
 
 
 # ---- interruptions -----------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def stop_after(calls: int, error: BaseException) -> Callable[[int, int], None]:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 7, 12])
-def test_an_interrupted_one_is_gone_on_with(tmp_path: Path, long_source: Path, small_parts, encoded, calls: int):
+def test_an_interrupted_preparation_is_resumed(tmp_path: Path, long_source: Path, small_parts, encoded, calls: int):
     tokenizer, folder, said = characters(), tmp_path / "corpus", []
     prepare([long_source], tokenizer, tmp_path / "whole")
     total = sum(encoded)
@@ -344,14 +344,16 @@ def test_an_interrupted_one_is_gone_on_with(tmp_path: Path, long_source: Path, s
     assert not list(tmp_path.glob(".*partial"))
 
 
-@pytest.mark.parametrize("name", [*store.FILES, store.JOURNAL])
+@pytest.mark.parametrize("name", [*module.FILES, module.JOURNAL])
 @pytest.mark.parametrize("harm", ["flip the first byte", "flip the middle", "cut", "remove"])
-def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, small_parts, name: str, harm: str):
+def test_a_damaged_partial_store_is_not_resumed_from_its_damage(
+    tmp_path: Path, long_source: Path, small_parts, name: str, harm: str
+):
     tokenizer, folder = characters(), tmp_path / "corpus"
     prepare([long_source], tokenizer, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         prepare([long_source], tokenizer, folder, progress=stop_after(9, KeyboardInterrupt()))
-    file = store.partial(folder) / name
+    file = folder.with_name(".corpus.partial") / name
     if harm == "cut":
         os.truncate(file, file.stat().st_size // 2)
     elif harm == "remove":
@@ -363,23 +365,25 @@ def test_a_damaged_half_is_not_gone_on_with(tmp_path: Path, long_source: Path, s
     assert Corpus.open(folder).meta["files"] == Corpus.open(tmp_path / "whole").meta["files"]
 
 
-def test_after_a_bad_line_the_finished_parts_are_gone_on_with(tmp_path: Path, long_source: Path, small_parts):
+def test_after_a_bad_line_the_finished_parts_are_reused(tmp_path: Path, long_source: Path, small_parts):
     long_source.write_bytes(long_source.read_bytes() + b"\xff\n")
     with pytest.raises(DataError, match=r"long\.txt:\d+: not UTF-8"):
         prepare([long_source], characters(), tmp_path / "corpus")
     said: list[str] = []
     corpus = prepare([long_source], characters(), tmp_path / "corpus", on_bad_record="skip", say=said.append)
-    assert "going on after" in said[0] and corpus.sentences == 200 and corpus.meta["skipped"] == {"not UTF-8": 1}
+    assert "resuming after" in said[0] and corpus.sentences == 200 and corpus.meta["skipped"] == {"not UTF-8": 1}
 
 
-def test_half_of_another_corpus_is_dropped(tmp_path: Path, long_source: Path, source: Path, small_parts):
+def test_a_partial_store_of_another_corpus_is_dropped(tmp_path: Path, long_source: Path, source: Path, small_parts):
     folder = tmp_path / "corpus"
     with pytest.raises(KeyboardInterrupt):
         prepare([long_source], characters(), folder, progress=stop_after(9, KeyboardInterrupt()))
     assert text_of(prepare([source], characters(), folder), characters()) == DOCUMENTS
 
 
-def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_source, small_parts, monkeypatch, encoded):
+def test_a_full_disk_is_reported_and_finished_parts_are_kept(
+    tmp_path: Path, long_source, small_parts, monkeypatch, encoded
+):
     folder, real, flushes = tmp_path / "corpus", os.fsync, iter(range(8))
 
     def fsync(handle: int) -> None:
@@ -387,26 +391,26 @@ def test_a_full_disk_is_named_and_what_is_finished_kept(tmp_path: Path, long_sou
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle)
 
-    monkeypatch.setattr(store.os, "fsync", fsync)
-    with pytest.raises(ResourceError, match="corpus: could not be written: No space left on device"):
+    monkeypatch.setattr(module.os, "fsync", fsync)
+    with pytest.raises(ResourceError, match="corpus: cannot be written: No space left on device"):
         prepare([long_source], characters(), folder)
-    monkeypatch.setattr(store.os, "fsync", real)
+    monkeypatch.setattr(module.os, "fsync", real)
     said: list[str] = []
     prepare([long_source], characters(), folder, say=said.append)
-    assert "going on after" in said[0]
+    assert "resuming after" in said[0]
     prepare([long_source], characters(), tmp_path / "whole")
     assert files_of(folder) == files_of(tmp_path / "whole")
 
 
-def test_other_things_that_fail_are_named(tmp_path: Path, source: Path):
-    with pytest.raises(ResourceError, match="could not be written"):
+def test_other_failures_are_reported(tmp_path: Path, source: Path):
+    with pytest.raises(ResourceError, match="cannot be written"):
         prepare([source], characters(), source / "corpus")
     backend = Backend(models.WordLevel({"a": 0}, unk_token="[UNK]"))  # its unknown token is not in it
     with pytest.raises(CheckpointError, match="tokenizer: not a usable tokenizer"):
         prepare([source], Tokenizer(backend, {}), tmp_path / "corpus")
 
 
-def test_progress_ends_at_the_whole(tmp_path: Path, source: Path):
+def test_progress_ends_at_the_total(tmp_path: Path, source: Path):
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 50))
     parquet.write_table(arrow.table({"text": [TEXT + str(number) for number in range(50)]}), tmp_path / "c.parquet")
     seen: list[tuple[int, int]] = []
@@ -424,10 +428,10 @@ def test_progress_ends_at_the_whole(tmp_path: Path, source: Path):
 HELD = """
 import sys, time
 from pathlib import Path
-from allmask.data import corpus as module, store
+from allmask.data import corpus as module
 from allmask.text import Tokenizer
 source, tokenizer, folder, hold = sys.argv[1:]
-module.CHUNK, store.PART_TOKENS, real, calls = 100, 200, module._encode, iter(range(10))
+module.CHUNK, module.PART_TOKENS, real, calls = 100, 200, module._encode, iter(range(10))
 def encode(tokenizer, chunk):
     while next(calls, None) is None and Path(hold).exists():
         time.sleep(0.01)
@@ -446,7 +450,7 @@ def start(script: str, *arguments: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_path: Path, long_source: Path):
+def test_of_three_processes_one_works_and_another_resumes_when_it_is_killed(tmp_path: Path, long_source: Path):
     tokenizer, folder, hold = characters(), tmp_path / "corpus", write(tmp_path / "hold", "")
     tokenizer.save(tmp_path / "tokenizer")
     whole = prepare([long_source], tokenizer, tmp_path / "whole")
@@ -456,7 +460,7 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
         waiting = [process for process, line in first.items() if "another process is preparing it; waiting" in line]
         assert len(waiting) == 2 and not folder.exists()
         [worker] = [process for process in processes if process not in waiting]
-        journal = store.partial(folder) / store.JOURNAL
+        journal = folder.with_name(".corpus.partial") / module.JOURNAL
         while not (journal.is_file() and journal.read_text().count("\n") >= 2):
             assert worker.poll() is None
             time.sleep(0.01)
@@ -469,7 +473,7 @@ def test_of_three_processes_one_works_and_another_goes_on_when_it_is_killed(tmp_
             process.communicate()
     assert [process.returncode for process in waiting] == [0, 0]
     assert all(f"Corpus({folder}, {whole.documents} documents" in text for text in said)
-    assert sorted("encoded" in text and "going on after" in text for text in said) == [False, True]
+    assert sorted("encoded" in text and "resuming after" in text for text in said) == [False, True]
     assert sorted("encoded" in text for text in said) == [False, True]  # the third found it done
     assert files_of(folder) == files_of(tmp_path / "whole")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmask.data import batches
+from allmask.data import Loader
 from allmask.data.loader import AHEAD
 from allmask.errors import DataError, UsageError
 
@@ -36,7 +36,7 @@ def test_order_and_start(plan, start, workers, random):
         time.sleep(delays[id(numbers)])
         return tuple(numbers)
 
-    assert list(batches(encode, plan, start, workers)) == [tuple(numbers) for numbers in plan[start:]]
+    assert list(Loader(encode, plan, start, workers)) == [tuple(numbers) for numbers in plan[start:]]
 
 
 def test_a_plan_may_be_endless():
@@ -46,7 +46,7 @@ def test_a_plan_may_be_endless():
             yield [number]
             number += 1
 
-    with batches(sum, plan(), start=5) as loader:
+    with Loader(sum, plan(), start=5) as loader:
         assert [next(loader) for _ in range(3)] == [5, 6, 7]
 
 
@@ -57,7 +57,7 @@ def test_an_error_is_raised_at_its_batch(workers: int):
             raise DataError("train.jsonl:9: too long", "shorten it")
         return numbers
 
-    loader, seen = batches(encode, PLAN, workers=workers), []
+    loader, seen = Loader(encode, PLAN, workers=workers), []
     with pytest.raises(DataError, match=r"train\.jsonl:9: too long") as caught:
         for batch in loader:
             seen.append(batch)
@@ -66,7 +66,7 @@ def test_an_error_is_raised_at_its_batch(workers: int):
     assert list(loader) == []  # nothing follows an error
 
 
-def test_what_is_no_exception_is_raised_too():
+def test_a_base_exception_is_raised_too():
     """A panic in the Rust tokenizers is a BaseException."""
 
     class Panic(BaseException):
@@ -76,12 +76,12 @@ def test_what_is_no_exception_is_raised_too():
         raise Panic("rust")
 
     with pytest.raises(Panic):
-        next(batches(encode, PLAN))
+        next(Loader(encode, PLAN))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_leaving_early_ends_the_threads(workers: int):
-    with batches(list, PLAN, workers=workers) as loader:
+    with Loader(list, PLAN, workers=workers) as loader:
         next(loader)
         assert len(ours()) >= 1
     assert ours() == []
@@ -89,8 +89,8 @@ def test_leaving_early_ends_the_threads(workers: int):
     loader.close()  # twice does no harm
 
 
-def test_a_loader_that_is_forgotten_ends_too():
-    loader = batches(list, PLAN)
+def test_a_loader_that_is_garbage_collected_ends_its_threads():
+    loader = Loader(list, PLAN)
     next(loader)
     del loader
     gc.collect()
@@ -109,7 +109,7 @@ def test_batches_are_made_while_the_caller_computes_but_not_too_many(workers: in
             enough.set()
         return numbers
 
-    with batches(encode, PLAN, workers=workers) as loader:
+    with Loader(encode, PLAN, workers=workers) as loader:
         assert next(loader) == PLAN[0]
         assert enough.wait(10)  # the caller does nothing; the workers go on
         time.sleep(0.02)
@@ -118,10 +118,10 @@ def test_batches_are_made_while_the_caller_computes_but_not_too_many(workers: in
 
 def test_it_works_in_other_threads():
     here, there = threading.get_ident(), []
-    assert list(batches(lambda numbers: there.append(threading.get_ident()), PLAN, workers=0)) == [None] * len(PLAN)
+    assert list(Loader(lambda numbers: there.append(threading.get_ident()), PLAN, workers=0)) == [None] * len(PLAN)
     assert set(there) == {here}
     there.clear()
-    list(batches(lambda numbers: there.append(threading.get_ident()), PLAN))
+    list(Loader(lambda numbers: there.append(threading.get_ident()), PLAN))
     assert here not in there and len(set(there)) == 1
 
 
@@ -134,7 +134,7 @@ def test_waiting_is_measured():
             second.set()
         return numbers
 
-    with batches(slow, PLAN) as loader:
+    with Loader(slow, PLAN) as loader:
         assert loader.waited == 0.0
         threading.Timer(0.1, gate.set).start()
         next(loader)
@@ -149,4 +149,4 @@ def test_waiting_is_measured():
 def test_misuse():
     for options in ({"start": -1}, {"workers": -1}):
         with pytest.raises(UsageError):
-            batches(list, PLAN, **options)
+            Loader(list, PLAN, **options)

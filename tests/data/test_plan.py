@@ -37,7 +37,7 @@ def test_batches_are_full(lengths, batch_tokens, seed, epoch):
 
 
 @given(LENGTHS, st.integers(1, 100), SEEDS, st.integers(0, 50))
-def test_nothing_else_matters(lengths, batch_tokens, seed, epoch):
+def test_the_plan_depends_on_the_arguments_alone(lengths, batch_tokens, seed, epoch):
     plan = plan_epoch(lengths, batch_tokens, seed, epoch)
     random.random(), np.random.random(), torch.rand(1)
     plan_epoch(lengths, batch_tokens, seed + 1, epoch + 1)
@@ -65,7 +65,7 @@ def plan_plainly(lengths, batch_tokens, seed, epoch):
 
 
 @given(st.lists(st.integers(1, 9), max_size=200), st.integers(1, 20), SEEDS, st.integers(0, 50))
-def test_it_is_what_plain_python_makes(lengths, batch_tokens, seed, epoch):
+def test_the_plan_equals_one_in_plain_python(lengths, batch_tokens, seed, epoch):
     assert plan_epoch(lengths, batch_tokens, seed, epoch) == plan_plainly(lengths, batch_tokens, seed, epoch)
 
 
@@ -101,7 +101,7 @@ def test_every_position_of_the_epoch_is_equally_likely():
     assert np.abs(np.bincount(places, minlength=8) - 500).max() < 5 * np.sqrt(4000 * 1 / 8 * 7 / 8)
 
 
-def test_many_pools_are_what_plain_python_makes():
+def test_a_plan_of_many_pools_equals_one_in_plain_python():
     lengths = np.random.default_rng(0).integers(1, 30, 5000).tolist()
     assert sum(lengths) > 10 * POOL_BATCHES * 60
     assert plan_epoch(lengths, 60, seed=5, epoch=1) == plan_plainly(lengths, 60, seed=5, epoch=1)

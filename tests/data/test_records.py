@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from allmask.data import Maybe, expect_held_out, label, list_of, read_records, text
+from allmask.data import Bad, Maybe, expect_held_out, label, list_of, read_records, text, usable
 from allmask.errors import DataError, UsageError
 
 PAIR = {"source": text, "target": text}
@@ -110,7 +110,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(kind: str, give):
     assert read(give(f"data.{kind}", "\ufeff" + rows)) == [{"source": "a", "target": "b"}]
 
 
-def test_only_the_asked_fields_and_where_they_stand(give):
+def test_only_the_requested_fields_with_their_locations(give):
     path = give("data.csv", 'id,source,target\n1,"two\nlines",b\n\n2,c,d\n')
     assert [(r.where, r.fields) for r in read_records(path, PAIR)] == [
         ("data.csv:2", {"source": "two\nlines", "target": "b"}),
@@ -274,6 +274,42 @@ def test_bad_rows_of_a_parquet(give):
     assert error.hint == f"fix the row, {SKIP}"
     write_parquet(Path("l.parquet"), [{"source": "a" * 2000, "target": "b"}])
     assert failure("l.parquet", max_line=1000).message == 'l.parquet: row 1: "source" is longer than 1,000 characters'
+    message = failure("l.parquet", max_line=1000, on_bad_record="skip").message
+    assert message == "l.parquet: no record can be used; skipped 1 × cell too long"  # a parquet file has no lines
+
+
+# ---- tagged text in columns (CoNLL) ------------------------------------------------------------------------
+
+TAGGED = {"tokens": list_of(lambda value: value), "tags": list_of(text)}
+
+
+def written(folder: Path, content: str, name: str = "a.conll") -> Path:
+    (folder / name).write_text(content, encoding="utf-8")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["a.conll", "a.bio", "a.txt"])
+def test_sentences_in_columns(tmp_path: Path, name: str):
+    content = "-DOCSTART- -X- O O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\n北\tO\n\u3000 O\r\n京 B-LOC"
+    rows = list(read_records(written(tmp_path, content, name), TAGGED))
+    assert [row.fields for row in rows] == [
+        {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
+        {"tokens": ["北", "\u3000", "京"], "tags": ["O", "O", "B-LOC"]},
+    ]
+    assert [row.where for row in rows] == [f"{tmp_path / name}:3", f"{tmp_path / name}:7"]
+
+
+def test_bad_sentences_in_columns_are_named_or_skipped(tmp_path: Path):
+    file = written(tmp_path, "a O\nb\n\nc O\n")
+    with pytest.raises(DataError, match=r"a.conll:2: 1 column; the sentence began with 2"):
+        list(read_records(file, TAGGED))
+    skipped: Counter[str] = Counter()
+    assert len(list(read_records(file, TAGGED, "skip", skipped))) == 1 and skipped == {"wrong number of columns": 1}
+
+
+def test_without_a_second_column_there_are_no_tags(tmp_path: Path):
+    with pytest.raises(DataError, match=r'a.conll:1: no "tags"'):
+        list(read_records(written(tmp_path, "a\nb\n"), TAGGED))
 
 
 # ---- what is wrong with a file -----------------------------------------------------------------------------
@@ -369,6 +405,32 @@ def test_all_skipped_is_an_error(give):
     assert skipped == {'blank "source"': 7, "not an object": 1}
 
 
+def test_all_skipped_for_reasons_found_at_two_stages(give):
+    """The message counts the records that cannot be read and those whose fields do not fit together."""
+
+    def differ(fields: dict[str, str]) -> None:
+        if fields["source"] == fields["target"]:
+            raise Bad("copy", "the target is the source")
+
+    same = '{"source": "a", "target": "a"}'
+    path = Path(give("a.jsonl", f"{same}\n{{\n{same}\n[]\n{same}\n"))
+    skipped = Counter({"copy": 1})
+    records = usable(path, read_records(path, PAIR, "skip", skipped), differ, "skip", skipped)
+    with pytest.raises(DataError) as caught:
+        list(records)
+    what = "no record can be used; skipped 3 × copy, 1 × malformed JSON, 1 × not an object"
+    assert caught.value.message == f"a.jsonl: {what}"
+    assert caught.value.hint == "the first: a.jsonl:1: the target is the source"
+    assert skipped == {"copy": 4, "malformed JSON": 1, "not an object": 1}
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the target is the source"):
+        list(usable(path, read_records(path, PAIR, "skip"), differ, "stop"))
+
+
+def test_a_parquet_without_the_optional_columns_has_its_rows(give):
+    write_parquet(Path("a.parquet"), [{"source": "a"}, {"source": "b"}])
+    assert read("a.parquet", {"target": Maybe(text)}) == [{"target": None}] * 2
+
+
 def test_misuse(give):
     path = give("a.jsonl", GOOD)
     with pytest.raises(UsageError, match="on_bad_record"):
@@ -455,7 +517,7 @@ def test_an_endless_line_is_refused_without_reading_it_into_memory(kind: str, tm
 # ---- what is held out ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_trained_on_is_not_held_out(give):
+def test_training_files_are_refused_for_evaluation(give):
     for name, content in (("a.jsonl", "1\n"), ("copy.jsonl", "1\n"), ("other.jsonl", "2\n"), ("longer.jsonl", "33\n")):
         give(name, content)
     Path("link.jsonl").symlink_to("a.jsonl")

@@ -7,12 +7,14 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from allmask.data import sentences as module
-from allmask.data.sentences import Reading, find_files, sentences
+from allmask.data.sentences import Reading, Texts, find_files, sentences
 from allmask.errors import DataError, UsageError
 
 TEXT = "北京欢迎你。\n你想吃啥\n\n\n白切鸡\n \u3000\nred cat\n"
@@ -110,7 +112,37 @@ def test_bad_text_is_named(tmp_path: Path, name: str, content: bytes, message: s
         read(tmp_path / name)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path):
+def test_the_reason_is_named_when_all_lines_are_skipped(tmp_path: Path):
+    (tmp_path / "good.txt").write_bytes(b"a\n\xff\n")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\n\n\0\n\xfe\n")
+    message = r"bad\.txt: no line can be used; skipped 2 × not UTF-8, 1 × NUL byte"
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "good.txt", tmp_path / "bad.txt", on_bad_record="skip")
+    with pytest.raises(DataError, match=message):
+        list(Texts([tmp_path / "bad.txt"], Reading(on_bad_record="skip")))
+
+
+def test_a_tokenizer_is_trained_on_the_text_that_a_model_is(tmp_path: Path):
+    """`Texts`, for tokenizers, and `sentences`, for pretraining, read the same files to the same text."""
+    rows = [{"text": "北京欢迎你。\n你想吃啥"}, {"text": "白切鸡"}, {"text": "red cat"}]
+    (tmp_path / "inner").mkdir()
+    jsonl = "".join(json.dumps(row) + "\n" for row in rows)
+    write(tmp_path / "a.txt", TEXT)
+    write(tmp_path / "b.jsonl", jsonl)
+    write(tmp_path / "c.ndjson", jsonl)
+    write(tmp_path / "d.csv", 'text\n"北京欢迎你。\n你想吃啥"\n白切鸡\nred cat\n')
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "inner" / "e.parquet")
+    for file in sorted(tmp_path.glob("*.*")):
+        (tmp_path / "inner" / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    files = find_files([tmp_path])
+    assert len(files) == 9
+    for file in files:
+        assert read(file) == [["北京欢迎你。", "你想吃啥"], ["白切鸡"], ["red cat"]], file
+    lines = [line for document in read(tmp_path) for line in document]
+    assert [line for text in Texts([tmp_path]) for line in text.split("\n")] == lines
+
+
+def test_missing_files_are_reported(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for paths, message in (
         ([tmp_path / "no.txt"], "no such file"),

@@ -70,7 +70,7 @@ def test_rows_equal_those_of_the_slow_cutter(documents: Documents, length: int, 
 
 
 @given(DOCUMENTS, st.integers(1, 15))
-def test_nothing_is_lost_and_nothing_is_twice(documents: Documents, length: int):
+def test_every_token_is_in_one_row(documents: Documents, length: int):
     corpus = corpus_of(documents)
     rows = rows_of(Windows(corpus, length))
     assert [token for row in rows for token in row] == corpus.ids.tolist()
@@ -183,9 +183,9 @@ def test_sentences_and_documents_of_any_row(documents: Documents, length: int, d
     of_token = [(d, s) for d, sizes in enumerate(documents) for s, size in enumerate(sizes) for _ in range(size)]
     windows = Windows(corpus_of(documents), length, overlap)
     for number, row in enumerate(rows_of(windows)):
-        told = [of_token[token] for token in row]
-        assert windows.document(number) == told[0][0] == told[-1][0]
-        begins = [0, *(place for place in range(1, len(row)) if told[place] != told[place - 1])]
+        owners = [of_token[token] for token in row]
+        assert windows.document(number) == owners[0][0] == owners[-1][0]
+        begins = [0, *(place for place in range(1, len(row)) if owners[place] != owners[place - 1])]
         assert windows.sentences(number).tolist() == begins
 
 

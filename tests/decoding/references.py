@@ -1,4 +1,4 @@
-"""Slow and plain counterparts: a model that is a table, searches by enumeration, writers that remember nothing."""
+"""Slow and plain counterparts: a model that is a table, searches by enumeration, writers without a cache."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class TableWriter:
         return self.space
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Histories]:
-        return self._speak(tuple(tuple(prompt) for prompt in prompts))
+        return self._logits_of(tuple(tuple(prompt) for prompt in prompts))
 
     def step(self, tokens: Tensor, state: Histories) -> tuple[Tensor, Histories]:
-        return self._speak(tuple((*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)))
+        return self._logits_of(tuple((*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)))
 
-    def _speak(self, rows: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Histories]:
+    def _logits_of(self, rows: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Histories]:
         self.batches.append(len(rows))
         return torch.stack([self.logits(row) for row in rows]), Histories(rows)
 
@@ -129,7 +129,7 @@ def close(a: float, b: float, tolerance: float = 1e-4) -> bool:
 
 
 class RecomputeWriter:
-    """Reads the whole row again at every step, alone, under the mask of the whole row."""
+    """No cache: reads the whole row at every step, alone, under the mask of the whole row."""
 
     def __init__(self, model: Model, mask=None):
         self.model = model
@@ -139,13 +139,13 @@ class RecomputeWriter:
         return self.model.config.max_positions - len(prompt) + 1
 
     def begin(self, prompts):
-        return self._speak(tuple((tuple(prompt), ()) for prompt in prompts))
+        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
 
     def step(self, tokens, state):
         rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._speak(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
 
-    def _speak(self, rows):
+    def _logits_of(self, rows):
         return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
@@ -191,13 +191,13 @@ class RefillWriter:
         return sum(token < 0 for token in prompt)
 
     def begin(self, prompts):
-        return self._speak(tuple((tuple(prompt), ()) for prompt in prompts))
+        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
 
     def step(self, tokens, state):
         rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._speak(tuple((prompt, (*filled, token)) for (prompt, filled), token in rows))
+        return self._logits_of(tuple((prompt, (*filled, token)) for (prompt, filled), token in rows))
 
-    def _speak(self, rows):
+    def _logits_of(self, rows):
         return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, filled):

@@ -42,7 +42,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastW
         return FastWriter(slow, TorchEngine(model, precision))
     if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
-    return FastWriter(slow, engines._compiled(model, precision))
+    return FastWriter(slow, engines.CompiledEngine(model, precision))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------
@@ -233,6 +233,14 @@ def test_without_the_compiled_step_torch_does_it(monkeypatch):
         assert len(generate(writer, PROMPTS, RULES["greedy"])) == len(PROMPTS)
 
 
+@pytest.mark.parametrize("able", [True, False])
+def test_auto_is_bf16_only_where_it_is_native(monkeypatch, able):
+    monkeypatch.setattr(build, "library", lambda source, *choices: None)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    writer, dtype = writer_for(tiny()), torch.bfloat16 if able else torch.float32
+    assert writer.engine.dtype == dtype == writer.body.embedding.tokens.weight.dtype
+
+
 def test_a_compiled_step_that_is_wrong_is_not_used(monkeypatch, caplog):
     model = tiny()
     if not engines.fits(model):
@@ -250,7 +258,7 @@ def test_sizes_that_do_not_fill_registers(width, heads):
     assert isinstance(writer_for(model.eval(), "int8").engine, TorchEngine)
 
 
-def test_mistakes_are_said():
+def test_wrong_arguments_raise_an_error():
     model = tiny()
     with pytest.raises(UsageError, match="precision is 'int4'; expected one of auto, fp32, bf16, int8"):
         writer_for(model, "int4")

@@ -1,4 +1,4 @@
-"""A fast decoder of two stacks writes what `PairWriter` writes, and what reading everything again says."""
+"""A fast decoder of two stacks writes what `PairWriter` writes, and what it writes without a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allmask import presets
 from allmask.decoding import Decoding, PairWriter, generate, stream
-from allmask.decoding.fast import engines, parts
+from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastPairWriter, TorchEngine, pair_writer_for
 from allmask.errors import UsageError
 from allmask.inference import freeze
@@ -50,7 +50,7 @@ def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> Fast
         return FastPairWriter(slow, TorchEngine(model, precision))
     if not engines.fits(model):
         pytest.skip("no compiled step on this machine")
-    return FastPairWriter(slow, engines._compiled(model, precision))
+    return FastPairWriter(slow, engines.CompiledEngine(model, precision))
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def read_again(model, start, rows):
     st.lists(st.integers(0, 69), min_size=1, max_size=3),
     st.data(),
 )
-def test_any_rows_at_any_time_as_if_each_were_read_again(engine, name, prompts, start, data):
+def test_any_rows_at_any_time_equal_no_cache(engine, name, prompts, start, data):
     """Rows repeated, dropped and reordered at will, from any beginning."""
     model = tiny(name)
     writer, histories = fast(model, engine, start=start), Histories(tuple((tuple(p), ()) for p in prompts))
@@ -133,8 +133,7 @@ def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, n
                 module.weight[7] = 20.0
     exact = fast(model, "torch").begin(PROMPTS)[0]
     even = fast(model, engine, "int8").begin(PROMPTS)[0]
-    for module in (engines, parts):
-        monkeypatch.setattr(module, "smoothing_scale", lambda norm, weight: None)
+    monkeypatch.setattr(engines, "smoothing_scale", lambda norm, weight: None)
     uneven = fast(model, engine, "int8").begin(PROMPTS)[0]
     assert (even - exact).abs().mean() < 0.7 * (uneven - exact).abs().mean()
 
@@ -181,7 +180,7 @@ def test_sources_are_kept_once_and_nothing_moves(engine):
 
 @pytest.mark.parametrize("precision", ["fp32", *LESS])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_model_may_go_on_learning(engine, precision):
+def test_the_model_may_be_trained_further(engine, precision):
     model = tiny()
     writer = fast(model, engine, precision)
     before = generate(writer, PROMPTS, RULES["greedy"])
@@ -212,7 +211,7 @@ def test_recurrent_models_write_as_before(caplog):
     assert "int8 is for Transformers" in caplog.text
 
 
-def test_mistakes_are_said():
+def test_wrong_arguments_raise_an_error():
     model = tiny()
     with pytest.raises(UsageError, match="precision is 'int4'; expected one of auto, fp32, bf16, int8"):
         pair_writer_for(model, "int4")

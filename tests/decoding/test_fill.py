@@ -25,8 +25,8 @@ def draw_ids(tokens, seed=0):
 
 @settings(max_examples=30)
 @given(st.sampled_from(FAMILIES), st.lists(st.integers(0, 6), min_size=1, max_size=7))
-def test_step_and_peek_are_two_stream_attention(family, rank):
-    """Any order at all, ties included: tokens of one rank read each other's content, guesses read what is older."""
+def test_step_and_query_stream_are_two_stream_attention(family, rank):
+    """Any order at all, ties included: tokens of one rank read each other's content, predictions read lower ranks."""
     model, ids, mask = tiny(family), draw_ids(len(rank)), Mask.permutation(torch.tensor([rank]))
     _, cache = model.body.step(ids, mask, Cache())
     peeked = model.body.query_stream(torch.full_like(ids, QUERY), mask, cache)
@@ -35,7 +35,7 @@ def test_step_and_peek_are_two_stream_attention(family, rank):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_guess_depends_on_what_is_strictly_older_and_nothing_else(family):
+def test_a_prediction_depends_only_on_tokens_of_lower_order(family):
     model, rank = tiny(family), torch.tensor([[3, 1, 5, 0, 2, 4]])
     mask = Mask.permutation(rank)
     content = torch.randn(1, 6, 16, dtype=torch.float64, requires_grad=True)
@@ -52,7 +52,7 @@ def test_a_guess_depends_on_what_is_strictly_older_and_nothing_else(family):
     assert torch.equal(on_query, torch.eye(6, dtype=torch.bool))
 
 
-def test_peeking_leaves_no_trace_and_needs_nothing_known():
+def test_the_query_stream_leaves_the_cache_unchanged_and_may_read_nothing():
     model, ids = tiny("bert"), draw_ids(4)
     mask = Mask.causal(torch.ones(1, 4).bool())
     _, cache = model.body.step(ids[:, :2], mask[:, :2], Cache())
@@ -66,7 +66,7 @@ def test_peeking_leaves_no_trace_and_needs_nothing_known():
 @settings(max_examples=30)
 @given(st.sampled_from(FAMILIES), st.data())
 def test_a_branched_cache_is_read_like_a_plain_one(family, data):
-    """Texts of different length, rows of several, any order with ties, several guesses a row at once."""
+    """Texts of different length, rows of several, any order with ties, several predictions a row at once."""
     model = tiny(family)
     ranks = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3))
     rows = torch.tensor(data.draw(st.lists(st.integers(0, len(ranks) - 1), min_size=1, max_size=5)))
@@ -97,7 +97,7 @@ RULES = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_filling_with_a_cache_equals_reading_everything_again(family, rules):
+def test_filling_with_a_cache_equals_no_cache(family, rules):
     model = tiny(family)
     found = generate(FillWriter(model, QUERY), ROWS, RULES[rules])
     expected = generate(RefillWriter(model, QUERY), ROWS, RULES[rules])
@@ -149,13 +149,13 @@ def test_blanks_are_numbered_in_the_order_they_are_filled():
         (lambda model: blanks([1, None, None], [1, 1]), "the blanks are at"),
         (lambda model: blanks([1, 2]), "the blanks are at"),
         (lambda model: generate(FillWriter(model, QUERY), [[1, -2]], Decoding()), "numbered -1, -2"),
-        (lambda model: generate(FillWriter(model, QUERY), [[1, 2]], Decoding()), "no room to go on"),
+        (lambda model: generate(FillWriter(model, QUERY), [[1, 2]], Decoding()), "no room for more"),
         (lambda model: generate(FillWriter(model, QUERY), [[99, -1]], Decoding()), "token 99 is not in the vocabulary"),
         (lambda model: fill(model, [1] * 24 + [None], query=QUERY), "25 tokens, the model 24 positions"),
         (lambda model: fill(model, [1, None]), "no \\[MASK\\]"),
         (lambda model: fill(model, [1, None], settings=Decoding(banned=range(40)), query=QUERY), "allow no token"),
     ],
 )
-def test_mistakes_are_said(do, words):
+def test_wrong_arguments_raise_an_error(do, words):
     with pytest.raises(UsageError, match=words):
         do(tiny("bert"))

@@ -35,7 +35,7 @@ def model_of(config) -> Model:
 
 
 class RecomputeLeftwards:
-    """Reads the whole text again at every step, in reading order, under Mask.reverse."""
+    """No cache: reads the whole text at every step, in reading order, under Mask.reverse."""
 
     def __init__(self, model: Model, mask=Mask.reverse, length: int = LENGTH):
         self.model, self.mask, self.length = model, mask, length
@@ -44,13 +44,13 @@ class RecomputeLeftwards:
         return self.length - len(prompt) + 1
 
     def begin(self, prompts):
-        return self._speak(tuple((tuple(prompt), ()) for prompt in prompts))
+        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
 
     def step(self, tokens, state):
         rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._speak(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
 
-    def _speak(self, rows):
+    def _logits_of(self, rows):
         return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
@@ -74,7 +74,7 @@ CASES = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", CASES)
-def test_cached_equals_reading_everything_again(name, rules):
+def test_cached_equals_no_cache(name, rules):
     config, mask = CASES[name]
     prompts = PROMPTS[:4] if name == "ELMo" else PROMPTS
     model = model_of(config)
@@ -139,7 +139,7 @@ def test_there_is_room_for_as_many_tokens_as_positions_are_left():
 
 
 def test_a_direction_that_cannot_be_known_is_refused():
-    with pytest.raises(UsageError, match="one token does not say"):
+    with pytest.raises(UsageError, match="from one token"):
         MaskWriter(model_of(ELMO), Mask.reverse).begin([[7]])
     with pytest.raises(UsageError, match="from right to left"):
         MaskWriter(tiny("bert"), lambda valid: Mask.permutation(torch.tensor([[2, 1, 0]]), valid)).begin([[7, 8, 9]])

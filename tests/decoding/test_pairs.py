@@ -1,4 +1,4 @@
-"""An encoder–decoder writes from its cache what it writes reading everything again; in any batch, with any search."""
+"""An encoder–decoder writes the same with and without a cache; in any batch, with any search."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tiny(name, dtype=torch.float64):
 
 
 class RecomputePairs:
-    """Reads source and target again at every step, alone."""
+    """No cache: reads source and target at every step, alone."""
 
     def __init__(self, model, start=None):
         self.model, self.start = model, [model.config.start_token] if start is None else start
@@ -56,13 +56,13 @@ class RecomputePairs:
         return 1 << 20
 
     def begin(self, prompts):
-        return self._speak(tuple((tuple(prompt), tuple(self.start)) for prompt in prompts))
+        return self._logits_of(tuple((tuple(prompt), tuple(self.start)) for prompt in prompts))
 
     def step(self, tokens, state):
         rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._speak(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
 
-    def _speak(self, rows):
+    def _logits_of(self, rows):
         return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
@@ -80,7 +80,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cached_equals_reading_everything_again(name, rules):
+def test_cached_equals_no_cache(name, rules):
     model = tiny(name)
     found = generate(PairWriter(model), PROMPTS, RULES[rules])
     assert_same(found, generate(RecomputePairs(model), PROMPTS, RULES[rules]))
@@ -117,7 +117,7 @@ def test_any_rows_at_any_time(name, prompts, start, data):
     torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
 
 
-def test_sources_are_kept_once_however_many_rows_go_on_from_them():
+def test_sources_are_stored_once_for_all_their_rows():
     writer = PairWriter(tiny("2017"))
     _, state = writer.begin([PROMPTS[2], PROMPTS[0]])
     kept = [layer.text.keys.data_ptr() for layer in state.memory.layers]
@@ -150,5 +150,5 @@ def test_clear_refusals():
         generate(PairWriter(tiny("T5")), [[1], []], Decoding())
     model = tiny("2017")
     model.config = replace(model.config, start_token=None)
-    with pytest.raises(UsageError, match="what its decoder begins with"):
+    with pytest.raises(UsageError, match="no start_token"):
         PairWriter(model)

@@ -164,17 +164,17 @@ def test_where_nothing_is_allowed_a_text_ends_unfinished(search):
 
 @pytest.mark.parametrize("search", [{}, {"beams": 2}, {"sample": True}], ids=str)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_are_said(search, wrong):
+def test_nan_logits_are_an_error(search, wrong):
     class Damaged(TableWriter):
         def logits(self, history):
             return super().logits(history).index_fill(0, torch.tensor([2]), wrong if len(history) > 2 else 0.0)
 
-    with pytest.raises(CheckpointError, match="not numbers"):
+    with pytest.raises(CheckpointError, match="logits of the model are NaN"):
         generate(Damaged(5), [(1,)], Decoding(**search))
 
 
 @pytest.mark.parametrize("rules", [{"end": (5,)}, {"banned": (1, -1)}], ids=str)
-def test_tokens_that_do_not_exist_are_said(rules):
+def test_tokens_outside_the_vocabulary_are_an_error(rules):
     with pytest.raises(UsageError, match="is not in the vocabulary of 5"):
         generate(TableWriter(5), [(1,)], Decoding(**rules))
 
@@ -227,8 +227,8 @@ def test_a_seed_is_a_result():
     assert len({one.tokens for one in generate(writer, [(1, 2)], replace(rules, n_best=20))[0]}) > 10
 
 
-def test_different_prompts_have_different_luck():
-    """Where the model has no preference, only luck tells two prompts apart."""
+def test_different_prompts_draw_different_samples():
+    """If all tokens are equally likely, only the generators tell two prompts apart."""
 
     class Even(TableWriter):
         def logits(self, history):
@@ -238,7 +238,7 @@ def test_different_prompts_have_different_luck():
     assert one.tokens != other.tokens
 
 
-def test_sampling_tells_the_models_own_log_probability():
+def test_samples_have_the_log_probability_of_the_model():
     writer = TableWriter(6, seed=8)
     for one in generate(writer, [(1,)], replace(MODES["samples"], temperature=3.0))[0]:
         tokens = with_end(one, MODES["samples"])
@@ -265,7 +265,7 @@ def test_streaming_gives_the_same_tokens_one_by_one(sample):
         assert not torch.is_inference_mode_enabled()  # the caller's own work between two tokens is left alone
 
 
-def test_on_token_hears_every_prompt():
+def test_on_token_is_called_for_every_prompt():
     writer, rules, heard = TableWriter(6, seed=1), Decoding(end=END, max_new=9), {0: [], 1: [], 2: []}
     found = generate(writer, [(1,), (2,), (3,)], rules, on_token=lambda prompt, token: heard[prompt].append(token))
     assert [tuple(heard[prompt]) for prompt in range(3)] == [one.tokens for [one] in found]
@@ -273,9 +273,9 @@ def test_on_token_hears_every_prompt():
 
 @pytest.mark.parametrize("rules", [Decoding(beams=2), Decoding(sample=True, n_best=2)])
 def test_several_hypotheses_cannot_be_streamed(rules):
-    with pytest.raises(UsageError, match="as they come"):
+    with pytest.raises(UsageError, match="streamed only"):
         stream(TableWriter(3), (1,), rules)
-    with pytest.raises(UsageError, match="as they come"):
+    with pytest.raises(UsageError, match="streamed only"):
         generate(TableWriter(3), [(1,)], rules, on_token=print)
 
 
@@ -294,6 +294,6 @@ def test_several_hypotheses_cannot_be_streamed(rules):
     ],
     ids=lambda x: str(x),
 )
-def test_settings_that_make_no_sense_are_said(wrong, words):
+def test_settings_that_make_no_sense_are_an_error(wrong, words):
     with pytest.raises(UsageError, match=words):
         Decoding(**wrong)

@@ -1,4 +1,4 @@
-"""A cache equals reading everything again: UniLM, GPT-2, ragged batches, beams; and texts are not copied."""
+"""With a cache the result is that without one: UniLM, GPT-2, ragged batches, beams; and texts are not copied."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", MASKS)
-def test_cached_equals_reading_everything_again(name, rules):
+def test_cached_equals_no_cache(name, rules):
     family, mask = MASKS[name]
     model = tiny(family)
     found = generate(MaskWriter(model, mask), PROMPTS, RULES[rules])
@@ -109,7 +109,7 @@ def test_new_tokens_have_the_second_segment():
 
 
 def test_the_second_answer_of_a_chat_is_written_under_turns():
-    """Cached, turn by turn or the history at once: what one pass over the whole chat says."""
+    """Cached, turn by turn or the history at once: the result of one pass over the whole chat."""
     model = tiny("bert")
     chat, is_target = [2, 9, 7, 11, 12, 3, 8, 20], torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0]]).bool()
     writer = MaskWriter(model, lambda valid: Mask.turns(is_target, valid), segments=(0, 0))
@@ -215,7 +215,7 @@ def test_a_text_ends_where_the_positions_end(beams):
     "prompt, words",
     [([], "prompt 1 is empty"), ([1, 40], "prompt 1: token 40 is not in the vocabulary of 40"), ([-1], "token -1")],
 )
-def test_prompts_that_cannot_be_read_are_said(prompt, words):
+def test_prompts_that_cannot_be_read_are_an_error(prompt, words):
     with pytest.raises(UsageError, match=words):
         generate(MaskWriter(tiny("bert")), [[1], prompt], Decoding())
 

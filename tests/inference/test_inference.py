@@ -223,7 +223,7 @@ def test_progress_counts_texts():
     assert seen == [3, 4]
 
 
-def test_calls_that_cannot_be_meant(minilm):
+def test_wrong_arguments_raise_an_error(minilm):
     with pytest.raises(UsageError, match="a list of texts"):
         embed(minilm, "北京欢迎你")
     with pytest.raises(UsageError, match="expected one of mean, cls"):

@@ -73,7 +73,7 @@ def test_int8_is_near_the_model_under_every_mask(family, kind):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "relu"])
-def test_layers_in_c_say_what_torch_says(family, monkeypatch):
+def test_layers_in_c_equal_those_in_torch(family, monkeypatch):
     need()
     model, ids = small(family), torch.randint(0, 60, (4, 24), generator=torch.Generator().manual_seed(1))
     compiled = freeze(model, "int8")
@@ -85,7 +85,7 @@ def test_layers_in_c_say_what_torch_says(family, monkeypatch):
     assert cosine(found, in_torch(ids).hidden) > 0.999
 
 
-def test_without_c_torch_computes_and_it_is_said(monkeypatch, caplog):
+def test_without_c_torch_computes_and_a_warning_is_logged(monkeypatch, caplog):
     monkeypatch.setattr(int8, "library", lambda: None)
     with caplog.at_level(logging.WARNING, logger="allmask"):
         frozen = freeze(small(), "int8")
@@ -95,7 +95,7 @@ def test_without_c_torch_computes_and_it_is_said(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_a_cache_goes_on_where_a_text_ended(family):
+def test_a_cache_continues_a_text(family):
     model, ids = freeze(small(family), "int8"), torch.arange(1, 9)[None]
     mask = Mask.causal(torch.ones(1, 8, dtype=torch.bool))
     full, first = model(ids, mask).hidden, model(ids[:, :5], mask[:, :5], cache=Cache())

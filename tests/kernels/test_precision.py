@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import allmask
 from allmask.inference import freeze
 from allmask.kernels.precision import native_bf16
 from allmask.model import Model
@@ -45,6 +47,16 @@ def native(request, monkeypatch) -> set[str]:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_one_answer(native, device):
     assert native_bf16(device) == native_bf16(torch.device(device)) == (device in native)
+
+
+def test_no_other_module_asks_the_hardware():
+    root = Path(allmask.__file__).parent
+    asking = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(r"is_bf16_supported|(avx512|amx)_bf16", path.read_text(encoding="utf-8"))
+    }
+    assert asking == {"kernels/precision.py"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -193,7 +193,7 @@ def test_a_memory_that_a_model_has_no_places_for_is_refused():
         replace(PRESETS["bert-tiny"](), vocab_size=50, width=16, heads=2, ffn_width=32, max_positions=8), ["lm"]
     )
     ids = torch.arange(12)
-    with pytest.raises(UsageError, match="no vector for what is unknown"):
+    with pytest.raises(UsageError, match="no learned query vector"):
         surprisals(bert, ids, 4)
     with pytest.raises(UsageError, match="8 positions"):
         surprisals(bert, ids, 4, memory=4, query=1)

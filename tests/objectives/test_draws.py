@@ -72,6 +72,6 @@ def test_they_are_uniform_and_independent(kind: str):
 
 
 @pytest.mark.parametrize("wrong", [(-1, 0, [1]), (0, -1, [1]), (0, 0, [3, -1]), (0, 0, []), (1 << 63, 0, [1])])
-def test_what_no_draw_can_be_made_of(wrong):
+def test_invalid_draws_are_refused(wrong):
     with pytest.raises(UsageError):
         Draw(*wrong)

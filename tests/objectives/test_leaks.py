@@ -106,7 +106,7 @@ def test_no_gradient_reaches_the_token_that_is_the_label(name: str):
 
 
 @pytest.mark.parametrize("name", ["mass", "span"])
-def test_no_gradient_reaches_what_a_decoder_is_yet_to_write(name: str):
+def test_no_gradient_reaches_later_tokens_of_the_decoder(name: str):
     objective, texts, model = ALL[name](small_vocabulary()), small_texts(), small_model(name)
     batch = objective.batch(texts, draw([1, 3, 6]))
     embedded: list[torch.Tensor] = []

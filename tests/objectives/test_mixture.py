@@ -22,7 +22,7 @@ from tests.objectives.texts import draw, small_texts
         ("mass,span", {"mass": 0.5, "span": 0.5}),
     ],
 )
-def test_what_can_be_written(text: str, shares: dict[str, float]):
+def test_mixtures_that_can_be_parsed(text: str, shares: dict[str, float]):
     mixture = Mixture.parse(text)
     assert mixture.shares == shares
     assert Mixture.parse(str(mixture)) == mixture
@@ -45,10 +45,10 @@ def test_what_can_be_written(text: str, shares: dict[str, float]):
         ("mlm:half", 'the weight of mlm is "half"', "positive"),
         ("mlm:1:2", 'the weight of mlm is "1:2"', "positive"),
         ("mlm:1,mlm:2", "mlm is named twice", "once"),
-        ("mlm,span", "span and mlm cannot be learnt by one model", "encoder–decoder"),
+        ("mlm,span", "span and mlm cannot be trained in one model", "encoder–decoder"),
     ],
 )
-def test_what_is_refused(text: str, message: str, hint: str):
+def test_mixtures_that_are_refused(text: str, message: str, hint: str):
     with pytest.raises(UsageError) as caught:
         Mixture.parse(text)
     assert message in caught.value.message

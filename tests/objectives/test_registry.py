@@ -50,20 +50,20 @@ def tail():
     del OBJECTIVES.registered["tail"]
 
 
-def test_it_stands_among_the_others(tail, vocabulary: Vocabulary):
+def test_a_registered_objective_is_part_of_a_mixture(tail, vocabulary: Vocabulary):
     mixture = Mixture.parse("tail:3,nsp:1")
     assert mixture.shares == {"tail": 0.75, "nsp": 0.25} and mixture.heads == {"lm", "nsp"} and mixture.frame == 3
     batch = Mixture.parse("tail").build(vocabulary).batch(small_texts(), draw([2]))
     order, labels = batch.mask.order[0].tolist(), batch.labels[0].tolist()
     assert order == [0] * (len(order) // 2 + 1) + list(range(1, len(order) - len(order) // 2))
     assert [label >= 0 for label in labels] == [later > 0 for later in (*order[1:], 0)]
-    with pytest.raises(UsageError, match="cannot be learnt by one model"):
+    with pytest.raises(UsageError, match="cannot be trained in one model"):
         Mixture.parse("tail,span")
     with pytest.raises(UsageError, match="did you mean tail"):
         Mixture.parse("tial")
 
 
-def test_it_is_pretrained(tail, tmp_path: Path, capsys):
+def test_a_registered_objective_is_pretrained(tail, tmp_path: Path, capsys):
     rng = random.Random(0)
     lines = [" ".join(rng.choices(tiny.WORDS, k=8)) for _ in range(60)]
     (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")

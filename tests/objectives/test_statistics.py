@@ -78,7 +78,7 @@ def test_mlm_15_80_10_10(language: str, texts: Texts, real: Vocabulary):
     expect(counts["kept"], counts["chosen"], 0.1 + same)
 
 
-def test_each_epoch_hides_others(language: str, texts: Texts, real: Vocabulary):
+def test_each_epoch_masks_other_tokens(language: str, texts: Texts, real: Vocabulary):
     """Any two epochs agree on a token as often as chance has it, 2.25 %."""
     chosen = [Mlm(real).choose(read(texts, chance), chance) for chance in epochs(language, texts)]
     ordinary = int((~real.special[read(texts, draw(range(len(texts)))).values]).sum())
@@ -198,7 +198,7 @@ def test_one_document_has_no_other():
 # ---- orders ------------------------------------------------------------------------------------------------
 
 
-def test_all_orders_are_alike():
+def test_all_orders_are_equally_likely():
     """Four tokens between [CLS] and [SEP] have 24 orders."""
     whole, part = Permutation(small_vocabulary(), part=1), Permutation(small_vocabulary(), part=4)
     counts, guessed = Counter(), Counter()
@@ -214,7 +214,7 @@ def test_all_orders_are_alike():
     expect_alike(guessed, 4)
 
 
-def test_a_sixth_is_guessed_after_all_else(language: str, texts: Texts, real: Vocabulary):
+def test_a_sixth_is_predicted_after_all_others_are_known(language: str, texts: Texts, real: Vocabulary):
     for chance in epochs(language, texts)[:4]:
         batch = Permutation(real).batch(texts, chance)
         group, special = batch.mask.group[0].numpy(), real.special[batch.ids[0].numpy()]
@@ -235,7 +235,7 @@ def test_a_text_is_cut_anywhere():
 
 
 @pytest.mark.parametrize("weights", [(1 / 3, 1 / 6, 1 / 6, 1 / 3), (1, 1, 1, 1), (4, 3, 2, 1)])
-def test_ways_of_unilm(weights: tuple[float, ...]):
+def test_orders_of_unilm(weights: tuple[float, ...]):
     unilm = Unilm(small_vocabulary(), weights=weights)
     counts = Counter(unilm.way(draw([3 * n, 3 * n + 1, 3 * n + 2])) for n in range(6000))
     for way, weight in zip(("bidirectional", "left-to-right", "right-to-left", "seq2seq"), weights, strict=True):
@@ -253,7 +253,7 @@ def test_a_gap_of_half_a_text_anywhere():
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
-def test_all_places_of_spans_are_alike(runs: int):
+def test_all_positions_of_spans_are_equally_likely(runs: int):
     """Three of nine tokens in so many runs: every arrangement with a token between the runs."""
     arrangements = [
         row

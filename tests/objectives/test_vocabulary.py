@@ -73,7 +73,7 @@ def test_sentinels_of_the_tokenizer(corpus, pattern: str, first: int):
     assert vocabulary.rows == tokenizer.size and vocabulary.special[vocabulary.sentinels].all()
 
 
-def test_what_a_tokenizer_without_masks_cannot_learn(corpus):
+def test_objectives_that_need_a_mask_token_are_refused(corpus):
     vocabulary = Vocabulary.of(train_tokenizer(Texts([corpus]), "byte-bpe", 400))
     for name in ("mlm", "nsp", "unilm", "permutation", "mass"):
         with pytest.raises(UsageError, match=rf"{name}: this tokenizer has no \[MASK\]"):

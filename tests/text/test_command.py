@@ -48,7 +48,7 @@ def test_options_reach_the_training(cli, corpus: Path, tmp_path: Path):
     assert Tokenizer.load(tmp_path / "t") == expected
 
 
-def test_a_folder_is_replaced_only_when_told(
+def test_a_folder_is_replaced_only_with_force(
     cli, corpus: Path, byte_bpe: Tokenizer, uncased: Tokenizer, tmp_path: Path
 ):
     out = tmp_path / "tok"
@@ -124,7 +124,7 @@ def test_train_reads_what_pretrain_reads(cli, uncased: Tokenizer, tmp_path: Path
     assert Tokenizer.load(tmp_path / "tok") == uncased
 
 
-def test_bad_records_are_skipped_when_told(cli, uncased: Tokenizer, tmp_path: Path):
+def test_bad_records_are_skipped_on_request(cli, uncased: Tokenizer, tmp_path: Path):
     lines = [json.dumps({"text": line}) for line in CORPUS]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{", '{"txt": 1}', "{"]))
     line = ("tokenizer", "train", tmp_path / "a.jsonl", "--size", 200, "--out", tmp_path / "tok")

@@ -109,7 +109,7 @@ def test_old_files_for_special_and_added_tokens_are_honoured(vocab_txt: Path):
     assert Tokenizer.load(vocab_txt.parent).encode("read <name>").ids == [2, 5, 12, 3]
 
 
-def test_lowercase_can_be_set_for_folders_that_say_nothing(vocab_txt: Path):
+def test_lowercase_can_be_set_for_folders_without_settings(vocab_txt: Path):
     assert Tokenizer.load(vocab_txt).encode("READ É", special=False).tokens == ["read", "e"]
     assert Tokenizer.load(vocab_txt, lowercase=False).encode("READ é", special=False).tokens == ["[UNK]", "é"]
 
@@ -163,7 +163,7 @@ def test_a_damaged_tokenizer_json_is_refused(vocab_txt: Path, tmp_path: Path, fa
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"nope", b"[]", b"{}", b"\xff\xfe{", b'{"model": 5}'])
-def test_a_tokenizer_json_that_is_none_is_refused(tmp_path: Path, data: bytes):
+def test_a_file_that_is_not_a_tokenizer_json_is_refused(tmp_path: Path, data: bytes):
     (tmp_path / "tokenizer.json").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
@@ -221,7 +221,7 @@ def test_half_a_surrogate_pair_is_a_data_error(uncased: Tokenizer):
         uncased.encode("fine", "\udc00")
 
 
-def test_what_is_not_text_or_no_id_is_a_usage_error(uncased: Tokenizer):
+def test_wrong_types_and_unknown_ids_are_usage_errors(uncased: Tokenizer):
     with pytest.raises(UsageError, match="text 0 is int"):
         uncased.encode(5)  # type: ignore[arg-type]
     for ids in ([-1], [uncased.size], [10**12]):

@@ -149,7 +149,7 @@ def test_half_a_surrogate_pair_in_json_does_no_harm(tmp_path: Path):
     assert train_tokenizer(Texts([path]), "byte-bpe", 300).encode("aa").tokens
 
 
-def test_progress_is_told_up_to_the_end(corpus: Path):
+def test_progress_is_reported_up_to_the_end(corpus: Path):
     told: list[tuple[int, int]] = []
     train_tokenizer(Texts([corpus], progress=lambda done, total: told.append((done, total))), "byte-bpe", 300)
     size = corpus.stat().st_size

@@ -61,7 +61,7 @@ def test_truncation_keeps_order_and_limit_and_loses_nothing_needlessly(length: i
 
 
 @given(length=lengths, size=st.integers(1, 600), data=st.data())
-def test_windows_cover_everything_and_overlap_as_said(length: int, size: int, data: st.DataObject):
+def test_windows_cover_everything_with_the_requested_overlap(length: int, size: int, data: st.DataObject):
     stride = data.draw(st.integers(1, size))
     found = windows(length, size, stride)
     assert {place for start, end in found for place in range(start, end)} == set(range(length))

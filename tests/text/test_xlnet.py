@@ -85,7 +85,7 @@ def test_it_is_saved_for_transformers_and_read_back(folder, tmp_path):
     assert theirs.padding_side == "left"
 
 
-def test_settings_beside_it(folder, tmp_path):
+def test_settings_in_the_same_folder(folder, tmp_path):
     (tmp_path / "spiece.model").write_bytes((folder / "spiece.model").read_bytes())
     settings = {"tokenizer_class": "XLNetTokenizer", "do_lower_case": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))

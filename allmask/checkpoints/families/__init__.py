@@ -1,5 +1,5 @@
-"""Families of checkpoints, one file each: how they write `config.json`, the names of their tensors, what they refuse.
+"""Families of checkpoints, one file each: their `config.json`, the names of their tensors, and what is refused.
 
-A family is data, see `Family` in checkpoints/renaming.py; `model_type` in `config.json` says which one a folder is of.
+A family is data, see `Family` in checkpoints/renaming.py. `model_type` in `config.json` names the family of a folder.
 Another package adds a family by `FAMILIES.register("my-bert", MY_BERT)`, or by an entry point in `allmask.families`.
 """

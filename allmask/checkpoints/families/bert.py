@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import activation, flag, refuse, required
-from allmask.checkpoints.renaming import Family, TaskLayout
+from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
+from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
 
@@ -44,54 +44,13 @@ TABLE = (
     ("cls.seq_relationship.bias",                     "nsp_head.bias"),
 )  # fmt: skip
 
-MAY_LACK = ("pooler", "lm", "nsp")
-IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # counted, not learnt
-TASK_HEADS = ("classifier.*", "qa_outputs.*")
 TASKS = (
-    TaskLayout(
-        "BertForSequenceClassification",
-        ("single", "multi", "number"),
-        (
-            ("classifier.weight", "task_head.output.weight"),
-            ("classifier.bias", "task_head.output.bias"),
-        ),
-    ),
-    TaskLayout(  # transformers loads what it knows of it, the scores of each token
-        "BertForTokenClassification",
-        ("chain",),
-        (
-            ("classifier.weight", "task_head.output.weight"),
-            ("classifier.bias", "task_head.output.bias"),
-            ("crf.follows_bias", "task_head.chain.follows_bias"),
-            ("crf.first_bias", "task_head.chain.first_bias"),
-            ("crf.last_bias", "task_head.chain.last_bias"),
-        ),
-        marked_by="crf.follows_bias",
-    ),
-    TaskLayout(
-        "BertForTokenClassification",
-        ("tag",),
-        (
-            ("classifier.weight", "task_head.output.weight"),
-            ("classifier.bias", "task_head.output.bias"),
-        ),
-    ),
-    TaskLayout(
-        "BertForQuestionAnswering",
-        ("span",),
-        (
-            ("qa_outputs.weight", "task_head.output.weight"),
-            ("qa_outputs.bias", "task_head.output.bias"),
-        ),
-    ),
-    TaskLayout(
-        "BertForMultipleChoice",
-        ("choice",),
-        (
-            ("classifier.weight", "task_head.output.weight"),
-            ("classifier.bias", "task_head.output.bias"),
-        ),
-    ),
+    TaskLayout("BertForSequenceClassification", ("single", "multi", "number"), CLASSIFIER_TABLE),
+    # transformers ignores the CRF and loads the scores of the tokens
+    TaskLayout("BertForTokenClassification", ("chain",), CLASSIFIER_TABLE + CRF_TABLE, marked_by="crf.follows_bias"),
+    TaskLayout("BertForTokenClassification", ("tag",), CLASSIFIER_TABLE),
+    TaskLayout("BertForQuestionAnswering", ("span",), SPAN_TABLE),
+    TaskLayout("BertForMultipleChoice", ("choice",), CLASSIFIER_TABLE),
 )
 
 SIZES = {
@@ -110,6 +69,7 @@ OTHERS = {
     "pad_token_id": ("pad_token", 0),
     "initializer_range": ("init_std", 0.02),
 }
+NAMES = all_names(SIZES, OTHERS)
 ONLY = {
     "position_embedding_type": ("absolute",),
     "add_cross_attention": (False,),
@@ -124,7 +84,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     config = Config(
         family="bert",
         **required(settings, SIZES),
-        **{ours: settings.get(theirs, default) for theirs, (ours, default) in OTHERS.items()},
+        **optional(settings, OTHERS),
         activation=activation(settings, "hidden_act", "gelu"),
         tied=flag(settings, "tie_word_embeddings", True),
         own_mask="causal" if flag(settings, "is_decoder", False) else "bidirectional",
@@ -135,25 +95,21 @@ def config_from(settings: Mapping[str, Any]) -> Config:
 
 
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
-    names = SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()}
+    if "nsp" in heads:
+        architecture = "BertForPreTraining" if "lm" in heads else "BertForNextSentencePrediction"
+    elif "lm" in heads:
+        architecture = "BertLMHeadModel" if config.own_mask == "causal" else "BertForMaskedLM"
+    else:
+        architecture = "BertModel"
     return {
         "model_type": "bert",
-        "architectures": [_architecture(config, heads)],
-        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
-        "hidden_act": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
+        "architectures": [architecture],
+        **{theirs: getattr(config, ours) for theirs, ours in NAMES.items()},
+        "hidden_act": activation_name(config.activation),
         "position_embedding_type": "absolute",
         "is_decoder": config.own_mask == "causal",
         "tie_word_embeddings": config.tied,
     }
-
-
-def _architecture(config: Config, heads: frozenset[str]) -> str:
-    """The transformers class that has these heads."""
-    if "nsp" in heads:
-        return "BertForPreTraining" if "lm" in heads else "BertForNextSentencePrediction"
-    if "lm" in heads:
-        return "BertLMHeadModel" if config.own_mask == "causal" else "BertForMaskedLM"
-    return "BertModel"
 
 
 BERT = Family(
@@ -161,14 +117,14 @@ BERT = Family(
     table=TABLE,
     config_from=config_from,
     config_to=config_to,
-    settings=SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()},
+    settings=NAMES,
     prefix="bert.",
-    old_endings={".gamma": ".weight", ".beta": ".bias"},  # the names TensorFlow used, kept until 2019
-    may_lack=MAY_LACK,
-    ignored=IGNORED,
-    task_heads=TASK_HEADS,
+    old_endings={".gamma": ".weight", ".beta": ".bias"},  # TensorFlow's names, in files from before 2019
+    may_lack=("pooler", "lm", "nsp"),
+    ignored=("embeddings.position_ids", "embeddings.token_type_ids"),  # buffers, not parameters
+    task_heads=("classifier.*", "qa_outputs.*"),
     tasks=TASKS,
     tokens="embeddings.word_embeddings.weight",
     output="cls.predictions.decoder.weight",
-    second_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),  # transformers adds the first of them
+    second_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),  # transformers uses the first
 )

@@ -38,12 +38,8 @@ TABLE = (
     ("cls/seq_relationship/output_bias",                    "nsp_head.bias"),
 )  # fmt: skip
 
-# TensorFlow multiplies by (in, out). The embeddings and the next-sentence matrix are stored as we use them.
+# TensorFlow stores kernels as (in, out). The embeddings and the NSP matrix are stored as we use them.
 KERNELS = tuple(ours for theirs, ours in TABLE if theirs.endswith("/kernel"))
-
-MAY_LACK = ("pooler", "lm", "nsp")
-IGNORED = ("*/adam_m", "*/adam_v", "*/lamb_m", "*/lamb_v", "global_step", "good_steps", "bad_steps", "loss_scale")
-TASK_HEADS = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
 
 GOOGLE_BERT = Family(
     name="bert",
@@ -52,7 +48,7 @@ GOOGLE_BERT = Family(
     config_to=bert.config_to,
     settings=bert.BERT.settings,
     steps=(transpose(*KERNELS),),
-    may_lack=MAY_LACK,
-    ignored=IGNORED,
-    task_heads=TASK_HEADS,
+    may_lack=bert.BERT.may_lack,
+    ignored=("*/adam_m", "*/adam_v", "*/lamb_m", "*/lamb_v", "global_step", "good_steps", "bad_steps", "loss_scale"),
+    task_heads=("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias"),
 )

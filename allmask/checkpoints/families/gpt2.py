@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import activation, flag, refuse, required
+from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
 from allmask.checkpoints.renaming import Family, TaskLayout, split_qkv, transpose
 from allmask.config import Config
 from allmask.presets import gpt2
@@ -39,16 +39,8 @@ STEPS = (
     split_qkv(),
 )  # fmt: skip
 
-MAY_LACK = ("lm",)
-IGNORED = ("h.*.attn.bias", "h.*.attn.masked_bias")  # the causal mask and its −10000, once saved as buffers
-TASK_HEADS = ("score.*", "classifier.*", "qa_outputs.*", "multiple_choice_head.*")
-TASKS = (
-    TaskLayout(
-        "GPT2ForSequenceClassification",
-        ("single", "multi", "number"),
-        (("score.weight", "task_head.output.weight"),),
-    ),
-)
+_SCORES = (("score.weight", "task_head.output.weight"),)
+TASKS = (TaskLayout("GPT2ForSequenceClassification", ("single", "multi", "number"), _SCORES),)
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -63,6 +55,7 @@ OTHERS = {
     "attn_pdrop": ("attention_dropout", 0.1),
     "initializer_range": ("init_std", 0.02),
 }
+NAMES = all_names(SIZES, OTHERS)
 ONLY = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -71,47 +64,39 @@ ONLY = {
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
-_END_OF_TEXT = 50256  # in the original vocabulary; transformers assumes it unless told otherwise
+_END_OF_TEXT = 50256  # in the original vocabulary; the default of transformers
 
 
 def config_from(settings: Mapping[str, Any]) -> Config:
     refuse(settings, ONLY)
     sizes = required(settings, SIZES)
-    inner = settings.get("n_inner")
-    variant = {name: getattr(gpt2(), name) for name in ("norm_place", "embedding_norm", "segments", "own_mask")}
+    width, vocab_size = sizes["width"], sizes["vocab_size"]
+    ffn_width, pad = settings.get("n_inner"), settings.get("pad_token_id")
+    if ffn_width is None:
+        ffn_width = 4 * width if isinstance(width, int) else width  # Config refuses a width that is no number
+    if isinstance(pad, int) and isinstance(vocab_size, int) and pad >= vocab_size:
+        pad = None  # added to the tokenizer, but never to the model
     return Config(
         family="gpt2",
         **sizes,
-        **variant,
-        **{ours: settings.get(theirs, default) for theirs, (ours, default) in OTHERS.items()},
-        ffn_width=_four_times(sizes["width"]) if inner is None else inner,
+        **{name: getattr(gpt2(), name) for name in ("norm_place", "embedding_norm", "segments", "own_mask")},
+        **optional(settings, OTHERS),
+        ffn_width=ffn_width,
         activation=activation(settings, "activation_function", "gelu_new"),
         tied=flag(settings, "tie_word_embeddings", True),
-        pad_token=_padding(settings.get("pad_token_id"), sizes["vocab_size"]),
+        pad_token=pad,
     )
 
 
-def _four_times(width: Any) -> Any:
-    """Config says what is wrong with a width that is no number."""
-    return 4 * width if isinstance(width, int) else width
-
-
-def _padding(token: Any, vocabulary: Any) -> Any:
-    """Some files name a padding token added to the tokenizer but never to the model: there is none, then."""
-    whole = isinstance(token, int) and isinstance(vocabulary, int)
-    return None if whole and token >= vocabulary else token
-
-
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
-    names = SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()}
     end = _END_OF_TEXT if config.vocab_size == _END_OF_TEXT + 1 else None
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel" if "lm" in heads else "GPT2Model"],
-        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in NAMES.items()},
         "embd_pdrop": config.dropout,
         "n_inner": config.ffn_width,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
+        "activation_function": activation_name(config.activation),
         "bos_token_id": end,
         "eos_token_id": end,
         "pad_token_id": config.pad_token,
@@ -124,12 +109,12 @@ GPT2 = Family(
     table=TABLE,
     config_from=config_from,
     config_to=config_to,
-    settings=SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()} | {"n_inner": "ffn_width"},
+    settings=NAMES | {"n_inner": "ffn_width"},
     steps=STEPS,
     prefix="transformer.",
-    may_lack=MAY_LACK,
-    ignored=IGNORED,
-    task_heads=TASK_HEADS,
+    may_lack=("lm",),
+    ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # the causal mask and its −10000, buffers of old versions
+    task_heads=("score.*", "classifier.*", "qa_outputs.*", "multiple_choice_head.*"),
     tasks=TASKS,
     tokens="wte.weight",
     output="lm_head.weight",

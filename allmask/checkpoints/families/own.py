@@ -1,4 +1,4 @@
-"""Our own layout, for models no other library has: the fields of Config in `config.json`, tensors under our names."""
+"""allmask's own layout, for models that no other library has: the fields of Config, and tensors under our names."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 from allmask.checkpoints.config_json import required
 from allmask.checkpoints.labels import own_labels_from, own_labels_to
-from allmask.checkpoints.names import HEADS
 from allmask.config import Config
 from allmask.errors import CheckpointError
+from allmask.nn.build import HEADS
 from allmask.nn.heads import Labels
 
 MODEL_TYPE = "allmask"
 _NEEDED = ("family", "vocab_size", "width", "layers", "heads", "ffn_width", "max_positions")
-_AROUND = frozenset({"model_type", "heads_present", "labels", "dtype"})
+_NOT_CONFIG = frozenset({"model_type", "heads_present", "labels", "dtype"})
 
 
 def config_to(config: Config, heads: frozenset[str], labels: Labels | None = None) -> dict[str, Any]:
-    asked = {} if labels is None else {"labels": own_labels_to(labels)}
-    return {"model_type": MODEL_TYPE, "heads_present": sorted(heads), **asked, **asdict(config)}
+    named = {} if labels is None else {"labels": own_labels_to(labels)}
+    return {"model_type": MODEL_TYPE, "heads_present": sorted(heads), **named, **asdict(config)}
 
 
 def config_from(settings: Mapping[str, Any]) -> tuple[Config, frozenset[str], Labels | None]:
     known = {field.name for field in fields(Config)}
-    given = {name: value for name, value in settings.items() if name not in _AROUND}
+    given = {name: value for name, value in settings.items() if name not in _NOT_CONFIG}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise CheckpointError(f"unknown settings: {', '.join(unknown)}", "written by a newer allmask? upgrade this one")
@@ -34,6 +34,6 @@ def config_from(settings: Mapping[str, Any]) -> tuple[Config, frozenset[str], La
     if not isinstance(heads, list) or not all(isinstance(head, str) and head in HEADS for head in heads):
         raise CheckpointError(f"heads_present is {heads!r}; expected a list of {', '.join(HEADS)}")
     if ("task" in heads) != ("labels" in settings):
-        raise CheckpointError("a task head and its labels must both be there, or neither", "fetch the file again")
+        raise CheckpointError("a task head needs labels, and labels need a task head", "fetch the file again")
     labels = own_labels_from(settings["labels"]) if "labels" in settings else None
     return Config(**given), frozenset(heads), labels

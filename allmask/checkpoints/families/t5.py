@@ -1,11 +1,11 @@
-"""T5 (arXiv 1910.10683) and its edition 1.1, as Hugging Face writes them: names such as `encoder.block.0.layer.0`."""
+"""T5 (arXiv 1910.10683) and T5 v1.1 as Hugging Face writes them: names such as `encoder.block.0.layer.0`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import ACTIVATIONS, flag, refuse, required
+from allmask.checkpoints.config_json import ACTIVATIONS, all_names, flag, optional, refuse, required
 from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError
@@ -45,9 +45,6 @@ TABLE = (
     ("lm_head.weight",                                      "lm_head.output.weight"),
 )  # fmt: skip
 
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of `shared`, in older files
-IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)  # once saved, never used
-
 SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "width",
@@ -62,8 +59,9 @@ OTHERS = {
     "layer_norm_epsilon": ("norm_eps", 1e-6),
     "pad_token_id": ("pad_token", 0),
     "initializer_factor": ("init_std", 1.0),
-    "n_positions": ("max_positions", 512),  # as long as the texts it was trained on: nothing ends there
+    "n_positions": ("max_positions", 512),  # length in training; not a limit
 }
+NAMES = all_names(SIZES, OTHERS)
 ONLY = {"is_encoder_decoder": (True,), "is_decoder": (False,), "quantization_config": (None,)}
 _GATED = "gated-"
 
@@ -71,53 +69,46 @@ _GATED = "gated-"
 def config_from(settings: Mapping[str, Any]) -> Config:
     refuse(settings, ONLY)
     dropout, layers = settings.get("dropout_rate", 0.1), settings.get("num_decoder_layers")
-    variant = {
-        name: getattr(t5_small(), name)
-        for name in ("family", "position_kind", "segments", "norm", "norm_place", "embedding_norm", "bias",
-                     "scores_scaled")
-    }  # fmt: skip
+    variant = (
+        "family", "position_kind", "segments", "norm", "norm_place", "embedding_norm", "bias", "scores_scaled",
+    )  # fmt: skip
     tied = flag(settings, "tie_word_embeddings", True)
-    pad = settings.get("pad_token_id", 0)
+    end = settings.get("eos_token_id", 1)
+    ends: list[Any] = end if isinstance(end, list) and end else [end]
     return Config(
-        **variant,
+        **{name: getattr(t5_small(), name) for name in variant},
         **required(settings, SIZES),
-        **{ours: settings.get(theirs, default) for theirs, (ours, default) in OTHERS.items()},
+        **optional(settings, OTHERS),
         **_feed_forward(settings),
         decoder_layers=settings["num_layers"] if layers is None else layers,
         dropout=dropout,
         attention_dropout=dropout,
         ffn_dropout=dropout,
-        start_token=settings.get("decoder_start_token_id", pad),
-        end_token=_first(settings.get("eos_token_id", 1)),
+        start_token=settings.get("decoder_start_token_id", settings.get("pad_token_id", 0)),
+        end_token=ends[0],  # of several, the one learned in training
         tied=tied,
-        # Files of transformers 5 always say that the output is tied, and this beside it
+        # transformers 5 always writes that the output is tied; this setting tells the variants apart
         output_scaled=flag(settings, "scale_decoder_outputs", tied),
     )
 
 
-def _first(tokens: Any) -> Any:
-    """Of several tokens that end a text, the one that is learnt."""
-    return tokens[0] if isinstance(tokens, list) and tokens else tokens
-
-
 def _feed_forward(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`relu`, or `gated-gelu`, which means the formula with a tanh."""
-    told = settings.get("feed_forward_proj", "relu")
-    word = "gelu_new" if told == "gated-gelu" else str(told).removeprefix(_GATED)
-    if word not in ACTIVATIONS:
-        raise CheckpointError(f"feed_forward_proj is {told!r}; supported: relu, gated-gelu, gated-relu")
-    return {"gated": str(told).startswith(_GATED), "activation": ACTIVATIONS[word]}
+    """The fields of a Config for `relu`, `gated-relu` or `gated-gelu`, whose GELU is the tanh formula."""
+    kind = settings.get("feed_forward_proj", "relu")
+    name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix(_GATED)
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"feed_forward_proj is {kind!r}; supported: relu, gated-gelu, gated-relu")
+    return {"gated": str(kind).startswith(_GATED), "activation": ACTIVATIONS[name]}
 
 
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
-    names = SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()}
-    word = {"gelu_tanh": "gelu" if config.gated else "gelu_new"}.get(config.activation, config.activation)
+    kind = {"gelu_tanh": "gelu" if config.gated else "gelu_new"}.get(config.activation, config.activation)
     return {
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration" if "lm" in heads else "T5Model"],
-        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in NAMES.items()},
         "num_decoder_layers": config.decoder_layers,
-        "feed_forward_proj": f"{_GATED}{word}" if config.gated else word,
+        "feed_forward_proj": f"{_GATED}{kind}" if config.gated else kind,
         "dropout_rate": config.dropout,
         "decoder_start_token_id": config.start_token,
         "eos_token_id": config.end_token,
@@ -132,10 +123,10 @@ T5 = Family(
     table=TABLE,
     config_from=config_from,
     config_to=config_to,
-    settings=SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()} | {"num_decoder_layers": "decoder_layers"},
+    settings=NAMES | {"num_decoder_layers": "decoder_layers"},
     may_lack=("lm",),
-    ignored=IGNORED,
+    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # saved once, never used
     tokens="shared.weight",
-    copies=COPIES,
+    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),  # in older files
     output="lm_head.weight",
 )

@@ -7,8 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from allmask.checkpoints.config_json import activation, flag, refuse, required
-from allmask.checkpoints.renaming import Family, Step, TaskLayout, Tensors, matches
+from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
+from allmask.checkpoints.renaming import (
+    CLASSIFIER_TABLE,
+    CRF_TABLE,
+    SPAN_TABLE,
+    Family,
+    Step,
+    TaskLayout,
+    Tensors,
+    matches,
+)
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.presets import xlnet_base
@@ -37,37 +46,18 @@ TABLE = (
     ("lm_loss.bias",                     "lm_head.bias"),
 )  # fmt: skip
 
-TASK_HEADS = (
-    "sequence_summary.*", "logits_proj.*", "classifier.*", "qa_outputs.*", "start_logits.*", "end_logits.*",
-    "answer_class.*",
-)  # fmt: skip
-
 _OF_TEXTS = (
-    ("logits_proj.weight", "task_head.output.weight"),  # the first tells how many labels there are
+    ("logits_proj.weight", "task_head.output.weight"),  # first: its rows are the labels
     ("logits_proj.bias", "task_head.output.bias"),
     ("sequence_summary.summary.weight", "task_head.before.weight"),
     ("sequence_summary.summary.bias", "task_head.before.bias"),
 )
-_OF_TOKENS = (
-    ("classifier.weight", "task_head.output.weight"),
-    ("classifier.bias", "task_head.output.bias"),
-)
-_CHAIN = (
-    ("crf.follows_bias", "task_head.chain.follows_bias"),
-    ("crf.first_bias", "task_head.chain.first_bias"),
-    ("crf.last_bias", "task_head.chain.last_bias"),
-)
-_SPANS = (
-    ("qa_outputs.weight", "task_head.output.weight"),
-    ("qa_outputs.bias", "task_head.output.bias"),
-)
 TASKS = (
     TaskLayout("XLNetForSequenceClassification", ("single", "multi", "number"), _OF_TEXTS),
-    TaskLayout(  # transformers loads what it knows of it, the scores of each token
-        "XLNetForTokenClassification", ("chain",), _OF_TOKENS + _CHAIN, marked_by="crf.follows_bias"
-    ),
-    TaskLayout("XLNetForTokenClassification", ("tag",), _OF_TOKENS),
-    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), _SPANS),
+    # transformers ignores the CRF and loads the scores of the tokens
+    TaskLayout("XLNetForTokenClassification", ("chain",), CLASSIFIER_TABLE + CRF_TABLE, marked_by="crf.follows_bias"),
+    TaskLayout("XLNetForTokenClassification", ("tag",), CLASSIFIER_TABLE),
+    TaskLayout("XLNetForQuestionAnsweringSimple", ("span",), SPAN_TABLE),
     TaskLayout("XLNetForMultipleChoice", ("choice",), _OF_TEXTS),
 )
 
@@ -82,14 +72,15 @@ OTHERS = {
     "layer_norm_eps": ("norm_eps", 1e-12),
     "pad_token_id": ("pad_token", 5),
     "initializer_range": ("init_std", 0.02),
-    "n_positions": ("max_positions", 512),  # ours: as long as the texts it was trained on; nothing ends there
+    "n_positions": ("max_positions", 512),  # a setting of ours: length in training, not a limit
 }
+NAMES = all_names(SIZES, OTHERS)
 ONLY = {
-    "bi_data": (False,),  # half of a batch reads backwards: positions that count down say it
+    "bi_data": (False,),  # half of each batch is read backwards; here that is done by decreasing positions
     "untie_r": (True,),
     "quantization_config": (None,),
 }
-SUMMARY = {  # the head of a text reads its last token so, and not in another way
+SUMMARY = {  # how the head of a text reads its last token
     "summary_type": ("last",),
     "summary_use_proj": (True,),
     "summary_activation": ("tanh",),
@@ -104,37 +95,31 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     kind = settings.get("attn_type", "bi")
     if kind not in OWN_MASKS:
         raise CheckpointError(f"attn_type is {kind!r}; expected bi or uni")
-    if kind == "uni":  # the other kind does not look at it
+    if kind == "uni":  # has no effect in the other kind
         refuse(settings, {"same_length": (False,)})
-    dropout = settings.get("dropout", 0.1)
+    dropout, clamp = settings.get("dropout", 0.1), settings.get("clamp_len", -1)
     names = ("family", "position_kind", "segments", "embedding_norm")
     return Config(
         **{name: getattr(xlnet_base(), name) for name in names},
         **required(settings, SIZES),
-        **{ours: settings.get(theirs, default) for theirs, (ours, default) in OTHERS.items()},
+        **optional(settings, OTHERS),
         activation=activation(settings, "ff_activation", "gelu"),
         dropout=dropout,
         attention_dropout=dropout,
         ffn_dropout=dropout,
         own_mask=OWN_MASKS[kind],
-        clamp=_clamp(settings.get("clamp_len", -1)),
+        clamp=0 if isinstance(clamp, int) and clamp <= 0 else clamp,
         tied=flag(settings, "tie_word_embeddings", True),
     )
 
 
-def _clamp(length: Any) -> Any:
-    """Not above 0: none."""
-    return 0 if isinstance(length, int) and length <= 0 else length
-
-
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
-    names = SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()}
     return {
         "model_type": "xlnet",
         "architectures": ["XLNetLMHeadModel" if "lm" in heads else "XLNetModel"],
-        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in NAMES.items()},
         "d_head": config.attention_width // config.heads,
-        "ff_activation": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
+        "ff_activation": activation_name(config.activation),
         "dropout": config.dropout,
         "attn_type": {ours: theirs for theirs, ours in OWN_MASKS.items()}[config.own_mask],
         "clamp_len": config.clamp or -1,
@@ -146,42 +131,41 @@ def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
     }
 
 
-# ---- heads in dimensions of their own ----------------------------------------------------------------------------
+# ---- heads as a dimension of their own ----------------------------------------------------------------------------
 
 
-def _step() -> Step:
-    """Theirs are (width, heads, head width), also where a matrix gives the width; ours are (out, in)."""
-    inward = tuple(f"body.layers.*.attention.{name}.weight" for name in ("query", "key", "value"))
-    output, position = "body.layers.*.attention.output.weight", "body.layers.*.attention.relate.position"
+_INWARD = tuple(f"body.layers.*.attention.{name}.weight" for name in ("query", "key", "value"))
+_OUTPUT, _POSITION = "body.layers.*.attention.output.weight", "body.layers.*.attention.relate.position"
 
-    def apply(tensors: Tensors) -> Tensors:
-        def turned(name: str, x: Tensor) -> Tensor:
-            if matches(name, inward):
-                return x.flatten(1).t().contiguous()
-            if matches(name, (output,)):
-                return x.flatten(1)
-            if matches(name, (position,)):
-                return x.permute(1, 2, 0).contiguous()
-            return x.flatten(0, 1) if name == "body.embedding.question" else x
 
-        return {name: turned(name, x) for name, x in tensors.items()}
+def _flatten_heads(tensors: Tensors) -> Tensors:
+    """From their (width, heads, head width), also for the output projection, to our (out, in)."""
 
-    def undo(tensors: Tensors) -> Tensors:
-        biases = (x for name, x in tensors.items() if name.endswith("relate.content_bias"))
-        heads = next(biases).shape
+    def flat(name: str, x: Tensor) -> Tensor:
+        if matches(name, _INWARD):
+            return x.flatten(1).t().contiguous()
+        if matches(name, (_OUTPUT,)):
+            return x.flatten(1)
+        if matches(name, (_POSITION,)):
+            return x.permute(1, 2, 0).contiguous()
+        return x.flatten(0, 1) if name == "body.embedding.question" else x
 
-        def back(name: str, x: Tensor) -> Tensor:
-            if matches(name, inward):
-                return x.t().unflatten(1, heads).contiguous()
-            if matches(name, (output,)):
-                return x.unflatten(1, heads)
-            if matches(name, (position,)):
-                return x.permute(2, 0, 1).contiguous()
-            return x[None] if name == "body.embedding.question" else x
+    return {name: flat(name, x) for name, x in tensors.items()}
 
-        return {name: back(name, x) for name, x in tensors.items()}
 
-    return Step(apply, undo)
+def _split_heads(tensors: Tensors) -> Tensors:
+    heads = next(x for name, x in tensors.items() if name.endswith("relate.content_bias")).shape
+
+    def split(name: str, x: Tensor) -> Tensor:
+        if matches(name, _INWARD):
+            return x.t().unflatten(1, heads).contiguous()
+        if matches(name, (_OUTPUT,)):
+            return x.unflatten(1, heads)
+        if matches(name, (_POSITION,)):
+            return x.permute(2, 0, 1).contiguous()
+        return x[None] if name == "body.embedding.question" else x
+
+    return {name: split(name, x) for name, x in tensors.items()}
 
 
 XLNET = Family(
@@ -189,12 +173,15 @@ XLNET = Family(
     table=TABLE,
     config_from=config_from,
     config_to=config_to,
-    settings=SIZES | {theirs: ours for theirs, (ours, _) in OTHERS.items()} | {"clamp_len": "clamp"},
-    steps=(_step(),),
+    settings=NAMES | {"clamp_len": "clamp"},
+    steps=(Step(_flatten_heads, _split_heads),),
     prefix="transformer.",
     may_lack=("lm",),
-    task_heads=TASK_HEADS,
+    task_heads=(
+        "sequence_summary.*", "logits_proj.*", "classifier.*", "qa_outputs.*", "start_logits.*", "end_logits.*",
+        "answer_class.*",
+    ),
     tasks=TASKS,
     tokens="word_embedding.weight",
     output="lm_loss.weight",
-)
+)  # fmt: skip

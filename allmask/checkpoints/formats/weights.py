@@ -1,7 +1,7 @@
-"""Weight files opened but not yet loaded: what each tensor is called, its shape and type, and how to get it.
+"""Open weight files of any format: the names, shapes and types of their tensors, which are loaded later.
 
-Files from others are not trusted. Safetensors is checked by its library; a pickle is read with `weights_only`, so
-nothing in it runs; names in an index file never leave the folder.
+Files are not trusted. Safetensors is checked by its library; a pickle is read with `weights_only`, so no code in it
+runs; an index can only name files in its own folder.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from allmask.checkpoints.config_json import read_json
+from allmask.checkpoints.formats import Store, Stored
 from allmask.checkpoints.formats.tensorflow_bundle import open_bundle
 from allmask.errors import AllmaskError, CheckpointError, ResourceError
 
@@ -27,20 +27,8 @@ FLOATS = frozenset(_DTYPES.values())
 _LFS = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
-class Stored:
-    """One tensor in a file."""
-
-    shape: tuple[int, ...]
-    dtype: str  # as torch names it
-    load: Callable[[], Tensor]
-
-
-Store = dict[str, Stored]
-
-
 def open_weights(path: Path) -> Store:
-    """What a weight file, or the index of several, holds."""
+    """Open a weight file, or all files that an index names."""
     if path.name.endswith(".index.json"):
         return _open_shards(path)
     if path.suffix == ".safetensors":
@@ -48,12 +36,12 @@ def open_weights(path: Path) -> Store:
     if path.suffix in (".bin", ".pt", ".pth"):
         return _open_pickle(path)
     with reading(path):
-        return {name: Stored(shape, dtype, load) for name, (shape, dtype, load) in open_bundle(path).items()}
+        return open_bundle(path)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever a library says about a broken file becomes an error that names the file."""
+    """Turn any error that a library raises for a broken file into one that names the file."""
     try:
         yield
     except (AllmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -79,19 +67,18 @@ def _advice(path: Path) -> str:
 def _open_safetensors(path: Path) -> Store:
     from safetensors import safe_open
 
+    def stored(name: str) -> Stored:
+        def load() -> Tensor:
+            with reading(path):
+                return file.get_tensor(name)
+
+        header = file.get_slice(name)
+        dtype = str(header.get_dtype())
+        return Stored(tuple(header.get_shape()), _DTYPES.get(dtype, dtype), load)
+
     with reading(path):
         file = safe_open(path, framework="pt")
-        return {name: _stored_slice(path, file, name) for name in file.keys()}  # noqa: SIM118 - not a dict
-
-
-def _stored_slice(path: Path, file: Any, name: str) -> Stored:
-    def load() -> Tensor:
-        with reading(path):
-            return file.get_tensor(name)
-
-    header = file.get_slice(name)
-    dtype = str(header.get_dtype())
-    return Stored(tuple(header.get_shape()), _DTYPES.get(dtype, dtype), load)
+        return {name: stored(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 def _open_pickle(path: Path) -> Store:
@@ -102,28 +89,28 @@ def _open_pickle(path: Path) -> Store:
             raise _not_only_tensors(path, error) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected names with tensors")
-    strange = sorted(repr(name) for name, value in content.items() if not _is_plain(name, value))
-    if strange:
+    others = sorted(
+        repr(name)
+        for name, value in content.items()
+        if not (isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided)
+    )
+    if others:
         raise CheckpointError(
-            f"{path}: not only tensors: {', '.join(strange)}",
+            f"{path}: not only tensors: {', '.join(others)}",
             "it looks like a training state; save model.state_dict() alone",
         )
     return {name: stored_tensor(tensor) for name, tensor in content.items()}
 
 
 def _not_only_tensors(path: Path, error: pickle.UnpicklingError) -> CheckpointError:
-    """In our words; torch's own say how to switch its guard off."""
+    """An error in our own words: torch's message explains how to turn its protection off."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
     if asked is None:
         return CheckpointError(f"{path}: cannot be read as a file of tensors", _advice(path))
     return CheckpointError(
         f"{path}: holds more than tensors: it asks to run {asked[1]}; nothing was run",
-        "a file of weights has no need of that; get the model as safetensors, from a source you trust",
+        "a file of weights does not need that; get the model as safetensors, from a source you trust",
     )
-
-
-def _is_plain(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def stored_tensor(tensor: Tensor) -> Stored:
@@ -131,7 +118,7 @@ def stored_tensor(tensor: Tensor) -> Stored:
 
 
 def _load_zip(path: Path) -> Any:
-    """torch's format since 2020. Its records are never compressed: one that is would be a decompression bomb."""
+    """Load torch's format since 2020. torch never compresses records; a compressed one may be a decompression bomb."""
     with zipfile.ZipFile(path) as archive:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             raise CheckpointError(f"{path}: holds compressed records, which torch never writes")
@@ -139,7 +126,7 @@ def _load_zip(path: Path) -> Any:
 
 
 def _load_legacy(path: Path) -> Any:
-    """torch's format before 2020: it announces sizes, so they are weighed without allocating them first."""
+    """Load torch's format before 2020. The sizes it announces are checked before anything is allocated."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -152,7 +139,7 @@ def _load_legacy(path: Path) -> Any:
 
 
 def _open_shards(path: Path) -> Store:
-    """An index file: which tensor lies in which file of the same folder."""
+    """Open the files that an index names; it maps each tensor to a file in the same folder."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{path}: no "weight_map"', "an index names the file of each tensor; fetch it again")
@@ -160,21 +147,23 @@ def _open_shards(path: Path) -> Store:
     shards = {_shard(path, name, f".{ending}") for name in weight_map.values()}
     opened = {shard.name: open_weights(shard) for shard in sorted(shards)}
     store = {name: opened[file][name] for name, file in weight_map.items() if name in opened[file]}
-    lost = [f"{name} (in {weight_map[name]})" for name in weight_map if name not in store]
-    if lost:
-        raise CheckpointError(f"{path}: tensors not in the files it names: {', '.join(lost)}", "fetch the folder again")
+    missing = [f"{name} (in {file})" for name, file in weight_map.items() if name not in store]
+    if missing:
+        raise CheckpointError(
+            f"{path}: tensors not in the files it names: {', '.join(missing)}", "fetch the folder again"
+        )
     return store
 
 
 def _shard(index: Path, name: Any, ending: str) -> Path:
-    """A file name from an index: a plain name of the right kind, in this folder, that is there."""
+    """The path of a file named by an index; it must be a plain name in the same folder, and exist."""
     plain = isinstance(name, str) and name == Path(name).name and not set(name) & set("\\/:") and name.isprintable()
     if not plain or not name.endswith(ending):
         raise CheckpointError(
             f"{index}: names the file {name!r}; expected a plain *{ending} name in the same folder",
-            "an index that points elsewhere is not to be trusted; fetch the folder from its source",
+            "do not trust an index that points elsewhere; fetch the folder from its source",
         )
     path = index.parent / name
     if not path.is_file():
-        raise CheckpointError(f"{index}: {name} is not there", "the folder is incomplete; fetch the missing file")
+        raise CheckpointError(f"{index}: {name} does not exist", "the folder is incomplete; fetch the missing file")
     return path

@@ -4,17 +4,18 @@ writer = writer_for(model)                      # in the fastest precision of th
 best = generate(writer, prompts, Decoding(end=(sep,), beams=4))
 writer = pair_writer_for(model)                 # for an encoder–decoder
 
-A step is computed by an engine: by one call of kernels/decode_step.c where that can be compiled and agrees with torch
-on small models, otherwise by torch. New tokens must read everything before them; whether they do is checked once, by
-the mask of the prompt, and where a window or a matrix says otherwise, `MaskWriter` writes. Shapes are those of rows.py.
+A step is computed by an engine: by one call of kernels/decode_step.c if that can be compiled and agrees with torch on
+small models, otherwise by torch. New tokens must read everything before them. That is checked once, by the mask of the
+prompt; if it has a window or a matrix, `MaskWriter` writes. rows.py explains the shapes.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -22,24 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from allmask.config import Config
-from allmask.decoding.fast.parts import CrossParts, LayerParts, Parts, int8_linear, packed_linear
 from allmask.decoding.fast.rows import Rows, Texts
 from allmask.decoding.search import Writer
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
-from allmask.inference.frozen import CHOICES, freeze
-from allmask.inference.int8_layers import SLOW, Int8FeedForward
+from allmask.inference.frozen import CHOICES, FUSED, Packed, can_pack, freeze
+from allmask.inference.int8_layers import SLOW, Int8FeedForward, TorchInt8Linear, input_norms
 from allmask.kernels import decode_step
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
 from allmask.kernels.memory import to_huge_pages
 from allmask.kernels.precision import PRECISIONS, native_bf16
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.nn.attention import Route
+from allmask.nn.attention import Attention, Route, Scaled
 from allmask.nn.beam_cache import BeamKeyValue
 from allmask.nn.cache import BeamCache
 from allmask.nn.encoder_decoder import EncoderDecoder
-from allmask.nn.layers import NORM_PLACES
+from allmask.nn.layers import ACTIVATIONS, NORM_PLACES, CrossLayer, GatedFeedForward, RelativePositionBias
 from allmask.presets import bert_tiny, t5_v1_1_small
 
 log = logging.getLogger("allmask")
@@ -55,11 +55,10 @@ def writer_for(
     where the compiled step runs, else bf16 where it is native, else fp32. With int8, attention over the prompt and its
     projections stay in bf16 or fp32: that costs little time and keeps most of the precision.
     """
-    precision, device = _chosen(model, precision), model.body.embedding.tokens.weight.device
-    reading = ("bf16" if native_bf16(device) else "fp32") if precision == "int8" else precision
-    slow = MaskWriter(freeze(model, reading), mask, segments)
+    precision = _resolved(model, precision)
+    slow = MaskWriter(freeze(model, "auto" if precision == "int8" else precision), mask, segments)
     relative = model.config.position_kind in ("relative", "shifted")
-    if device.type != "cpu" or relative or slow.leftwards or not model.body.tokenwise:
+    if not _on_cpu(model) or relative or slow.leftwards or not model.body.tokenwise:
         return slow
     engine = _engine(model, precision)
     if precision == "int8" and isinstance(engine, CompiledEngine):
@@ -71,20 +70,20 @@ def writer_for(
 
 
 def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] | None = None) -> Writer:
-    """The same for an encoder–decoder. Its texts begin with the tokens `start`, by default the model's own start token.
+    """The same for an encoder–decoder. Targets begin with the tokens `start`, by default the model's start token.
 
     fp32 writes what `PairWriter` writes. With int8 the encoder is quantized, too; attention is not.
     """
     if isinstance(model.body, EncoderDecoder):  # not a recurrent one
-        precision = _chosen(model, precision)
+        precision = _resolved(model, precision)
     slow = PairWriter(freeze(model, precision), start)
-    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
-    if not on_cpu or not isinstance(model.body, EncoderDecoder) or not model.body.tokenwise:
+    if not _on_cpu(model) or not isinstance(model.body, EncoderDecoder) or not model.body.tokenwise:
         return slow
     return FastPairWriter(slow, _engine(model, precision))
 
 
-def _chosen(model: Model, precision: str) -> str:
+def _resolved(model: Model, precision: str) -> str:
+    """Check the precision, and choose one for "auto"."""
     if precision not in CHOICES:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
     model.head("lm_head")  # raises an error if there is none
@@ -92,6 +91,10 @@ def _chosen(model: Model, precision: str) -> str:
         return precision
     bf16 = native_bf16(model.body.embedding.tokens.weight.device)
     return "int8" if _has_compiled(model) else "bf16" if bf16 else "fp32"
+
+
+def _on_cpu(model: Model) -> bool:
+    return model.body.embedding.tokens.weight.device.type == "cpu"
 
 
 class Engine(Protocol):
@@ -110,11 +113,7 @@ class Engine(Protocol):
 
 
 def _engine(model: Model, precision: str) -> Engine:
-    return _compiled(model, precision) if _has_compiled(model) else TorchEngine(model, precision)
-
-
-def _compiled(model: Model, precision: str) -> Engine:
-    return CompiledEngine(model, PRECISIONS.get(precision, torch.uint8))
+    return (CompiledEngine if _has_compiled(model) else TorchEngine)(model, precision)
 
 
 def _has_compiled(model: Model) -> bool:
@@ -123,28 +122,22 @@ def _has_compiled(model: Model) -> bool:
 
 @cache
 def _compiled_is_right() -> bool:
-    """Self-check: whether the compiled step gives the logits of torch for small models on this machine."""
-    for writer in _small_writers():
-        for precision in CHOICES[1:]:
-            found, expected = (_some_logits(writer(make, precision)) for make in (_compiled, TorchEngine))
-            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
-                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
-                return False
-    return True
-
-
-def _small_writers() -> list[Callable[[Callable[[Model, str], Engine], str], Writer]]:
-    """For a small model of one stack and one of two: a function that makes its writer with a given engine."""
+    """Self-check: whether the compiled step gives the logits of torch for two small models on this machine."""
     sizes: Any = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 2}
     sizes |= {"max_positions": 8, "init_std": 0.2}
     rng = torch.Generator().manual_seed(0)
     one = Model.fresh(replace(bert_tiny(), **sizes), ["lm"], rng)
     two = Model.fresh(replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16), ["lm"], rng)
-    slow, slow_pair = MaskWriter(freeze(one, "fp32")), PairWriter(freeze(two, "fp32"))
-    return [
-        lambda make, precision: FastWriter(slow, make(one, precision)),
-        lambda make, precision: FastPairWriter(slow_pair, make(two, precision)),
-    ]
+    cases: Any = ((one, MaskWriter, FastWriter), (two, PairWriter, FastPairWriter))
+    for model, make_slow, make_fast in cases:
+        slow = make_slow(freeze(model, "fp32"))
+        for precision in CHOICES[1:]:
+            engines = CompiledEngine(model, precision), TorchEngine(model, precision)
+            found, expected = (_some_logits(make_fast(slow, engine)) for engine in engines)
+            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
+                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+                return False
+    return True
 
 
 def _some_logits(writer: Writer) -> Tensor:
@@ -159,9 +152,8 @@ class FastWriter:
     """Reads prompts with a frozen model, computing only the last token of the last layer; steps with an engine."""
 
     def __init__(self, slow: MaskWriter, engine: Engine):
-        self.slow = slow
+        self.slow, self.engine = slow, engine
         self.body = slow.model.body
-        self.engine = engine
 
     def room(self, prompt: Sequence[int]) -> int:
         return self.slow.room(prompt)
@@ -206,16 +198,15 @@ class FastPairWriter:
     """Reads sources with a frozen encoder; steps with an engine, given the cross-attention's keys and values."""
 
     def __init__(self, slow: PairWriter, engine: Engine):
-        self.slow = slow
+        self.slow, self.engine = slow, engine
         self.body: EncoderDecoder = slow.model.body
-        self.engine = engine
 
     def room(self, prompt: Sequence[int]) -> int:
         return self.slow.room(prompt)
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
-        ids, valid = self.slow.sources(prompts)
+        ids, valid = padded_prompts(prompts, self.slow.model)
         mask = Mask.bidirectional(valid)
         flat, index = mask.flatten()
         memory = self.body.keys_values(self.body(ids.flatten()[index][None], flat), flat)
@@ -235,9 +226,137 @@ class FastPairWriter:
 
 
 def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:
-    """Whether a token that comes after all others reads its whole prompt, and each prompt has a token."""
-    plain = mask.window is None and mask.matrix is None
-    return plain and bool(valid[:, 0].all()) and torch.equal(mask.group, valid.long() - 1)
+    """Whether a token after all others reads its whole prompt."""
+    return mask.window is None and mask.matrix is None and torch.equal(mask.group, valid.long() - 1)
+
+
+# ---- the weights of a step ----------------------------------------------------------------------------------
+
+Map = Callable[[Tensor], Tensor]
+# (weight (out, in), bias, activation after it, norm before it) -> the layer
+MakeLinear = Callable[[Tensor, Tensor | None, str, nn.Module | None], Map]
+
+
+@dataclass(frozen=True)
+class CrossParts:
+    """Cross-attention of a decoder's layer; keys and values of the source are computed beforehand."""
+
+    query: Map  # with the 1 / sqrt(D) of the scores
+    output: Map
+    norm: nn.Module
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """The linear layers and norms of a layer, for the step of an engine."""
+
+    qkv: Map  # queries, with the 1 / sqrt(D) of the scores, keys and values: (…, W) -> (…, 3·H·D)
+    output: Map
+    cross: CrossParts | None
+    expand: Map
+    up: Map | None  # of a gated feed-forward: multiplied with the output of `expand`
+    contract: Map
+    norms: tuple[nn.Module, nn.Module]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The weights of a step, from a model without its embeddings; of an encoder–decoder, those of the decoder."""
+
+    layers: tuple[LayerParts, ...]
+    distance_bias: Tensor | None  # (H, distances), added to scores (T5); the last one is for all larger distances
+    last_norm: nn.Module  # of the stack; may be Identity
+    transform: Map | None  # BERT's linear layer before the output
+    head_norm: nn.Module
+    head: Map
+
+    @classmethod
+    def of(cls, model: Model, make: MakeLinear, dtype: torch.dtype) -> Parts:
+        """Copy the weights, so that the model may be trained further."""
+        kind, stack = model.config.activation, model.body.decoder if model.config.decoder_layers else model.body
+        head: Any = model.head("lm_head")
+        weight = model.body.embedding.tokens.weight if head.output is None else head.output.weight
+        if isinstance(head.transform, Scaled):  # the factor of the hidden states, moved into the matrix
+            weight = weight.detach() * head.transform.factor
+        before = head.transform if isinstance(head.transform, nn.Linear) else None
+        norms = input_norms(model.body, model.config.norm_place)
+        top = stack.layers[-1]
+        last = stack.norm if model.config.norm_place == "pre" else getattr(top, "layer", top).feed_forward_norm
+        relative, bias = stack.relative, None
+        if isinstance(relative, RelativePositionBias):
+            bias = relative.table.weight.detach()[relative.bucket].T.to(dtype).contiguous()
+        return cls(
+            tuple(_layer_parts(layer, kind, make, dtype, norms) for layer in stack.layers),
+            bias,
+            _copied(stack.norm, dtype),
+            None if before is None else make(before.weight, before.bias, kind, last),
+            _copied(head.norm, dtype),
+            make(weight, head.bias, "none", last if before is None else head.norm),
+        )
+
+
+def _layer_parts(
+    whole: Any, activation: str, make: MakeLinear, dtype: torch.dtype, norms: Mapping[nn.Linear, nn.Module]
+) -> LayerParts:
+    def plain(linear: nn.Linear, kind: str = "none") -> Map:
+        return make(linear.weight, linear.bias, kind, norms.get(linear))
+
+    cross, layer = None, whole
+    if isinstance(whole, CrossLayer):
+        layer = whole.layer
+        query = make(*_queries(whole.cross), "none", norms[whole.cross.query])
+        cross = CrossParts(query, plain(whole.cross.output), _copied(whole.cross_norm, dtype))
+    feed: Any = layer.feed_forward
+    gated = isinstance(feed, GatedFeedForward)
+    return LayerParts(
+        make(*_fused(layer.attention), "none", norms[layer.attention.query]), plain(layer.attention.output), cross,
+        plain(feed.gate if gated else feed.expand, activation), plain(feed.gated) if gated else None,
+        plain(feed.contract), (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype)),
+    )  # fmt: skip
+
+
+def _copied(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return copy.deepcopy(norm).to(dtype).requires_grad_(False)
+
+
+def _queries(attention: Attention) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the query projection, times the scale of the scores."""
+    linear = attention.query
+    scale = (linear.weight.shape[0] // attention.heads) ** -0.5
+    if isinstance(attention.stretch, Scaled):
+        scale *= attention.stretch.factor
+    return linear.weight.detach().float() * scale, None if linear.bias is None else linear.bias.detach().float() * scale
+
+
+def _fused(attention: Attention) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one projection to queries, keys and values."""
+    others = (attention.key, attention.value)
+    weight, bias = _queries(attention)
+    weight = torch.cat([weight, *(x.weight.detach().float() for x in others)])
+    return weight, None if bias is None else torch.cat([bias, *(x.bias.detach().float() for x in others)])
+
+
+def int8_linear(weight: Tensor, bias: Tensor | None, activation: str, norm: nn.Module | None) -> Map:
+    """In int8, smoothed against the norm before it."""
+    return TorchInt8Linear(weight, bias, activation, smoothing_scale(norm, weight))
+
+
+def packed_linear(dtype: torch.dtype) -> MakeLinear:
+    """With its activation in one oneDNN call and with a packed weight, if torch supports that; else as usual."""
+
+    def make(weight: Tensor, bias: Tensor | None, activation: str, _: nn.Module | None) -> Map:
+        linear = nn.Linear(1, 1, bias=bias is not None)
+        linear.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
+        if can_pack(dtype) and activation in FUSED:
+            return Packed(linear, activation)
+        return linear if activation == "none" else nn.Sequential(linear, ACTIVATIONS[activation]())
+
+    return make
+
+
+# ---- engines --------------------------------------------------------------------------------------------------
 
 
 class TorchEngine:
@@ -288,7 +407,10 @@ class TorchEngine:
             scores.append(fan.gather(grid.transpose(1, 2))[:, :, None])  # (R, H, 1, K)
         if over_own:
             own = [x.unflatten(2, (self.heads, -1)).transpose(1, 2) for x in rows.written(layer)]  # (R, H, T, D) each
-            scores.append(self._with_distances(q.transpose(1, 2) @ own[0].transpose(2, 3), rows.time))
+            new, bias = q.transpose(1, 2) @ own[0].transpose(2, 3), self.parts.distance_bias
+            if bias is not None:
+                new = new + bias[:, None, torch.arange(rows.time, -1, -1).clamp(max=bias.shape[1] - 1)]
+            scores.append(new)
         weights = torch.cat(scores, dim=-1).softmax(-1)
         read = weights[..., -own[1].shape[2] :] @ own[1] if own else 0.0
         if over_text:
@@ -297,21 +419,13 @@ class TorchEngine:
         assert isinstance(read, Tensor)
         return read[:, :, 0].flatten(1)
 
-    def _with_distances(self, scores: Tensor, time: int) -> Tensor:
-        bias = self.parts.distance_bias
-        if bias is None:
-            return scores
-        distance = torch.arange(time, -1, -1).clamp(max=bias.shape[1] - 1)
-        return scores + bias[:, None, distance]
-
 
 def fits(model: Model) -> bool:
     """Whether the compiled step supports this model on this machine."""
     config = model.config
     widths = (config.width, config.attention_width // config.heads, config.ffn_width)
-    on_cpu = model.body.embedding.tokens.weight.device.type == "cpu"
     supported = config.norm in ("layer", "rms") and not any(width % LANES for width in widths)
-    return on_cpu and supported and decode_step.library() is not None
+    return _on_cpu(model) and supported and decode_step.library() is not None
 
 
 class CompiledEngine:
@@ -319,8 +433,8 @@ class CompiledEngine:
 
     dtype = torch.float32
 
-    def __init__(self, model: Model, weights: torch.dtype):
-        """`weights` is the dtype of the weights: fp32, bf16, or uint8 for int8."""
+    def __init__(self, model: Model, precision: str):
+        weights = PRECISIONS.get(precision, torch.uint8)
         packed_weights: list[Tensor] = []
 
         def packed(weight: Tensor, bias: Tensor | None, _: str, norm: nn.Module | None) -> Any:

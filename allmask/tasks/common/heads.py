@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Asked, Batch, Example, pack
+from allmask.data import Asked, Batch, Example, pack, rows_by_length
 from allmask.errors import UsageError
 from allmask.inference import freeze
 from allmask.model import Model
@@ -53,20 +53,6 @@ def frozen(model: Model, precision: str) -> Model:
     made = freeze(model, precision)
     made.pooler, made.task_head = copy.deepcopy(model.pooler), copy.deepcopy(model.task_head)
     return made.eval()
-
-
-def rows_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Numbers of examples of about one length, in rows of so many tokens at most, or of one example."""
-    row: list[int] = []
-    tokens = 0
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if row and tokens + lengths[number] > batch_tokens:
-            yield row
-            row, tokens = [], 0
-        row.append(number)
-        tokens += lengths[number]
-    if row:
-        yield row
 
 
 # ---- answers about texts ---------------------------------------------------------------------------------------

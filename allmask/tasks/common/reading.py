@@ -91,7 +91,7 @@ class Reading:
     starts: np.ndarray  # where the rows of each text begin, and the end
     cut: int = 0  # texts that are not read as a whole
     features: Tensor | None = None  # (rows, W): what a frozen body makes of each, see `cache_features`
-    speaker: str = "first"  # the token that stands for a row, see `Config.speaker`
+    speaker: str = "first"  # the token that stands for a row, see `Config.pooled_token`
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -135,7 +135,7 @@ def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length
         cut += not whole
         examples += [frame.row(*kept) for kept in made]
         starts.append(len(examples))
-    return Reading(examples, np.array(starts), cut, speaker=config.speaker)
+    return Reading(examples, np.array(starts), cut, speaker=config.pooled_token)
 
 
 def asking(

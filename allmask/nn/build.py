@@ -1,0 +1,87 @@
+"""From a `Config` to modules: the body of a model, its heads, and all parameters without data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from allmask.config import Config
+from allmask.nn.elmo import Elmo, ScalarMix
+from allmask.nn.encoder_decoder import EncoderDecoder
+from allmask.nn.heads import Labels, Pooler, TaskHead, bert_head, plain_head
+from allmask.nn.layers import ACTIVATIONS
+from allmask.nn.recurrent import Seq2Seq
+from allmask.nn.transformer import Transformer
+
+HEADS = {"pooler": "pooler", "lm": "lm_head", "nsp": "nsp_head", "task": "task_head"}  # name of a head: its module
+
+
+def build_body(config: Config) -> nn.Module:
+    if config.family == "elmo":
+        return Elmo(config)
+    if config.family == "lstm":
+        return Seq2Seq(config)
+    return EncoderDecoder(config) if config.decoder_layers else Transformer(config)
+
+
+class Heads(NamedTuple):
+    pooler: Pooler | None
+    lm_head: nn.Module | None
+    nsp_head: nn.Linear | None
+    task_head: TaskHead | None
+
+
+def build_heads(config: Config, heads: Collection[str], labels: Labels | None) -> Heads:
+    """Build the named heads, a task head for `labels`, and the pooler that NSP and a BERT's labels of texts need."""
+    pooled = "pooler" in heads or "nsp" in heads or (labels is not None and reads_pooler(config, labels))
+    return Heads(
+        Pooler(config.width) if pooled else None,
+        build_lm_head(config) if "lm" in heads else None,
+        nn.Linear(config.width, 2) if "nsp" in heads else None,
+        None if labels is None else build_task_head(config, labels),
+    )
+
+
+def build_lm_head(config: Config) -> nn.Module:
+    if config.family == "bert":
+        activation = ACTIVATIONS[config.activation]()
+        return bert_head(config.width, config.vocab_size, activation, config.norm_eps, config.tied)
+    return plain_head(config.width, config.vocab_size, config.tied, config.output_scaled, config.family == "xlnet")
+
+
+def build_task_head(config: Config, labels: Labels) -> TaskHead:
+    """The task head as transformers builds it.
+
+    BERT has a bias, and dropout except for spans; GPT-2 a plain matrix. For whole texts XLNet has a pooler of its own
+    in front, and dropout only there. ELMo is like BERT, with a learned mix of its layers in front.
+    """
+    width, count, chain = config.width, len(labels), labels.kind == "chain"
+    if config.family == "elmo":
+        return TaskHead(2 * width, count, config.dropout, bias=True, chain=chain, before=ScalarMix(config.layers + 1))
+    if config.family == "xlnet":
+        before, dropout = (None, 0.0) if labels.of_tokens else (Pooler(width), config.dropout)
+        return TaskHead(width, count, dropout, bias=True, chain=chain, before=before)
+    bert = config.family == "bert"
+    return TaskHead(width, count, config.dropout if bert and labels.kind != "span" else 0.0, bias=bert, chain=chain)
+
+
+def reads_pooler(config: Config, labels: Labels) -> bool:
+    """Whether the task head reads the pooler's output instead of hidden states."""
+    return config.family == "bert" and not labels.of_tokens
+
+
+def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
+    """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
+    with torch.device("meta"):
+        parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
+    built = {part: module.state_dict() for part, module in parts.items() if module is not None}
+    return {f"{part}.{name}": tensor for part, tensors in built.items() for name, tensor in tensors.items()}
+
+
+def heads_in(names: Collection[str], config: Config) -> frozenset[str]:
+    """The heads with a parameter among these names. A tied output layer without a bias has none, but counts."""
+    found = {head for head, module in HEADS.items() if any(name.startswith(f"{module}.") for name in names)}
+    return frozenset(found | ({"lm"} if config.tied and config.family not in ("bert", "xlnet") else set()))

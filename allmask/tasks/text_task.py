@@ -1,0 +1,210 @@
+"""A base for tasks whose head gives scores to a text or a pair of texts. docs/extend.md builds one on it.
+
+A subclass names the fields of its records and the labels of its head, and writes three short methods: what the head
+should predict (`target`), what its scores mean (`prediction`), and how good the predictions are (`score`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allmask.data import Bad, Batch, Checker, Maybe, Record, read_records
+from allmask.data.fields import as_checkers, check_row
+from allmask.data.fields import show as as_json
+from allmask.errors import UsageError
+from allmask.model import Model
+from allmask.nn.heads import Labels
+from allmask.objectives import answer_loss
+from allmask.options import ClassifyOptions, Options, another_default
+from allmask.tasks.classify import BATCH, ClassifyWorkload
+from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.common.evaluation import Evaluation, score_table
+from allmask.tasks.common.heads import answer_all, answers_to, frozen, rate_for, with_head
+from allmask.tasks.common.reading import Reading, read
+from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.task import Predictor, Task
+from allmask.training import Score
+
+
+@dataclass(frozen=True)
+class TextTask(Options, Task):
+    """Fields of a record have checkers, see allmask/data/fields.py. The kind of `labels` decides the loss."""
+
+    inputs: ClassVar[Mapping[str, Checker | type]]  # the fields that the model reads: one text, or two
+    targets: ClassVar[Mapping[str, Checker | type]]  # the fields that `target` and `score` use
+    labels: ClassVar[Labels]  # of the head
+    suggests: ClassVar[dict[str, str]] = ClassifyOptions.suggests
+    open_settings: ClassVar[frozenset[str]] = ClassifyOptions.open_settings
+
+    max_length: int = another_default(ClassifyOptions, "max_length", 512)
+    truncate: str = another_default(ClassifyOptions, "truncate", "head")
+    pool_windows: str = another_default(ClassifyOptions, "pool_windows", "mean")
+
+    def target(self, fields: dict[str, Any]) -> int | list[float]:
+        """Return the index of a record's label; if the labels are "multi" or "number", a number for each label."""
+        raise NotImplementedError
+
+    def prediction(self, scores: Tensor) -> dict[str, Any]:
+        """Return the fields to write for a text, such as {"prediction": 4}, from the scores (labels,) of the head."""
+        raise NotImplementedError
+
+    def score(self, predictions: Sequence[dict[str, Any]], records: Sequence[Record]) -> dict[str, float]:
+        """Return metrics by name. The first one chooses the best weights: the higher, the better."""
+        raise NotImplementedError
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def read(
+        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        targets: bool = True,
+    ) -> Iterator[Record]:  # fmt: skip
+        """Read the records of a file. Without `targets`, these fields are not checked and may be missing."""
+        others = keep if targets else ("id", *self.targets, *keep)
+        fields: dict[str, Checker | type] = {name: Maybe(lambda value: value) for name in others}
+        fields.update(self.inputs, **(self.targets if targets else {}))
+        return read_records(path, fields, on_bad_record, skipped)
+
+    def read_data(
+        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+    ) -> tuple[Self, list[Record], list[Record]]:
+        train = list(self.read(data, on_bad_record, skipped))
+        return self, train, list(self.read(held_out, on_bad_record, skipped)) if held_out else []
+
+    def fitted(self, model: Model) -> Self:
+        tokenizer_of(model)
+        return replace(self, max_length=min(self.max_length, model.config.max_positions))
+
+    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        lengths = self.reading(model, records[:: max(1, len(records) // 1000)]).lengths
+        return {"lr": rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+
+    def prepare(
+        self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
+    ) -> Model:
+        texts = [record.fields[name] for record in records for name in self.inputs]
+        return with_head(model, self.labels, texts, seed, prune, language)
+
+    def workload(
+        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
+        auxiliary: Auxiliary | None = None, precision: str = "auto",
+    ) -> TextWorkload:  # fmt: skip
+        evaluator = TextEvaluator(self, held_out, self.reading(model, held_out), precision) if held_out else None
+        reading, targets = self.reading(model, records), self.targets_of(records)
+        return TextWorkload(reading, targets, evaluator, None, auxiliary, self.pool_windows, self.name)
+
+    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
+        """Tokenize the inputs of records into rows."""
+        texts = [tuple(record.fields[name] for name in self.inputs) for record in records]
+        sides: Any = [text if len(text) == 2 else text[0] for text in texts]
+        return read(tokenizer_of(model), model.config, sides, self.max_length, self.truncate)
+
+    def targets_of(self, records: Sequence[Record]) -> Tensor:
+        return torch.tensor([self.target(record.fields) for record in records])
+
+    # ---- using a trained model -----------------------------------------------------------------------------
+
+    def predictor(self, model: Model, precision: str = "auto") -> TextPredictor:
+        task = self.fitted(model)
+        return TextPredictor(task, frozen(model, precision), task.max_length)
+
+
+@dataclass
+class TextWorkload(ClassifyWorkload):
+    """The workload of classification, with a loss that has the name of the task."""
+
+    evaluator: Any = None
+    name: str = "task"
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        batch = super().batch(numbers, epoch)
+        assert batch.asked is not None
+        return replace(batch, asked=replace(batch.asked, name=self.name))
+
+
+@dataclass
+class TextEvaluator:
+    """The loss and the metrics on the held-out records."""
+
+    task: TextTask
+    records: Sequence[Record]
+    reading: Reading
+    precision: str
+
+    def __call__(self, model: Model) -> Score:
+        scores = self.reading.pooled(answers_to(self.reading, model, self.precision), self.task.pool_windows)
+        targets = self.task.targets_of(self.records)
+        loss = answer_loss(self.task.labels.kind, scores, targets).item() / targets.numel()
+        metrics = self.task.score([self.task.prediction(row) for row in scores], self.records)
+        first = next(iter(metrics))
+        return Score(metrics[first], {"loss": loss, **metrics}, loss=loss, metric=first)
+
+
+@dataclass
+class TextPredictor(Predictor):
+    task: TextTask
+    model: Model
+    max_tokens: int
+    cut: int = field(default=0, init=False)
+
+    does: ClassVar[str] = "predicts"
+    done: ClassVar[str] = "predicted"
+
+    def __call__(self, inputs: Any) -> Any:
+        """Predict for a text, or for a dictionary of input fields; for a list of those, return a list."""
+        if isinstance(inputs, list):
+            return [found for _, found in self._predicted(map(self._record, inputs))]
+        return next(self.predict([self._record(inputs)]))
+
+    def _record(self, entry: Any) -> Record:
+        fields = entry if isinstance(entry, dict) else {next(iter(self.task.inputs)): entry}
+        try:
+            return Record(check_row(as_checkers(self.task.inputs), fields), "input")
+        except Bad as bad:
+            raise UsageError(f"{self.task.name}: {bad.what}", f"it reads {', '.join(self.task.inputs)}") from None
+
+    def read(
+        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        targets: bool = False, limit: int | None = None,
+    ) -> Iterator[Record]:  # fmt: skip
+        return islice(self.task.read(path, on_bad_record, skipped, keep, targets), limit)
+
+    def expect_lines(self) -> None:
+        if list(self.task.inputs) != ["text"]:
+            super().expect_lines()
+
+    def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
+        reading = self.task.reading(self.model, records)
+        self.cut += reading.cut
+        scores = reading.pooled(answer_all(self.model, reading.examples), self.task.pool_windows)
+        return map(self.task.prediction, scores)
+
+    def _predicted(self, records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
+        source = iter(records)
+        while window := list(islice(source, self.window)):
+            yield from zip(window, self.predict(window), strict=True)
+
+    def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
+        """Score all predictions; the examples are the first ones that differ from all targets of their record."""
+        rows, found = zip(*self._predicted(records), strict=True)
+        scores = self.task.score(found, rows)
+        errors = (
+            {"where": row.where, **row.fields, **one}
+            for row, one in zip(rows, found, strict=True)
+            if one.get("prediction") not in [row.fields[name] for name in self.task.targets]
+        )
+        shown = list(islice(errors, show))
+        values = {"scores": scores, **({"errors": shown} if show else {})}
+        examples = [
+            [f"{error.pop('where')}:", *(f"  {name} {as_json(value)}" for name, value in error.items())]
+            for error in map(dict, shown)
+        ]
+        return Evaluation(len(rows), values, [score_table(scores)], examples=examples, cut=self.cut)
