@@ -156,12 +156,8 @@ class Settings(Options):
     )
     save_every: int | None = option(None, "Steps between checkpoints.", "output", above=0, shown_default="--eval-every")
     keep: int = option(2, "Checkpoints to keep, besides the best one.", "output", above=0)
-    patience: int | None = option(
-        None, "Stop after this many evaluations without improvement.", above=0, shown_default="never"
-    )
-    max_bad_steps: int = option(
-        5, "Give up after this many steps in a row with a loss or gradient that is not finite.", "advanced", above=0
-    )
+    patience: int | None = option(None, "Evaluations without progress to stop after.", above=0, shown_default="never")
+    max_bad_steps: int = option(5, "Non-finite losses or gradients in a row to give up after.", "advanced", above=0)
     ema: float | None = option(
         None, "Evaluate and keep a moving average of the weights with this decay, such as 0.999.", "advanced",
         above=0, below=1, shown_default="none",
@@ -258,9 +254,7 @@ class ClassifyOptions(TaskOptions):
 
     max_length: int = option(512, "Longest input, in tokens, special tokens included.", "data", minimum=5)
     truncate: str = another_default(TitleOptions, "truncate", "head", choices=(*CUTS, WINDOWS))
-    pool_windows: str = option(
-        "mean", "How to combine the predictions for --truncate windows.", "data", choices=("mean", "max")
-    )
+    pool_windows: str = option("mean", "Pooling of predictions of --truncate windows.", "data", choices=("mean", "max"))
     pair: bool | None = option(None, "Compare text and text_b.", "data", shown_default="if the data has text_b")
     kind: str | None = option(
         None, "One label per text, several, or a number.", "data",
@@ -290,9 +284,7 @@ class TagOptions(TaskOptions):
 
     max_length: int = another_default(ClassifyOptions, "max_length", 512, minimum=4)  # [CLS], two pieces, [SEP]
     crf: bool = option(False, "Score the tags of a text together (conditional random field).", "model")
-    scheme: str | None = option(
-        None, "How tags mark entities.", "data", choices=TAG_SCHEMES, shown_default="by the tags"
-    )
+    scheme: str | None = option(None, "Scheme of the tags.", "data", choices=TAG_SCHEMES, shown_default="by the tags")
 
 
 @dataclass(frozen=True)
@@ -342,9 +334,7 @@ class CommandOptions(Options):
     """Options of the training commands themselves; they are not in config.yaml."""
 
     out: str | None = option(None, "Folder of the run: a new one.", "output", flag="--out -o", metavar="FOLDER")
-    config: str | None = option(
-        None, "YAML file of these options, such as lr: 0.0003; flags override it.", "training", metavar="FILE"
-    )
+    config: str | None = option(None, "YAML file of options, such as lr: 0.0003; flags override it.", metavar="FILE")
     resume: bool = option(False, "Continue the run in --out where it stopped.", "output", flag="--resume")
     quiet: bool = option(False, "No progress, no samples; warnings and errors only.", "output", flag="--quiet -q")
     json: bool = option(False, "Print the result as JSON.", "output", flag="--json")
@@ -537,9 +527,7 @@ class PretrainOptions(RunOptions):
     verbatim: bool = option(False, "Keep line ends and blank lines; a file is one document.", "data")
     text_field: str = option("text", "Field of a record that holds the text.", "data")
     on_bad_record: str = another_default(FinetuneOptions, "on_bad_record", "stop")
-    mask_share: float | None = option(
-        None, "mlm, nsp, unilm: share of the tokens to hide.", "advanced", shown_default="0.15"
-    )
+    mask_share: float | None = option(None, "mlm, nsp, unilm: share to hide.", "advanced", shown_default="0.15")
     whole_words: bool = option(False, "mlm, nsp: hide whole words, not word pieces.", "advanced")
     ngrams: tuple[float, ...] = option((), "mlm, nsp, unilm: weights of hiding 1, 2, 3, … tokens in a row.", "advanced")
     unilm_weights: tuple[float, ...] = option(
@@ -615,15 +603,9 @@ class ImageOptions(RunOptions):
         None, "Held-out images, to choose the best weights.", "data", metavar="FILE", shown_default="the test part"
     )
     preset: str = option("resnet20", "Shape of the new model: resnet18, resnet56, …, plain20, …", "model")
-    size: int | None = option(
-        None, "Pixels per side to scale and crop a folder's images to.", "data", shown_default="as they are"
-    )
-    channels: int | None = option(
-        None, "Convert a folder's images to 1 channel (grey) or 3.", "data", shown_default="as they are"
-    )
-    crop: int | None = option(
-        None, "Shift each image at random by up to this many pixels.", minimum=0, shown_default="an eighth of a side"
-    )
+    size: int | None = option(None, "Side to scale and crop a folder's images to.", "data", shown_default="as they are")
+    channels: int | None = option(None, "Channels of a folder's images, 1 or 3.", "data", shown_default="as they are")
+    crop: int | None = option(None, "Random shift, in pixels, at most.", minimum=0, shown_default="an eighth of a side")
     flip: bool | None = option(None, "Mirror every second image, at random.", shown_default="if it has colours")
 
     def __post_init__(self):

@@ -19,22 +19,37 @@ SCORES = {  # metrics of evaluations; the first one found is plotted
 class Metrics:
     """Writes metrics.jsonl: a JSON object per line, for each step and each evaluation.
 
-    A resumed run drops the lines after its checkpoint. Of several processes only the first one writes.
+    A resumed run drops the lines after its checkpoint. Of several processes only the first one writes. `tensorboard`
+    writes a curve per metric, too; it is an extra: `pip install allmask[tensorboard]`.
     """
 
-    def __init__(self, run: Path, step: int = 0, board: Board | None = None, write: bool = True):
-        self.path, self.board, self.write = run / METRICS, board, write
-        if write:
-            kept = [line for line in read_metrics(run) if line["step"] <= step]
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    def __init__(self, run: Path, step: int = 0, tensorboard: bool = False, write: bool = True):
+        self.path, self.write = run / METRICS, write
+        self.board: Any = None
+        if not write:
+            return
+        kept = [line for line in read_metrics(run) if line["step"] <= step]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UsageError(
+                    "TensorBoard is not installed", "pip install 'allmask[tensorboard]', or leave --tensorboard out"
+                ) from None
+            self.board = SummaryWriter(str(run / BOARD), purge_step=step + 1 if step else None)
 
     def add(self, **values: Any) -> None:
         if not self.write:
             return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
-        if self.board is not None:
-            self.board.add(values["step"], {name: value for name, value in values.items() if name != "step"})
+        if self.board is None:
+            return
+        for name, value in values.items():
+            if name != "step" and isinstance(value, int | float):
+                curve = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
+                self.board.add_scalar(curve, value, values["step"])
 
     def close(self) -> None:
         if self.board is not None:
@@ -52,28 +67,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         except ValueError:  # a line that was cut off by a crash
             break
     return lines
-
-
-class Board:
-    """Curves for TensorBoard, one per metric; an extra: `pip install allmask[tensorboard]`."""
-
-    def __init__(self, run: Path, step: int = 0):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "TensorBoard is not installed", "pip install 'allmask[tensorboard]', or leave --tensorboard out"
-            ) from None
-        self.writer = SummaryWriter(str(run / BOARD), purge_step=step + 1 if step else None)
-
-    def add(self, step: int, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                curve = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-                self.writer.add_scalar(curve, value, step)
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 # ---- loss.png ------------------------------------------------------------------------------------------------

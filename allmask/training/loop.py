@@ -33,7 +33,7 @@ from allmask.options import Settings
 from allmask.training import checkpoint
 from allmask.training.ema import Average
 from allmask.training.flops import measured_peak, operations
-from allmask.training.log import Board, Metrics
+from allmask.training.log import Metrics
 from allmask.training.optimizer import clip, embedding_gradient, optimizer_for
 from allmask.training.process_group import Group, SingleProcess, expect_alone
 from allmask.training.progress import Progress
@@ -306,8 +306,7 @@ class Trainer:
 
     def run_to_end(self) -> Result:
         started = time.monotonic()
-        board = Board(self.run, self.step) if self.settings.tensorboard and self.group.lead else None
-        metrics = Metrics(self.run, self.step, board, write=self.group.lead)
+        metrics = Metrics(self.run, self.step, self.settings.tensorboard, write=self.group.lead)
         bar = Progress(self.steps, "step", self.step, self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,45 +23,6 @@ from allmask.training.process_group import Group
 
 T = TypeVar("T")
 Call = Callable[[Any], T]
-
-
-class Strategy(Protocol):
-    """How a model is run, evaluated, saved and loaded."""
-
-    def __call__(self, call: Call[T]) -> T:
-        """Return `call(model)`, which may run the forward pass of the model."""
-        ...
-
-    def evaluate(self, call: Call[T]) -> T | None:
-        """Return `call(model)` of a model that can be evaluated; None in processes that do not evaluate."""
-        ...
-
-    def summing(self, last: bool) -> AbstractContextManager[Any]:
-        """Use this around forward and backward of a batch. After the `last` of a step gradients are averaged."""
-        ...
-
-    def save(self, run: Path, state: checkpoint.State) -> None: ...
-
-    def load(self, folder: Path, optimizer: torch.optim.Optimizer) -> checkpoint.State:
-        """Load a checkpoint of any strategy, as this strategy's model and optimizer need it."""
-        ...
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the whole model."""
-        ...
-
-
-def strategy_for(model: nn.Module, group: Group, evaluates_shards: bool = False) -> Strategy:
-    """Choose a strategy. `evaluates_shards`: evaluations call only the forward pass, so a sharded model will do."""
-    if not isinstance(model, Model):
-        if group.size > 1 or group.sharded:
-            raise UsageError("several processes can train only a Transformer or an LSTM", "use one process")
-        return Single(model, group)
-    if group.sharded and model.config.family in ("lstm", "elmo"):  # an LSTM keeps references to its weights
-        raise UsageError("a recurrent model cannot be sharded", "leave --shard out: each process then has a copy")
-    if group.sharded:
-        return FSDP(model, group, evaluates_shards)
-    return Single(model, group) if group.size == 1 else DDP(model, group)
 
 
 class _Inside(nn.Module):
@@ -76,27 +37,32 @@ class _Inside(nn.Module):
 
 
 class Single:
-    """One process has the model."""
+    """One process has the model. `DDP` and `FSDP` have the same methods."""
 
     def __init__(self, model: nn.Module, group: Group):
         self.model, self.group = model, group
 
     def __call__(self, call: Call[T]) -> T:
+        """Return `call(model)`, which may run the forward pass of the model."""
         return call(self.model)
 
     def evaluate(self, call: Call[T]) -> T | None:
+        """Return `call(model)` of a model that can be evaluated; None in processes that do not evaluate."""
         return call(self.model)
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
+        """Use this around forward and backward of a batch. After the `last` of a step gradients are averaged."""
         return nullcontext()
 
     def save(self, run: Path, state: checkpoint.State) -> None:
         self.group.first(lambda: checkpoint.save_state(run, state))
 
     def load(self, folder: Path, optimizer: torch.optim.Optimizer) -> checkpoint.State:
+        """Load a checkpoint of any strategy, as this strategy's model and optimizer need it."""
         return checkpoint.load_state(folder)
 
     def weights(self) -> dict[str, Tensor]:
+        """Return the weights of the whole model."""
         return self.model.state_dict()
 
 
@@ -184,6 +150,19 @@ class FSDP:
 
     def weights(self) -> dict[str, Tensor]:
         return {name: whole_of(tensor).cpu() for name, tensor in self.model.state_dict().items()}
+
+
+def strategy_for(model: nn.Module, group: Group, evaluates_shards: bool = False) -> Single | DDP | FSDP:
+    """Choose a strategy. `evaluates_shards`: evaluations call only the forward pass, so a sharded model will do."""
+    if not isinstance(model, Model):
+        if group.size > 1 or group.sharded:
+            raise UsageError("several processes can train only a Transformer or an LSTM", "use one process")
+        return Single(model, group)
+    if group.sharded and model.config.family in ("lstm", "elmo"):  # an LSTM keeps references to its weights
+        raise UsageError("a recurrent model cannot be sharded", "leave --shard out: each process then has a copy")
+    if group.sharded:
+        return FSDP(model, group, evaluates_shards)
+    return Single(model, group) if group.size == 1 else DDP(model, group)
 
 
 def whole_of(tensor: Any) -> Tensor:
