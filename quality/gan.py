@@ -28,7 +28,7 @@ from allmask.gan import metrics, toy
 from allmask.gan.networks import PRESETS, Gan, GanConfig, fresh
 from allmask.gan.training import LOSSES, GanTraining, GanWorkload, frozen, generator_loss
 from allmask.runs.driver import resume, start
-from allmask.runs.folder import saved_plan
+from allmask.runs.options import differences, saved_values
 from allmask.runs.plan import Plan
 from allmask.training import Score, Settings, train
 from allmask.vision import checkpoints
@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 def run(values: dict[str, Any], out: Path) -> dict[str, Any]:
     """Start or resume a run; return its result."""
     if (out / "config.yaml").is_file():
-        other = saved_plan(out).differences({name: value for name, value in values.items() if name != "epochs"})
+        other = differences(saved_values(out), {name: value for name, value in values.items() if name != "epochs"})
         if other:
             raise SystemExit(f"{out}: was started with another plan ({', '.join(other)}); name another --out")
         return resume(out, quiet=True)

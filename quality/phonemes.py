@@ -21,7 +21,7 @@ import common
 
 import allmask
 from allmask.runs.driver import resume, start
-from allmask.runs.folder import CONFIG
+from allmask.runs.options import CONFIG
 from allmask.runs.plan import Plan
 
 PARTS = 20  # one for test, one for dev, the rest for training

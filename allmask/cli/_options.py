@@ -147,7 +147,7 @@ def _task_in(argv: Sequence[str]) -> str:
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     values = {flag: value for flag, value in pairwise(words) if flag in ("--task", "--config")}
     if "--config" in values and "--task" not in values:
-        from allmask.runs.values import read_yaml
+        from allmask.runs.options import read_yaml
 
         try:
             return str(read_yaml(Path(values["--config"])).get("task"))
@@ -263,7 +263,7 @@ def _request(command: str, flags: dict[str, Any]) -> Request:
         flags["data"] = [*flags.get("data", ()), *flags.pop("files")]
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     if "config" in own:
-        from allmask.runs.values import read_yaml
+        from allmask.runs.options import read_yaml
 
         values = read_yaml(Path(own["config"]))
         values.pop("checksums", None)  # in the config.yaml of a run

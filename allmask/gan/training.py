@@ -166,7 +166,6 @@ class GanData:
 class GanTraining(GanOptions, Job):
     """Train a generator of examples, and a discriminator that tells them from real ones."""
 
-    task_name: ClassVar[str] = "gan"
     one_process: ClassVar[str] = BATCH_NORM
 
     def read(self, plan: Plan, out: Path, quiet: bool) -> GanData:

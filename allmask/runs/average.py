@@ -12,7 +12,8 @@ from torch import Tensor
 
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
-from allmask.runs.folder import CONFIG, FINAL, START, saved_values
+from allmask.runs.folder import FINAL, START
+from allmask.runs.options import CONFIG, saved_values
 from allmask.tasks.task import load_task
 from allmask.training import Result, Workload, checkpoint
 from allmask.training.loop import why_better
@@ -20,20 +21,20 @@ from allmask.training.loop import why_better
 log = logging.getLogger("allmask")
 
 
-def mean_model(run: Path, last: int | None = None, usual: int = 5) -> tuple[Model, Any | None, list[int]]:
-    """The model of a run with the mean weights of its `last` checkpoints, its task, and the steps of these."""
+def mean_model(run: Path, last: int | None = None) -> tuple[Model, Any | None, list[int]]:
+    """Return the model of a run with the mean weights of its `last` checkpoints (or 5), its task and their steps."""
     shape = next((run / name for name in (FINAL, START) if (run / name).is_dir()), None)
     if shape is None or not checkpoint.checkpoints(run):
         raise CheckpointError(f"{run}: no run with checkpoints", "name the folder that was its --out")
-    steps, weights = mean_weights(run, min(usual, len(_in_a_row(run))) if last is None else last)
+    steps, weights = mean_weights(run, min(5, len(_latest(run))) if last is None else last)
     model = load(shape)
     model.load_state_dict(weights)
     return model, load_task(shape), steps
 
 
 def mean_weights(run: Path, last: int) -> tuple[list[int], dict[str, Tensor]]:
-    """The mean of the last checkpoints of a run, every byte of which is checked; a damaged one is an error."""
-    found = _in_a_row(run)
+    """Return the steps of the last checkpoints of a run and the mean of their weights; a damaged one is an error."""
+    found = _latest(run)
     chosen = found[:last]
     if len(chosen) < last or last < 1:
         raise UsageError(f"{run}: has {len(found)} checkpoints, not {last}", "ask for fewer, or train with --keep")
@@ -50,20 +51,20 @@ def mean_weights(run: Path, last: int) -> tuple[list[int], dict[str, Tensor]]:
     return steps, {name: (total / len(chosen)).float() for name, total in sums.items()}
 
 
-def _in_a_row(run: Path) -> list[Path]:
-    """The newest checkpoints, as many as the run keeps: the best one, from long ago, may be there, too."""
+def _latest(run: Path) -> list[Path]:
+    """List the newest checkpoints, as many as the run keeps. An older best one is left out."""
     keep = saved_values(run).get("keep") if (run / CONFIG).is_file() else None
     return checkpoint.checkpoints(run)[: keep if isinstance(keep, int) else None]
 
 
 @torch.no_grad()
 def take_mean(model: Model, work: Workload, result: Result, run: Path, last: int) -> Sequence[int]:
-    """Leave the mean in the model, unless held-out records say that the best step alone is better.
+    """Put the mean weights into the model, unless the best step alone does better on the held-out records.
 
-    Returns the steps that were averaged, none if the mean was not taken; `result` describes the weights that are left.
+    Returns the steps that were averaged, empty if the mean was not taken. `result` is updated accordingly.
     """
     best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    steps, weights = mean_weights(run, min(last, len(_in_a_row(run))))
+    steps, weights = mean_weights(run, min(last, len(_latest(run))))
     model.load_state_dict(weights)
     score = work.evaluate(model.eval(), result.steps)
     if score is None:

@@ -1,7 +1,7 @@
-"""One run from its first step to its end, whatever its job: start, resume, see it through, finish.
+"""The run driver: start a run or resume it, train, and finish; the same for every job.
 
-Under torchrun all processes call the same functions. The first one reads and checks the data, writes the run's folder,
-and speaks for all; the others read what it has written.
+Under torchrun all processes call the same functions. The first one reads and checks the data, writes the run's folder
+and prints; the others read what it has written.
 """
 
 from __future__ import annotations
@@ -16,44 +16,35 @@ from typing import Any
 import torch
 
 from allmask.errors import DataError, ResourceError, UsageError
+from allmask.runs import folder as run_folder
 from allmask.runs import sweep
-from allmask.runs.folder import (
-    CHECKSUMS,
-    CONFIG,
-    FINAL,
-    START,
-    drop_spent,
-    expect_free,
-    finished_result,
-    outcome,
-    saved_plan,
-    saved_values,
-    write_config,
-    write_result,
-)
+from allmask.runs.folder import FINAL, START, finished_result, saved_plan
+from allmask.runs.options import CONFIG, saved_values
 from allmask.runs.plan import Plan
 from allmask.training import Result, Workload, train
 from allmask.training.loop import SINGLE_PROCESS
-from allmask.training.process_group import ProcessGroup, SingleProcess
+from allmask.training.process_group import Group
 
 log = logging.getLogger("allmask")
-Group = SingleProcess | ProcessGroup
 
 
 def start(plan: Plan, out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dict[str, Any]:
-    """Start a run and see it through. Nothing is written before data and model are checked, but what the job leaves."""
+    """Start a run, train to the end and return its result.
+
+    Nothing is written before data and model are checked, except the files that the job declares in `leaves`.
+    """
 
     def first() -> tuple[Plan, Any]:
         _expect_processes(plan, group)
-        expect_free(out, plan.job.leaves)
+        run_folder.expect_free(out, plan.job.leaves)
         data = plan.job.read(plan, out, quiet)
         return begin(plan, data, out), data
 
-    return _see_through(group.first(first), out, quiet, group)
+    return _continue(group.first(first), out, quiet, group)
 
 
 def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dict[str, Any]:
-    """Go on with an interrupted run, exactly as if it had not been; a finished one is left as it is."""
+    """Continue an interrupted run, exactly as if it had not been stopped; a finished one stays as it is."""
     result = group.shared(finished_result(out) if group.lead else None)
     if result is not None:
         return result
@@ -65,21 +56,29 @@ def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dic
         _expect_same_data(plan, data, out)
         return plan, data
 
-    return _see_through(group.first(first), out, quiet, group)
+    return _continue(group.first(first), out, quiet, group)
 
 
 def begin(plan: Plan, data: Any, out: Path) -> Plan:
-    """Write the model as it starts, and last the plan with nothing left open: where that is, a run has begun."""
+    """Write the model before its first step, then config.yaml, which marks the run as begun. Return the final plan."""
     plan, model = plan.job.begin(plan, data)
     if not plan.job.several:
         shutil.rmtree(out / START, ignore_errors=True)
         plan.job.save(model, data, out / START)
-    write_config(plan, plan.job.checksums(data), out)
+    run_folder.write_config(plan, plan.job.checksums(data), out)
     return plan
 
 
-def _see_through(begun: tuple[Plan, Any] | None, out: Path, quiet: bool, group: Group) -> dict[str, Any]:
-    plan, data = begun or _join(out, quiet, group)
+def _continue(begun: tuple[Plan, Any] | None, out: Path, quiet: bool, group: Group) -> dict[str, Any]:
+    """Train a run that has begun. Only the first process has its plan and data; the others read the run's folder."""
+    if begun is None:
+        if not (out / CONFIG).is_file():
+            where = f"process {group.rank} on {socket.gethostname()}"
+            hint = "let all hosts share the file system of --out, under the same name"
+            raise ResourceError(f"{out}: {where} does not find the run there", hint)
+        plan = saved_plan(out)
+        begun = plan, plan.job.reopen(plan, out, quiet, trusted=True)
+    plan, data = begun
     if not plan.job.several:
         return _run(plan, data, out, quiet, group)
 
@@ -94,9 +93,9 @@ def _run(
     plan: Plan, data: Any, out: Path, quiet: bool, group: Group,
     watched: Callable[[Workload], Workload] = lambda work: work, evaluations: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train from the last checkpoint, or the start, to the end, unless what watches the workload stops it."""
+    """Train from the last checkpoint, or from the start, and finish. `watched` may wrap the workload."""
     job = plan.job
-    model = job.load(out / START, group.device)  # in a run's first session, too, so that all begin from the same bytes
+    model = job.load(out / START, group.device)  # not from memory, so that a new run and a resumed one start alike
     work = job.workload(plan, data, model, out, quiet)
     result = train(
         model, watched(work), plan.settings, out, resume=True, quiet=quiet, group=group, evaluations=evaluations,
@@ -114,27 +113,18 @@ def _run(
 
 
 def _finish(plan: Plan, data: Any, work: Workload, model: Any, result: Result, out: Path) -> dict[str, Any]:
-    """Write plots, the result and last the model: where there is a final/, the run is finished."""
+    """Write the plots, the result, and then final/, which marks the run as finished."""
     plan.job.plot(out)
     job, more = plan.job.finish(plan, data, work, model, result, out)
-    final = outcome(result, out) | more
+    final = run_folder.outcome(result, out) | more
     kept = f"step {final['best_step']} of {result.steps}"
     if final.get("averaged"):
         kept = f"the mean of steps {', '.join(map(str, final['averaged']))}"
     log.info("kept: %s, because %s", kept, result.kept_because)
-    write_result(final, out)
+    run_folder.write_result(final, out)
     job.save(model, data, out / FINAL)
-    drop_spent(out, plan.settings.keep)
+    run_folder.drop_spent(out, plan.settings.keep)
     return final
-
-
-def _join(out: Path, quiet: bool, group: Group) -> tuple[Plan, Any]:
-    """What a process other than the first needs of a run that the first has just begun or reopened."""
-    if not (out / CONFIG).is_file():
-        hint = "let all hosts share the file system of --out, and name it alike"
-        raise ResourceError(f"{out}: process {group.rank} on {socket.gethostname()} does not see the run there", hint)
-    plan = saved_plan(out)
-    return plan, plan.job.reopen(plan, out, quiet, trusted=True)
 
 
 def _expect_processes(plan: Plan, group: Group) -> None:
@@ -144,8 +134,8 @@ def _expect_processes(plan: Plan, group: Group) -> None:
 
 
 def _expect_same_data(plan: Plan, data: Any, out: Path) -> None:
-    """Other data would make another run, in another order."""
-    then = saved_values(out).get(CHECKSUMS, {})
+    """Refuse to resume with other data: it would be another run, in another order."""
+    then = saved_values(out).get(run_folder.CHECKSUMS, {})
     for name, now in plan.job.checksums(data).items():
         if then.get(name) != now:
             named = getattr(plan.job, name) or plan.job.data or "the data"

@@ -1,4 +1,4 @@
-"""A task is learnt, by a pretrained model or by a new one."""
+"""The job of training a model for a task: fine-tuning a pretrained one, or training a new one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 
@@ -17,7 +17,7 @@ from allmask.files import sha256
 from allmask.model import Model, load
 from allmask.nn.attention import Attention
 from allmask.nn.dropout import Dropout
-from allmask.options import FinetuneOptions
+from allmask.options import FinetuneOptions, TaskOptions
 from allmask.registry import TASKS
 from allmask.runs.average import take_mean
 from allmask.runs.folder import save_model
@@ -29,20 +29,12 @@ from allmask.tasks.task import to_dict
 from allmask.training import Result, Workload
 
 log = logging.getLogger("allmask")
-FROZEN_RATE = 1e-3  # heads alone take a higher rate than a body would
-USES = {  # what to do with a model of each task
-    "title": 'write with it: allmask generate {} --text "…"',
-    "translate": 'translate with it: allmask generate {} --beams 5 --text "…"',
-    "classify": "classify with it: allmask predict {} texts.jsonl -o labels.jsonl",
-    "tag": "tag with it: allmask predict {} texts.jsonl -o tags.jsonl",
-    "answer": "ask it: allmask predict {} questions.json -o answers.jsonl",
-    "choose": "choose with it: allmask predict {} questions.jsonl -o choices.jsonl",
-}
+FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run, and the task with what only the data can tell."""
+    """The records of a run, and the task with everything that depends on the data."""
 
     train: list[Record]
     held_out: list[Record]
@@ -53,12 +45,10 @@ class Records:
 
 @dataclass(frozen=True)
 class FineTuning(FinetuneOptions, Job):
-    """It begins with a pretrained `model`, or with a `fresh` one."""
+    """Starts from a pretrained `model`, or from a `fresh` one."""
 
     task: Any = field(default_factory=lambda: TASKS["title"]())
     fresh: Fresh | None = None
-
-    commands: ClassVar[tuple[str, ...]] = ("finetune", "train")
 
     def __post_init__(self):
         if self.prune is None:
@@ -109,26 +99,24 @@ class FineTuning(FinetuneOptions, Job):
         return data.checksums
 
     def begin(self, plan: Plan, data: Records) -> tuple[Plan, Model]:
-        model = self._first_model(data, plan.settings.seed)
+        seed = plan.settings.seed
+        if self.fresh is None:
+            assert self.model is not None
+            model = load(self.model)
+        else:
+            model = self.fresh.model(data.train, seed)
+            tokens, size = f"{model.config.vocab_size:,}", sum(weight.numel() for weight in model.parameters())
+            log.info("a new %s: %s tokens, %.1fM parameters", self.fresh.preset, tokens, size / 1e6)
         plan = self.settled(plan, data.task, model, data.train)
         if self.several:  # each run has a head of its own
             return plan, model
-        task, seed = plan.job.task, plan.settings.seed  # type: ignore[attr-defined]
+        task = plan.job.task  # type: ignore[attr-defined]
         model = task.prepare(model, data.train, seed, bool(self.prune), self.lm_weight > 0)
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 
-    def _first_model(self, data: Records, seed: int) -> Model:
-        if self.fresh is None:
-            assert self.model is not None
-            return load(self.model)
-        model = self.fresh.model(data.train, seed)
-        size = sum(parameter.numel() for parameter in model.parameters())
-        log.info("a new %s: %s tokens, %.1fM parameters", self.fresh.preset, f"{model.config.vocab_size:,}", size / 1e6)
-        return model
-
     def settled(self, plan: Plan, task: Any, model: Model, records: Sequence[Record]) -> Plan:
-        """The plan with nothing left open."""
+        """Return the plan with all settings chosen, for a task that is fitted to the model."""
         task = task.fitted(model)
         chosen = task.suggested_settings(model, records) if plan.open else {}
         chosen |= {"lr": FROZEN_RATE} if self.freeze else {}
@@ -151,11 +139,14 @@ class FineTuning(FinetuneOptions, Job):
         if not data.held_out:
             log.info("no --eval file: the weights of the last step are kept")
         if self.freeze:
-            _freeze(model, work, settings.precision)
+            _freeze_body(model)
+            cache_features = getattr(work, "cache_features", None)
+            if cache_features is not None:
+                cache_features(model, settings.precision)
         return work
 
     def evaluation_size(self, data: Records, work: Workload) -> int:
-        """Estimated by the training records, which are read in the same way."""
+        """Estimate it from the training records, which are encoded in the same way."""
         return round(sum(work.lengths) / len(data.train) * len(data.held_out))
 
     def finish(
@@ -167,17 +158,14 @@ class FineTuning(FinetuneOptions, Job):
         return replace(self, task=task), more | ({"averaged": list(averaged)} if averaged else {})
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
-        return [USES.get(self.task.name, "use it: allmask predict {} …").format(result["final"])]
+        return [getattr(self.task, "next_step", TaskOptions.next_step).format(result["final"])]
 
 
-def _freeze(model: Model, work: Workload, precision: str) -> None:
-    """Train the heads alone, on features: the body neither learns nor drops anything, so its output can be reused."""
+def _freeze_body(model: Model) -> None:
+    """Let only the heads train. Without dropout the body's output for a text is always the same and can be cached."""
     model.body.requires_grad_(False)
     for module in model.body.modules():
         if isinstance(module, Dropout):
             module.p = 0.0
         elif isinstance(module, Attention):
             module.dropout = 0.0
-    cache = getattr(work, "cache_features", None)
-    if cache is not None:
-        cache(model, precision)

@@ -1,18 +1,20 @@
-"""The options that a command has for a task: what its command line shows, and what it and config.yaml may say.
+"""The options that a command has for a task, and their values: read from YAML, converted, checked, compared.
 
-They are made from the dataclasses of allmask/options.py and of the task. Nothing here imports torch, so that a value
-that cannot be is refused at once.
+Values are flat: names and plain values, as in config.yaml and on the command line. The options come from the
+dataclasses of allmask/options.py and of the task. Nothing here imports torch, so an invalid value is refused at once.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from allmask.errors import CheckpointError, DataError, UsageError
-from allmask.files import did_you_mean
+from allmask.files import closest, did_you_mean
 from allmask.options import (
     BATCH_IMAGES,
     TASK_OPTIONS,
@@ -26,23 +28,22 @@ from allmask.options import (
     Settings,
     as_text,
     described,
-    setting_names,
 )
 from allmask.registry import OBJECTIVES, TASKS
-from allmask.runs.values import differences, read_yaml, typed
 from allmask.tasks.task import Task
 
-TASKS_OF = {  # command -> its tasks, the default first; those of other packages come after them
+CONFIG = "config.yaml"
+TASKS_OF = {  # command -> its tasks, the default first; tasks of other packages come after them
     "finetune": ("title", "translate", "classify", "choose", "tag", "answer"),
     "train": ("translate", "title", "image", "gan"),
     "pretrain": ("",),
 }
-GUESTS = {"image": ImageOptions, "gan": GanOptions}  # of texts they know nothing
+GUESTS = {kind.task_name: kind for kind in (ImageOptions, GanOptions)}  # tasks without texts
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An option of a kind of run. `default` is as --help shows it; `detail` is what is special to this run."""
+    """An option of a run. `default` is as --help shows it; `detail` is added to the help text of this run."""
 
     name: str
     type: Any
@@ -56,75 +57,70 @@ class Run:
     """The options that one command has for one task: those of a kind of run, of the task, and settings."""
 
     command: str
-    task: str  # "" where a command has no tasks
+    task: str  # "" if the command has no tasks
     kind: type[Any]  # a dataclass that is a `RunOptions`
-    others: tuple[type[Any], ...] = ()  # dataclasses: of the task, of a new model
+    others: tuple[type[Any], ...] = ()  # dataclasses: the options of a new model, of the task
 
-    @property
-    def label(self) -> str:
-        """What it is called in messages."""
-        return self.task or "pretraining"
+    @cached_property
+    def declared(self) -> dict[str, tuple[Any, Field[Any]]]:
+        """The type and the dataclass field of each option."""
+        found: dict[str, tuple[Any, Field[Any]]] = {}
+        names = {part: {entry.name: entry.name for entry in fields(part)} for part in (self.kind, *self.others)}
+        for part, named in {**names, Settings: self.kind.setting_names()}.items():
+            hints, entries = get_type_hints(part), {entry.name: entry for entry in fields(part)}
+            found |= {name: (hints[entry], entries[entry]) for name, entry in named.items()}
+        return found
 
-    @property
+    @cached_property
     def types(self) -> dict[str, Any]:
         """The names that values may have, and their types."""
-        named = {"task": str} if self.task else {}
-        for part in (self.kind, *self.others):
-            hints = get_type_hints(part)
-            named |= {entry.name: hints[entry.name] for entry in fields(part)}
-        hints = get_type_hints(Settings)
-        return named | {name: hints[theirs] for name, theirs in setting_names(self.kind).items()}
-
-    @property
-    def _fields(self) -> list[Field[Any]]:
-        """Fields of all dataclasses."""
-        own = [entry for part in (self.kind, *self.others) for entry in fields(part)]
-        return [*own, *(entry for entry in fields(Settings) if entry.name not in self.kind.unused)]
+        return ({"task": str} if self.task else {}) | {name: type for name, (type, _) in self.declared.items()}
 
     def entries(self) -> list[Entry]:
-        """What the command line and the docs show."""
-        types, task = self.types, self.others[-1] if self.others else None
+        """Return what the command line and the docs show."""
+        task = self.others[-1] if self.others else None
         scratch = self.command == "train" and FreshOptions in self.others
         usual = self.kind.usual({"preset": FreshOptions.preset} if scratch else {})
-        shown = {**self.kind.suggests, **getattr(task, "suggests", {}), **(_FROM_SCRATCH if scratch else {})}
+        shown = {
+            **self.kind.shown_defaults,
+            **getattr(task, "suggests", {}),
+            **(FreshOptions.suggests if scratch else {}),
+        }
         shown["prune"] = as_text(getattr(task, "prunes", False))
         reads = getattr(task, "reads", None) or ", ".join([*getattr(task, "inputs", ()), *getattr(task, "targets", ())])
         details = self.kind.details | {"data": reads, "objective": f"Also {OBJECTIVES.of_packages()}"}
         found = []
-        for entry in self._fields:
-            name, option = self.kind.renamed.get(entry.name, entry.name), described(entry)
+        for name, (type, entry) in self.declared.items():
+            option = described(entry)
             if option.commands and self.command not in option.commands:
                 continue
             if name == BATCH_IMAGES:
                 option = replace(option, help="Images per batch.")
             default = shown.get(name) or option.shown_default or as_text(usual.get(name, entry.default))
-            found.append(Entry(name, types[name], option, default, details.get(name, "")))
+            found.append(Entry(name, type, option, default, details.get(name, "")))
         return found
 
     def expect_own(self, names: Iterable[str], where: Path | str, flags: Collection[str]) -> None:
-        """Refuse an option of another task: it would change nothing, which nobody who gives it expects."""
-        types = self.types
+        """Refuse options of other tasks and commands, instead of ignoring them."""
         for name in names:
-            owners = "" if name in types else _owners(name, self.command)
+            owners = "" if name in self.types else _owners(name, self.command)
             if owners:
-                said = f"--{name.replace('_', '-')}" if name in flags else f"{where}: {name}"
-                raise UsageError(f"{said} is for {owners}, not for {self.label}", "leave it out")
+                given = _flag(name) if name in flags else f"{where}: {name}"
+                raise UsageError(f"{given} is for {owners}, not for {self.task or 'pretraining'}", "leave it out")
 
     def parse(
         self, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Typed values, checked as far as that is possible without data and model.
+        """Convert values to their types, and check them as far as possible without data and model.
 
-        They come from a file, `where`, but for `flags`.
+        For error messages: the values named in `flags` come from the command line, the others from the file `where`.
         """
         self.expect_own(values, where, flags)
-        types = self.types
-        given = {name: typed(name, value, types, where) for name, value in values.items()}
-        options = {self.kind.renamed.get(entry.name, entry.name): described(entry) for entry in self._fields}
+        given = {name: typed(name, value, self.types, where) for name, value in values.items()}
         for name, value in given.items():
-            if name in options:
-                flag = f"--{name.replace('_', '-')}"
-                options[name].check(flag if name in flags else name, value, "" if name in flags else f"{where}: ")
+            if name in self.declared:
+                shown = (_flag(name), "") if name in flags else (name, f"{where}: ")
+                described(self.declared[name][1]).check(shown[0], value, shown[1])
         known = self.kind.usual(given) | given
         if FreshOptions in self.others:
             _check_start(given)
@@ -135,18 +131,12 @@ class Run:
         return given
 
     def settings(self, known: Mapping[str, Any]) -> Settings:
-        """The settings among typed values."""
-        return Settings(**{theirs: known[name] for name, theirs in setting_names(self.kind).items() if name in known})
-
-
-_FROM_SCRATCH = {  # settings that are chosen for a new model
-    "lr": "by the width, 7e-4 at 512",
-    "warmup": "4000 steps, or a tenth of a short run",
-}
+        """Return the settings among typed values."""
+        return Settings(**{entry: known[name] for name, entry in self.kind.setting_names().items() if name in known})
 
 
 def _check_start(given: Mapping[str, Any]) -> None:
-    """A run for texts begins with a model or with a preset, and with data."""
+    """Refuse a run on texts without data, or without exactly one of a model and a preset."""
     fresh = part_of(given, FreshOptions)
     if fresh and fresh.get("preset") is None:
         raise UsageError(f"{', '.join(fresh)}: for a new model", "leave it out, or name a --preset")
@@ -159,15 +149,15 @@ def _check_start(given: Mapping[str, Any]) -> None:
 
 
 def part_of(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """The values that are fields of a dataclass."""
+    """Return the values that are fields of a dataclass."""
     return {entry.name: values[entry.name] for entry in fields(kind) if entry.name in values}
 
 
-# ---- which there are -----------------------------------------------------------------------------------------
+# ---- commands and tasks --------------------------------------------------------------------------------------
 
 
 def run_of(command: str, task: str) -> Run:
-    """The options of a command for a task; one of another package is imported."""
+    """Return the options of a command for a task. A task of another package is imported."""
     if command == "pretrain":
         return Run(command, "", PretrainOptions)
     if task not in tasks_of(command):
@@ -180,7 +170,7 @@ def run_of(command: str, task: str) -> Run:
 
 
 def _task_of_a_package(task: str) -> type[Any]:
-    """The class of a task that another package added; one that cannot be trained is refused."""
+    """Return the class of a task that another package added; refuse one that cannot be trained."""
     kind: type[Any] = TASKS[task]
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise UsageError(f"task {task}: {kind!r} is not a dataclass", "write @dataclass(frozen=True) above the class")
@@ -196,13 +186,13 @@ def _task_of_a_package(task: str) -> type[Any]:
 
 
 def run_in(values: Mapping[str, Any]) -> Run:
-    """The options that the values of a plan may have, as they are in config.yaml."""
+    """Return the options of the run that these values describe, as config.yaml has them."""
     task = values.get("task", "title")
     return run_of("pretrain" if "objective" in values else "train" if task in GUESTS else "finetune", task)
 
 
 def completed(command: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with what a command implies: `train` makes a new model, and each has its default task."""
+    """Add the values that a command implies: its default task or objective, and a new model for `train`."""
     if command == "pretrain":
         return {"objective": PretrainOptions.objective, **values}
     task = values.get("task") or TASKS_OF[command][0]
@@ -211,16 +201,28 @@ def completed(command: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tasks_of(command: str) -> list[str]:
-    """The tasks of a command, its default first; those of other packages last."""
-    if command == "pretrain":
-        return [""]
-    return [*TASKS_OF[command], *TASKS.others]
+    """List the tasks of a command: its default first, those of other packages last."""
+    return [*TASKS_OF[command], *(TASKS.others if command != "pretrain" else ())]
+
+
+def _owners(name: str, command: str) -> str:
+    """Say which tasks of a command, or else which other commands, have an option; empty if none has."""
+    owners = [task for task in TASKS_OF[command] if name in run_of(command, task).types]
+    if owners == [task for task in TASKS_OF[command] if task not in GUESTS]:
+        return "texts"
+    if owners:
+        return "--task " + " or ".join(filter(None, [", ".join(owners[:-1]), owners[-1]]))
+    commands = [other for other, tasks in TASKS_OF.items() if any(name in run_of(other, t).types for t in tasks)]
+    return " or ".join(f"allmask {other}" for other in commands)
+
+
+# ---- checks before torch is imported -------------------------------------------------------------------------
 
 
 def check_values(
     command: str, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
 ) -> None:
-    """Refuse values that cannot be, as far as that can be known without data and model; see `Run.parse`."""
+    """Refuse invalid values and missing files, as far as possible without data and model; see `Run.parse`."""
     values = completed(command, values)
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
@@ -233,14 +235,11 @@ def check_values(
 
 def check_resumed(command: str, out: Path, given: Mapping[str, Any]) -> None:
     """Refuse to continue a run with other values than it was started with."""
-    if not (out / "config.yaml").is_file():
-        raise CheckpointError(f"{out}: no config.yaml, so there is no run to resume", "leave --resume out to start one")
-    saved = read_yaml(out / "config.yaml")
+    saved = saved_values(out)
     run = run_in(saved)
     if run.task not in tasks_of(command):
         raise CheckpointError(f"{out}: this is not a run of allmask {command}", f"use allmask {run.command}")
-    run.expect_own(given, "--config", given)
-    found = differences(saved, given, run.types, run.kind.paths, run.kind.fitted)
+    found = differences(saved, given)
     if found:
         raise UsageError(
             f"{out}: a resumed run keeps its settings; {'; '.join(found)}",
@@ -248,16 +247,98 @@ def check_resumed(command: str, out: Path, given: Mapping[str, Any]) -> None:
         )
 
 
-def _owners(name: str, command: str) -> str:
-    """Which tasks of a command have an option, or which other commands; nothing if there are none."""
-    owners = [task for task in TASKS_OF[command] if name in run_of(command, task).types]
-    if not owners:
-        return " or ".join(
-            f"allmask {other}"
-            for other, tasks in TASKS_OF.items()
-            if any(name in run_of(other, t).types for t in tasks)
-        )
-    texts = [task for task in TASKS_OF[command] if task not in GUESTS]
-    if owners == texts:
-        return "texts"
-    return "--task " + " or ".join(filter(None, [", ".join(owners[:-1]), owners[-1]]))
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Describe where given values contradict those in the config.yaml of a run.
+
+    Lengths that were lowered to what the model can hold do not count.
+    """
+    run, found = run_in(saved), []
+    run.expect_own(given, "--config", given)
+    values = {name: typed(name, value, run.types, _flag(name)) for name, value in given.items()}
+    for name, now in as_saved(values, run.kind.paths).items():
+        before = saved.get(name)
+        lowered = name in run.kind.fitted and before is not None and now > before
+        if now != before and not lowered:
+            found.append(f"{name} is {before}, not {now}")
+    return found
+
+
+# ---- values --------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    hint = "write lines such as lr: 0.0003"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "check the path") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}", hint) from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: expected names and values", hint)
+    return found
+
+
+def saved_values(out: Path) -> dict[str, Any]:
+    """Read the config.yaml of a run."""
+    if not (out / CONFIG).is_file():
+        raise CheckpointError(f"{out}: no {CONFIG}, so there is no run to resume", "leave --resume out to start one")
+    return read_yaml(out / CONFIG)
+
+
+def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
+    """Return values as config.yaml has them: lists instead of tuples, and absolute paths."""
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return listed | {name: _absolute(listed[name]) for name in paths if name in listed}
+
+
+def _absolute(value: Any) -> Any:
+    """Return the absolute path of an existing file or folder, or of several; the name of a model stays as it is."""
+    if isinstance(value, list):
+        return [_absolute(name) for name in value]
+    return os.path.abspath(Path(value).expanduser()) if value and Path(value).expanduser().exists() else value
+
+
+def typed(name: Any, value: Any, types: Mapping[str, Any], where: Path | str) -> Any:
+    """Convert a value to the type of its option. YAML reads 3e-4 as text, and a whole number may stand for a float."""
+    if name not in types:
+        close = closest(str(name), types)
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(types)}"
+        raise UsageError(f"{where}: unknown setting {name}", hint)
+    kinds = get_args(types[name]) or (types[name],)
+    if get_origin(types[name]) is tuple:
+        pair = kinds[-1] is not Ellipsis
+        listed = value if isinstance(value, list | tuple) else [] if pair else [value]
+        converted = tuple(_convert(kinds[0], item) for item in listed)
+        valid = None not in converted and (not pair or len(converted) == 2)
+        expected = "two numbers, such as [0.9, 0.999]" if pair else f"a list of {_PLURALS[kinds[0]]}"
+    elif value is None and type(None) in kinds:
+        return None
+    else:
+        converted = _convert(kinds[0], value)
+        valid, expected = converted is not None, _SINGULARS[kinds[0]]
+    if not valid:
+        raise UsageError(f"{where}: {name} is {value!r}; expected {expected}")
+    return converted
+
+
+_SINGULARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_PLURALS = {float: "numbers", str: "names"}
+
+
+def _convert(kind: type, value: Any) -> Any:
+    """Return the value as this type; None if it cannot be converted."""
+    if isinstance(value, bool) != (kind is bool):
+        return None
+    if kind is float and isinstance(value, str | int):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, kind) else None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

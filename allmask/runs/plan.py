@@ -1,7 +1,7 @@
-"""What a run is to do: a job, which says what is learnt and from what, and the settings of its training.
+"""What a run is to do: a job, which says what to train on what data, and the settings of its training.
 
-A plan is flat in config.yaml and on the command line: the options of the job, then those of `Settings`. Which job it is
-of is told by `objective` (pretraining) or by `task`: one of `JOBS`, or any task that a model is fine-tuned for.
+A plan is flat in config.yaml and on the command line: the options of the job, then those of `Settings`. Its job follows
+from its values: `objective` means pretraining, `task` one of `JOBS` or any task that a model is fine-tuned for.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from allmask.options import RunOptions, Settings, flat_settings
+from allmask.options import RunOptions, Settings
 from allmask.registry import JOBS
-from allmask.runs import values as flat
-from allmask.runs.options import part_of, run_in
+from allmask.runs.options import as_saved, part_of, run_in
 from allmask.training.log import plot_run
 
 if TYPE_CHECKING:
@@ -24,38 +23,27 @@ if TYPE_CHECKING:
 
 
 class Job(RunOptions):
-    """A base for jobs: frozen dataclasses whose fields are options. The run driver knows no job by name.
+    """A base for jobs: frozen dataclasses whose fields are options. The run driver treats all jobs alike.
 
-    `Data` below is whatever `read` returns; the driver only passes it on.
+    The type of `data` in the methods is whatever `read` returns; the driver only passes it on.
     """
 
-    commands: ClassVar[tuple[str, ...]] = ("train",)  # that start and resume it
-    task_name: ClassVar[str] = ""  # `task` in config.yaml
-    leaves: ClassVar[Collection[str]] = ()  # what `read` may leave in the run's folder before the run has begun
-    one_process: ClassVar[str] = ""  # why it cannot be trained by several
+    leaves: ClassVar[Collection[str]] = ()  # files that `read` may leave in the run's folder before the run has begun
+    one_process: ClassVar[str] = ""  # the reason why several processes cannot train it
+    several: Any = False  # whether it takes several runs; see allmask/runs/sweep.py
     data: Any
 
     # ---- options -------------------------------------------------------------------------------------------
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The job with these options, which are of the right types."""
+        """Create the job from typed values."""
         return cls(**part_of(values, cls))
 
     def options(self) -> dict[str, Any]:
-        """The options as they are saved."""
+        """Return the options as they are saved."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
         return ({"task": self.task_name} if self.task_name else {}) | own
-
-    @property
-    def open_settings(self) -> frozenset[str]:
-        """Settings that `begin` chooses to suit the model and the data, unless they are given."""
-        return frozenset()
-
-    @property
-    def several(self) -> bool:
-        """Whether it takes several runs, see allmask/runs/sweep.py."""
-        return False
 
     # ---- a run ---------------------------------------------------------------------------------------------
 
@@ -68,27 +56,27 @@ class Job(RunOptions):
         return self.read(plan, out, quiet)
 
     def checksums(self, data: Any) -> dict[str, str]:
-        """Of what was read, by the option that names it: a resumed run must have the same data."""
+        """Return checksums of the data by the option that names it: a resumed run must have the same data."""
         raise NotImplementedError
 
     def begin(self, plan: Plan, data: Any) -> tuple[Plan, Any]:
-        """The plan with nothing left open, and the model before its first step."""
+        """Return the plan with all settings chosen, and the model before its first step."""
         raise NotImplementedError
 
     def save(self, model: Any, data: Any, folder: Path) -> None:
-        """Write a model folder, whole or not at all."""
+        """Write a model folder, completely or not at all."""
         raise NotImplementedError
 
     def load(self, folder: Path, device: torch.device) -> Any:
-        """The model in such a folder."""
+        """Load the model from such a folder."""
         raise NotImplementedError
 
     def workload(self, plan: Plan, data: Any, model: Any, out: Path, quiet: bool) -> Workload:
-        """What the training loop trains on, and how it evaluates."""
+        """Return the training examples and the evaluation for the training loop."""
         raise NotImplementedError
 
     def evaluation_size(self, data: Any, work: Workload) -> int:
-        """Tokens (or images) of an evaluation: how often is too often depends on it."""
+        """Return the number of tokens (or images) of an evaluation: large ones are made less often."""
         return 0
 
     def plot(self, out: Path) -> None:
@@ -98,19 +86,19 @@ class Job(RunOptions):
     def finish(
         self, plan: Plan, data: Any, work: Workload, model: Any, result: Result, out: Path
     ) -> tuple[Job, dict[str, Any]]:
-        """After training, the job as it is saved with the model, and what it adds to result.json."""
+        """After training, return the job to save with the model, and what it adds to result.json."""
         raise NotImplementedError
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
-        """What can be done with the model now, a line each."""
+        """Say what can be done with the trained model, a line each."""
         return []
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job and the settings of its training. Settings that are `open` are still to be chosen by the job.
+    """A job and the settings of its training. The job has yet to choose the settings in `open`.
 
-    Saved, files are named by absolute paths, so that a run can be resumed from anywhere.
+    It is saved with absolute paths, so that a run can be resumed from any folder.
     """
 
     job: Job
@@ -121,28 +109,15 @@ class Plan:
         self.job.check(self.settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in config.yaml."""
-        values = self.job.options() | flat_settings(type(self.job), self.settings)
-        paths = {name: flat.absolute(values[name]) for name in self.job.paths if name in values}
-        return {name: flat.plain(value) for name, value in (values | paths).items()}
+        """Return its values as they are in config.yaml."""
+        return as_saved(self.job.options() | self.job.flat_settings(self.settings), self.job.paths)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: Path | str = "--config") -> Plan:
-        """From flat values; those left out have their defaults, and an unknown name is an error."""
+        """Create a plan from flat values, with defaults for those left out; an unknown name is an error."""
         run = run_in(values)
         given = run.parse(values, where)
         known = run.kind.usual(given) | given
-        job = kind_of(values).of(known)
+        task = str(values.get("task"))
+        job = JOBS["pretrain" if "objective" in values else task if task in JOBS else "finetune"].of(known)
         return cls(job, run.settings(known), job.open_settings - given.keys())
-
-    def differences(self, given: Mapping[str, Any]) -> list[str]:
-        """List in words where given values contradict this plan."""
-        run = run_in(self.job.options())
-        run.expect_own(given, "--config", given)
-        return flat.differences(self.to_dict(), given, run.types, self.job.paths, self.job.fitted)
-
-
-def kind_of(values: Mapping[str, Any]) -> type[Job]:
-    """The job that these values are of."""
-    task = str(values.get("task"))
-    return JOBS["pretrain" if "objective" in values else task if task in JOBS else "finetune"]

@@ -1,8 +1,8 @@
-"""Pretraining: plain text becomes tokens on disk, rows, and batches by an objective.
+"""The job of pretraining: plain text becomes tokens on disk, rows, and batches for an objective.
 
 runs/a/
-  corpus/            the tokens of the data, and corpus-eval/ those of --eval; see allmask/data/corpus.py
-  …                  and what every run has
+  corpus/            the tokens of --data; corpus-eval/ has those of --eval; see allmask/data/corpus.py
+  …                  and the files that every run has
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from allmask.data.sentences import find_files
 from allmask.data.windows import Windows
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model, load
-from allmask.objectives import Draw, Mixed, Mixture, Objective, Vocabulary, losses_of
+from allmask.objectives import Draw, Mixed, Mixture, Vocabulary, losses_of
 from allmask.options import OBJECTIVE_OPTIONS, SHAPE, STREAMED, PretrainOptions
 from allmask.presets import PRESETS
 from allmask.registry import OBJECTIVES, TASKS
@@ -44,19 +44,17 @@ from allmask.training.progress import Progress
 log = logging.getLogger("allmask")
 DATA, EVAL = "corpus", "corpus-eval"
 WORTH_A_BAR = 1 << 25  # bytes of text
-COUNTED = 1 << 24  # tokens by which the frequency of each is estimated
+COUNTED = 1 << 24  # tokens from which token frequencies are estimated
 EVALUATED_ROWS = 256
-EVALUATED_TOKENS = 2048  # of a batch: small, so that an objective that draws per batch is seen from all sides
-COLLAPSED = 0.99  # a mean cosine of hidden states from which on a body reads next to nothing
-
+EVALUATED_TOKENS = 2048  # per batch: small, so that an objective that draws once per batch is drawn often
+COLLAPSED = 0.99  # mean cosine of hidden states at which the representation counts as collapsed
 PRESET, PAIR_PRESET = "bert-small", "transformer-small"
 
 
 @dataclass(frozen=True)
 class Pretraining(PretrainOptions, Job):
-    """A new model, of a preset's shape with a `tokenizer`, or a given `model` learns `objective` from `data`."""
+    """Train a given `model`, or a new one with the shape of a preset and a `tokenizer`, on `data` with `objective`."""
 
-    commands: ClassVar[tuple[str, ...]] = ("pretrain",)
     leaves: ClassVar[frozenset[str]] = frozenset(
         made(name) for name in (DATA, EVAL) for made in (str, ".{}.lock".format, ".{}.partial".format)
     )
@@ -67,7 +65,7 @@ class Pretraining(PretrainOptions, Job):
 
     @cached_property
     def frame(self) -> int:
-        """How many special tokens at most are put around a row."""
+        """The number of special tokens around a row, at most."""
         return 0 if self.across and self.mixture.shares.keys() <= set(STREAMED) else self.mixture.frame
 
     # ---- options -------------------------------------------------------------------------------------------
@@ -80,20 +78,19 @@ class Pretraining(PretrainOptions, Job):
         return super().options() | ({"preset": preset} if self.model is None else {})
 
     def build(self, tokenizer: Tokenizer) -> Mixed:
-        """The objective, which makes batches; a tokenizer that lacks what it needs is refused."""
-        return self.mixture.build(Vocabulary.of(tokenizer), {name: self._options(name) for name in self.mixture.shares})
-
-    def _options(self, objective: str) -> dict[str, Any]:
-        asked = {
-            theirs: getattr(self, ours) for ours, (theirs, owners) in OBJECTIVE_OPTIONS.items() if objective in owners
-        }
-        streamed = {"framed": False} if self.across and objective in STREAMED else {}
-        return {name: value for name, value in asked.items() if value} | streamed
+        """Create the objective, which makes batches; refuse a tokenizer without the special tokens that it needs."""
+        options: dict[str, dict[str, Any]] = {name: {} for name in self.mixture.shares}
+        for option, (parameter, owners) in OBJECTIVE_OPTIONS.items():
+            for name in options.keys() & set(owners) if getattr(self, option) else ():
+                options[name][parameter] = getattr(self, option)
+        for name in options.keys() & set(STREAMED) if self.across else ():
+            options[name]["framed"] = False
+        return self.mixture.build(Vocabulary.of(tokenizer), options)
 
     # ---- the model -----------------------------------------------------------------------------------------
 
     def shape(self, tokenizer: Tokenizer) -> Config:
-        """The preset's, but for the sizes that are given."""
+        """Return the shape of the preset with the sizes that are given."""
         preset = self.options()["preset"]
         given = {name: getattr(self, name) for name in SHAPE if getattr(self, name) is not None}
         given = {"max_positions": max(PRESETS[preset]().max_positions, self.length)} | given
@@ -101,16 +98,16 @@ class Pretraining(PretrainOptions, Job):
         return shaped(preset, tokenizer, given, rows)
 
     def fitted_shape(self, config: Config) -> Config:
-        """The shape with the mask that is its own afterwards: causal where nothing else is learnt."""
+        """Return the shape with the mask of the trained model, causal if that is the only objective; or refuse it."""
         if config.max_length < self.length:
             raise UsageError(
-                f"rows of {self.length} tokens have no room in {config.max_length} positions", "lower --length"
+                f"rows of {self.length} tokens do not fit into {config.max_length} positions", "lower --length"
             )
         if self.mixture.pairs != bool(config.decoder_layers):
             needed = "an encoder–decoder" if self.mixture.pairs else "a single stack"
             raise UsageError(f"{self.mixture} is for {needed}", "take another model, or another --objective")
         if config.family == "elmo" and self.mixture.shares.keys() != {"causal", "reverse"}:
-            raise UsageError(f"an elmo does not learn {self.mixture}", "its objective is causal,reverse: one each way")
+            raise UsageError(f"an elmo does not learn {self.mixture}", "its objective is causal,reverse")
         if "nsp" in self.mixture.heads and config.family != "bert":
             raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
         if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:
@@ -119,7 +116,7 @@ class Pretraining(PretrainOptions, Job):
         return replace(config, own_mask="causal" if causal else "bidirectional")
 
     def _first_model(self, seed: int) -> tuple[Model, frozenset[str]]:
-        """The model before its first step, and which of its heads are new."""
+        """Return the model before its first step, and the names of its new heads."""
         rng = torch.Generator().manual_seed(seed)
         heads = self.mixture.heads
         if self.model is None:
@@ -133,7 +130,7 @@ class Pretraining(PretrainOptions, Job):
         tokens, rows = tokenizer_of(old).size, old.config.vocab_size
         if tokens > rows:
             raise CheckpointError(
-                f"{self.model}: the tokenizer has {tokens:,} tokens, and the model {rows:,} rows for them",
+                f"{self.model}: the tokenizer has {tokens:,} tokens, but the model has {rows:,} embeddings",
                 "take a model whose tokenizer fits it",
             )
         model = Model.fresh(self.fitted_shape(old.config), heads | old.heads, rng)
@@ -141,33 +138,29 @@ class Pretraining(PretrainOptions, Job):
         model.tokenizer = tokenizer_of(old)
         new = heads - old.heads
         if new:
-            log.info("%s has no head for %s; a new one is made", self.model, ", ".join(sorted(new)))
+            log.info("%s has no head for %s; a new one is created", self.model, ", ".join(sorted(new)))
         return model, new
-
-    def _expect_sentinels(self, model: Model) -> None:
-        """Spans are hidden behind sentinel tokens, for which a model must have embeddings."""
-        if "span" in self.mixture.shares and Vocabulary.of(tokenizer_of(model)).rows > model.config.vocab_size:
-            hint = "train a tokenizer that has them: allmask tokenizer train --kind unigram"
-            raise UsageError(f"{self.model}: the model has no sentinels to hide spans behind", hint)
 
     # ---- a run ---------------------------------------------------------------------------------------------
 
     def read(self, plan: Plan, out: Path, quiet: bool) -> TokenData:
-        """The model comes first, as its tokenizer reads the text. Only the tokens are written."""
+        """Create the model, whose tokenizer is needed, and read the text. Only the tokens are written."""
         expect_held_out(*(find_files(files) if files else [] for files in (self.data, self.eval)))
         model, new = self._first_model(plan.settings.seed)
         tokenizer = tokenizer_of(model)
         self.build(tokenizer)
         corpora = read_corpora(self, tokenizer, out, quiet)
         texts = TokenData(*corpora, rows_of(self, plan.settings.seed, tokenizer, *corpora), model)
-        self._expect_sentinels(model)
+        if "span" in self.mixture.shares and Vocabulary.of(tokenizer).rows > model.config.vocab_size:
+            hint = "train a tokenizer that has them: allmask tokenizer train --kind unigram"
+            raise UsageError(f"{self.model}: the model has no embeddings for the sentinels that replace spans", hint)
         if "lm" in new:
             counts = np.bincount(texts.data.ids[:COUNTED], minlength=model.config.vocab_size)
             expect_frequencies(model, torch.from_numpy(counts))
         return texts
 
     def reopen(self, plan: Plan, out: Path, quiet: bool, trusted: bool) -> TokenData:
-        """Intact stores of tokens are enough; what is damaged or gone is made again."""
+        """Open the stored tokens; tokenize the text again if they are damaged or gone."""
         tokenizer = Tokenizer.load(out / START)
         names = (DATA, EVAL) if self.eval else (DATA,)
         try:
@@ -179,8 +172,11 @@ class Pretraining(PretrainOptions, Job):
         return TokenData(*corpora, rows_of(self, plan.settings.seed, tokenizer, *corpora))
 
     def checksums(self, data: TokenData) -> dict[str, str]:
-        named = {"data": data.data, "eval": data.eval}
-        return {name: _checksum(corpus) for name, corpus in named.items() if corpus is not None}
+        found = {}
+        for name, corpus in data.named.items():
+            parts = sorted((file, entry["sha256"]) for file, entry in corpus.meta["files"].items())
+            found[name] = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return found
 
     def begin(self, plan: Plan, data: TokenData) -> tuple[Plan, Model]:
         model, data.model = data.model, None
@@ -194,7 +190,7 @@ class Pretraining(PretrainOptions, Job):
         return load(folder).to(device)
 
     def workload(self, plan: Plan, data: TokenData, model: Model, out: Path, quiet: bool) -> RowWorkload:
-        """The rows, with held-out batches where the model is."""
+        """Return the rows, with the held-out batches on the model's device."""
         work, device = data.work, next(model.parameters()).device
         if work.evaluator is None:
             log.info("nothing is held out: the weights of the last step are kept")
@@ -215,12 +211,11 @@ class Pretraining(PretrainOptions, Job):
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "rows": len(data.work.rows),
-            "skipped": data.skipped,
+            "skipped": _skipped(data.named.values()),
         }
 
     def task(self) -> Any | None:
-        """How the model writes: it continues a text, or a prefix that it reads both ways, fills in blanks, or writes
-        what stands before a text. None: it does not write."""
+        """Return the generation task that the objectives make possible; None if there is none."""
         learnt = self.mixture.shares
         if "causal" in learnt:
             return Continuation.within(self.length, framed=not self.across)
@@ -247,7 +242,7 @@ class Pretraining(PretrainOptions, Job):
 
 @dataclass(eq=False)
 class TokenData:
-    """The tokens of a run, and its rows. `model` is that of a new run, until it has begun."""
+    """The tokens and rows of a run. `model` is only there until a new run has begun."""
 
     data: Corpus
     eval: Corpus | None
@@ -255,41 +250,37 @@ class TokenData:
     model: Model | None = None
 
     @property
-    def skipped(self) -> dict[str, int]:
-        return _skipped(self.data, self.eval)
+    def named(self) -> dict[str, Corpus]:
+        """The corpora by the option that names their files."""
+        return {"data": self.data} | ({} if self.eval is None else {"eval": self.eval})
 
 
-def _skipped(data: Corpus, held_out: Corpus | None) -> dict[str, int]:
-    """Records that were left out, by reason."""
-    counts: Counter[str] = Counter(data.meta["skipped"])
-    counts.update(held_out.meta["skipped"] if held_out else {})
+def _skipped(corpora: Iterable[Corpus]) -> dict[str, int]:
+    """Count the records that were left out, by reason."""
+    counts: Counter[str] = Counter()
+    for corpus in corpora:
+        counts.update(corpus.meta["skipped"])
     return dict(counts)
 
 
-def _checksum(corpus: Corpus) -> str:
-    parts = sorted((name, entry["sha256"]) for name, entry in corpus.meta["files"].items())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
 def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool) -> tuple[Corpus, Corpus | None]:
-    """The tokens of all files, made, or found in the run's folder."""
+    """Tokenize all files, or open the tokens that are already in the run's folder."""
     data = _tokens(job, job.data, tokenizer, out / DATA, quiet)
     held_out = _tokens(job, job.eval, tokenizer, out / EVAL, quiet) if job.eval else None
     sizes = (f"{number:,}" for number in (data.documents, data.sentences, data.tokens))
     log.info("text: %s documents, %s sentences, %s tokens", *sizes)
-    skipped = _skipped(data, held_out)
+    skipped = _skipped(filter(None, [data, held_out]))
     if skipped:
         log.info("skipped records: %s", ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
     return data, held_out
 
 
 def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder: Path, quiet: bool) -> Corpus:
-    bar: list[Progress] = []
+    bar = Progress(0, "reading", quiet=True)
 
     def show(done: int, total: int) -> None:
-        if not bar:
-            bar.append(Progress(total >> 20, "reading", quiet=quiet or total < WORTH_A_BAR))
-        bar[0].update(done >> 20, "MB")
+        bar.total, bar.quiet = total >> 20, quiet or total < WORTH_A_BAR
+        bar.update(done >> 20, "MB")
 
     try:
         return prepare(
@@ -297,15 +288,14 @@ def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder
             verbatim=job.verbatim, progress=show,
         )  # fmt: skip
     finally:
-        for shown in bar:
-            shown.close()
+        bar.close()
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------
 
 
 def rows_of(job: Pretraining, seed: int, tokenizer: Tokenizer, data: Corpus, held_out: Corpus | None) -> RowWorkload:
-    """Rows to learn from, and an evaluator where some are held out. The first batches are made here, to fail early."""
+    """Return the training rows, with an evaluator if some are held out. Makes a batch of each objective as a check."""
     objective = job.build(tokenizer)
     rows, others = split_rows(job, seed, tokenizer, data, held_out)
     evaluator = None if others is None else Evaluator.of(job.mixture.shares, objective, others, seed)
@@ -318,7 +308,7 @@ def rows_of(job: Pretraining, seed: int, tokenizer: Tokenizer, data: Corpus, hel
 def split_rows(
     job: Pretraining, seed: int, tokenizer: Tokenizer, data: Corpus, held_out: Corpus | None
 ) -> tuple[Windows, Windows | None]:
-    """The rows of the data, and those of --eval or of a share of the documents."""
+    """Return the training rows, and those of --eval or of a share of the documents."""
 
     def windows(corpus: Corpus) -> Windows:
         return Windows(corpus, job.length - job.frame, across=job.across, separator=end_of(tokenizer))
@@ -326,7 +316,7 @@ def split_rows(
     rows = windows(data)
     if held_out is not None:
         return rows, windows(held_out)
-    fewest = 2 if "nsp" in job.mixture.shares else 1  # documents: half of its second sentences come from another one
+    fewest = 2 if "nsp" in job.mixture.shares else 1  # documents: nsp takes half of its second sentences from another
     if not job.held_out or data.documents < 2 * fewest:
         return rows, None
     return rows.split(max(job.held_out, fewest / data.documents), seed)
@@ -334,7 +324,7 @@ def split_rows(
 
 @dataclass(frozen=True, eq=False)
 class RowWorkload:
-    """Rows of a corpus as a workload. A batch is a pure function of seed, epoch and the numbers of its rows."""
+    """Rows of a corpus as a workload. A batch depends only on the seed, the epoch and the numbers of its rows."""
 
     objective: Mixed
     rows: Windows
@@ -351,7 +341,7 @@ class RowWorkload:
         return self._made(Draw(self.seed, epoch, numbers))
 
     def part(self, numbers: Sequence[int], whole: Sequence[int], epoch: int) -> Batch:
-        """Some rows of a whole batch, as they are in it."""
+        """Return the batch of some rows of a whole batch, identical to those rows in it."""
         return self._made(PartDraw(self.seed, epoch, numbers, Draw(self.seed, epoch, whole)))
 
     def _made(self, draw: Draw) -> Batch:
@@ -365,7 +355,7 @@ class RowWorkload:
 
 @dataclass(frozen=True, eq=False)
 class PartDraw(Draw):
-    """Draws for some of the samples of a batch: per sample they depend on that one, per batch on all of `whole`."""
+    """Random draws for a part of a batch: those per sample are its own, those per batch are those of `whole`."""
 
     whole: Draw
 
@@ -378,7 +368,7 @@ class PartDraw(Draw):
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """The losses of each objective on the same held-out rows, corrupted in the same way every time."""
+    """Computes the losses of each objective on the same held-out rows, corrupted in the same way every time."""
 
     shares: Mapping[str, float]
     batches: Mapping[str, Sequence[Batch]]  # of each objective
@@ -388,32 +378,31 @@ class Evaluator:
         chosen = np.unique(np.linspace(0, len(rows) - 1, EVALUATED_ROWS).astype(np.int64))
         plan = [chosen[numbers] for numbers in plan_epoch(rows.lengths[chosen], EVALUATED_TOKENS, seed, 0)]
         draws = [Draw(seed, 0, numbers) for numbers in plan]
-        return cls(shares, {one.name: _batches(one, rows, draws) for one in objective.objectives})
+        made = {one.name: [one.batch(rows, draw) for draw in draws] for one in objective.objectives}
+        return cls(shares, {name: [b for b in batches if isinstance(b, Batch)] for name, batches in made.items()})
 
     def __call__(self, model: Model) -> Score:
-        """`loss` is what training minimises, each objective by its share; it chooses the best checkpoint."""
+        """Evaluate. `loss`, the sum of the objectives' losses by their shares, chooses the best checkpoint."""
         sums: dict[str, float] = {}
         counts: Counter[str] = Counter()
         whole = 0.0
         for name, share in self.shares.items():
-            found, targets = _added(model, self.batches[name])
+            found, targets = _summed_losses(model, self.batches[name])
             whole += share * sum(found[loss] / max(1, targets[loss]) for loss in found)
             sums |= {loss: sums.get(loss, 0.0) + value for loss, value in found.items()}
             counts.update(targets)
         means = {name: sums[name] / max(1, counts[name]) for name in sums}
-        metrics = {"loss": whole, **{f"loss_{name}": mean for name, mean in means.items()}, **self._more(model, means)}
-        return Score(-whole, metrics, loss=whole, warnings=_warnings(metrics["mean_cosine"]))
-
-    def _more(self, model: Model, means: Mapping[str, float]) -> dict[str, float]:
-        """Mean cosine of hidden states, perplexity of causal language modelling, accuracy of nsp."""
-        found = {"mean_cosine": mean_cosine(model, next(iter(self.batches.values()))[0])}
+        cosine = mean_cosine(model, next(iter(self.batches.values()))[0])
+        metrics = {"loss": whole, **{f"loss_{name}": mean for name, mean in means.items()}, "mean_cosine": cosine}
         if "causal" in means:
-            found["perplexity_causal"] = math.exp(min(means["causal"], 700.0))
+            metrics["perplexity_causal"] = math.exp(min(means["causal"], 700.0))
         if "nsp" in self.batches:
-            asked = self.batches["nsp"]
-            right = sum(_count_right(model, batch) for batch in asked)
-            found["accuracy_nsp"] = right / sum(len(_relations(batch)) for batch in asked)
-        return found
+            metrics["accuracy_nsp"] = nsp_accuracy(model, self.batches["nsp"])
+        warnings = [
+            f"warning: the representation has collapsed: the mean cosine of the tokens' hidden states is {cosine:.3f}",
+            "  if it stays so, start again with a smaller --lr or a longer --warmup",
+        ]
+        return Score(-whole, metrics, loss=whole, warnings=warnings if cosine >= COLLAPSED else ())
 
 
 def mean_cosine(model: Model, batch: Batch) -> float:
@@ -422,22 +411,8 @@ def mean_cosine(model: Model, batch: Batch) -> float:
     return float(F.normalize(hidden.float(), dim=-1).mean(0).square().sum())
 
 
-def _warnings(cosine: float) -> list[str]:
-    if cosine < COLLAPSED:
-        return []
-    return [
-        f"warning: the representation has collapsed: the mean cosine of the tokens' hidden states is {cosine:.3f}",
-        "  if it stays so, begin again with a smaller --lr or a longer --warmup",
-    ]
-
-
-def _batches(objective: Objective, rows: Windows, draws: Sequence[Draw]) -> list[Batch]:
-    made = [objective.batch(rows, draw) for draw in draws]
-    return [batch for batch in made if isinstance(batch, Batch)]
-
-
-def _added(model: Model, batches: Sequence[Batch]) -> tuple[dict[str, float], Counter[str]]:
-    """Summed losses by name, and the number of their targets."""
+def _summed_losses(model: Model, batches: Sequence[Batch]) -> tuple[dict[str, float], Counter[str]]:
+    """Return the summed losses by name, and the number of their targets."""
     sums: dict[str, float] = {}
     counts: Counter[str] = Counter()
     for batch in batches:
@@ -447,14 +422,14 @@ def _added(model: Model, batches: Sequence[Batch]) -> tuple[dict[str, float], Co
     return sums, counts
 
 
-def _relations(batch: Batch) -> torch.Tensor:
-    assert batch.relations is not None
-    return batch.relations
-
-
-def _count_right(model: Model, batch: Batch) -> int:
-    """How many next-sentence predictions of a batch are right."""
-    first = batch.mask.position == 0
-    hidden = model.body.forward_at(first, batch.ids, batch.mask, batch.segments)
-    answers = model.head("nsp_head")(model.head("pooler")(hidden)).argmax(-1)
-    return int((answers == _relations(batch)[batch.mask.group[first]]).sum())
+def nsp_accuracy(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the share of correct next-sentence predictions."""
+    right = total = 0
+    for batch in batches:
+        assert batch.relations is not None
+        first = batch.mask.position == 0
+        hidden = model.body.forward_at(first, batch.ids, batch.mask, batch.segments)
+        predicted = model.head("nsp_head")(model.head("pooler")(hidden)).argmax(-1)
+        right += int((predicted == batch.relations[batch.mask.group[first]]).sum())
+        total += len(batch.relations)
+    return right / total

@@ -1,16 +1,16 @@
-"""Several runs instead of one: the same with other seeds, or with other settings. The best one is kept.
+"""Several runs instead of one, with other seeds (--seeds) or other settings (--search). The best one is kept.
 
 runs/a/
-  config.yaml, result.json, final/     as of a single run; final is that of the best
+  config.yaml, result.json, final/     as in a single run; final/ is that of the best run
   seed-1/ …  or  run-01/ …             the runs, without checkpoints
 
 Small data makes fine-tuning unstable: the seed alone may cost several points (arXiv 2006.04884).
 
-A search tries a grid around the plan's settings: batches of half the size and of the full size, the learning rate times
-5/3, 1 and 2/3, the epochs times 1 and 4/3; for a BERT of base size that is batch 16 and 32, rate 5e-5, 3e-5 and 2e-5,
-3 and 4 epochs. Bad runs are stopped early by successive halving (arXiv 1502.07943): each run is evaluated ten times;
-after the third evaluation the better half goes on, after the sixth the better half of these, the rest to the end. Runs
-are compared by the score of their best evaluation so far; of equal ones the earlier goes on.
+A search tries a grid around the plan's settings: the batch size times 1/2 and 1, the learning rate times 5/3, 1 and
+2/3, the epochs times 1 and 4/3. For a BERT of base size that is batch 16 and 32, learning rate 5e-5, 3e-5 and 2e-5, 3
+and 4 epochs. Bad runs are stopped early by successive halving (arXiv 1502.07943): each run is evaluated ten times;
+after the third evaluation the better half continues, after the sixth the better half of those. Runs are compared by the
+score of their best evaluation so far; of equal ones the earlier continues.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 from allmask.errors import DivergedError
 from allmask.files import new_folder, write_atomically
@@ -33,31 +33,26 @@ from allmask.runs.folder import FINAL, START, finished_result, is_finished, writ
 from allmask.runs.plan import Plan
 from allmask.training import Paused, Score, Workload, checkpoint
 from allmask.training.log import read_metrics
-from allmask.training.loop import TrainingBatch, why_better
+from allmask.training.loop import why_better
 
 log = logging.getLogger("allmask")
 BATCHES, RATES, EPOCHS = (1 / 2, 1), (5 / 3, 1, 2 / 3), (1, 4 / 3)
 EVALUATIONS = 10  # of each run of a search
-RUNGS = (3, 6, None)  # evaluations after which half of the runs is stopped
+RUNGS = (3, 6, None)  # evaluations after which half of the runs are stopped
 SCORES, DIVERGED = "scores.json", "diverged"  # files in the folder of a run
 Watched = Callable[[Workload], Workload]
-
-
-class One(Protocol):
-    """Begins a single run in a folder, or goes on with it, and sees it through; returns its result."""
-
-    def __call__(self, plan: Plan, folder: Path, watched: Watched, evaluations: int | None) -> dict[str, Any]: ...
+One = Callable[[Plan, Path, Watched, int | None], dict[str, Any]]  # starts or continues a run in a folder -> its result
 
 
 def run(plan: Plan, out: Path, one: One) -> dict[str, Any]:
-    """See all runs through, from wherever they are; then the best becomes the final one."""
+    """Start or continue all runs, then copy the best one's model to final/."""
     single = replace(plan, job=replace(plan.job, seeds=1, search=False))  # type: ignore[call-arg]
     seeds = getattr(plan.job, "seeds", 1)
     more, best = _repeat(single, seeds, out, one) if seeds > 1 else _search(single, out, one)
-    told = finished_result(best)
-    assert told is not None
-    kept = {name: told[name] for name in ("task", "examples", "skipped") if name in told}
-    result = {"final": str(out / FINAL), **more, **kept}
+    of_best = finished_result(best)
+    assert of_best is not None
+    shared = {name: of_best[name] for name in ("task", "examples", "skipped") if name in of_best}
+    result = {"final": str(out / FINAL), **more, **shared}
     write_result(result, out)
     with new_folder(out / FINAL) as folder:
         shutil.copytree(best / FINAL, folder, dirs_exist_ok=True)
@@ -65,7 +60,7 @@ def run(plan: Plan, out: Path, one: One) -> dict[str, Any]:
 
 
 def _remove_spent(folder: Path) -> None:
-    """Remove what a run that goes no further does not need."""
+    """Remove the large files of a run that is finished or given up."""
     for name in ("checkpoints", START):
         shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -87,8 +82,8 @@ def _repeat(plan: Plan, seeds: int, out: Path, one: One) -> tuple[dict[str, Any]
     kept = ("score", "steps", "best_step", "metrics")
     return {
         "best_seed": best,
-        "metrics": {name: mean(of) for name, of in values.items()},
-        "deviation": {name: stdev(of) for name, of in values.items()},
+        "metrics": {name: mean(found) for name, found in values.items()},
+        "deviation": {name: stdev(found) for name, found in values.items()},
         "seeds": [{"seed": seed, **{name: result[name] for name in kept}} for seed, result in results.items()],
         "seconds": round(sum(result["seconds"] for result in results.values()), 1),
     }, out / f"seed-{best}"
@@ -98,13 +93,13 @@ def _repeat(plan: Plan, seeds: int, out: Path, one: One) -> tuple[dict[str, Any]
 
 
 def scores_in(folder: Path) -> list[Score]:
-    """The evaluations of a run so far."""
+    """Return the evaluations of a run so far."""
     file = folder / SCORES
     return [Score(**values) for values in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
 
 
 def best_of(scores: list[Score]) -> Score | None:
-    """The evaluation that the training loop keeps."""
+    """Return the evaluation that the training loop would keep."""
     best = None
     for score in scores:
         if best is None or why_better(score, best):
@@ -114,7 +109,7 @@ def best_of(scores: list[Score]) -> Score | None:
 
 @dataclass
 class Trial:
-    """One run of the grid, which goes on in stages: to a number of evaluations, or to its end."""
+    """One run of the grid, trained in stages: up to a number of evaluations, or to its end."""
 
     plan: Plan
     folder: Path
@@ -128,19 +123,19 @@ class Trial:
         return -math.inf if self.diverged or best is None else best.value
 
     def advance(self, one: One, evaluations: int | None) -> None:
-        """Go on to so many evaluations. What is done is not done again, so it is the same after an interruption."""
+        """Train up to a number of evaluations (None: to the end). Work done before an interruption is not repeated."""
         reached = evaluations is not None and len(scores_in(self.folder)) >= evaluations
         if reached or is_finished(self.folder) or self.diverged:
             return
         try:
             with suppress(Paused):
-                one(self.plan, self.folder, _Watch(self.folder, evaluations).over, EVALUATIONS)
+                one(self.plan, self.folder, lambda work: _Recorder(work, self.folder, evaluations), EVALUATIONS)
         except DivergedError as error:
             log.info("%s: %s", self.folder.name, error.message)
             (self.folder / DIVERGED).touch()
 
     def row(self) -> dict[str, Any]:
-        """What is reported of it."""
+        """Return its row in the table of results."""
         settings = self.plan.settings
         values = {"batch_tokens": settings.batch_tokens, "lr": settings.lr, "epochs": settings.epochs}
         done = len(scores_in(self.folder))
@@ -150,45 +145,24 @@ class Trial:
         return {"run": self.folder.name, **values, "score": score, "how": how}
 
 
-@dataclass
-class _Watch:
-    """Records the scores of a run, and asks the loop for a pause when there are enough."""
+class _Recorder:
+    """A workload that records the scores of its evaluations in a file, and pauses the run when there are enough."""
 
-    folder: Path
-    enough: int | None
-    scores: list[Score] = field(default_factory=list)
-
-    def over(self, work: Workload) -> Workload:
-        made = checkpoint.checkpoints(self.folder)
+    def __init__(self, work: Workload, folder: Path, enough: int | None):
+        self.work, self.folder, self.enough = work, folder, enough
+        self.lengths, self.batch = work.lengths, work.batch
+        made = checkpoint.checkpoints(folder)
         last = int(made[0].name.removeprefix("step-")) if made else 0
-        lines = [line for line in read_metrics(self.folder) if any(name.startswith("eval_") for name in line)]
-        seen = sum(line["step"] <= last for line in lines)  # later ones are made again
-        self.scores = scores_in(self.folder)[:seen]
-        return _WatchedWorkload(work, self)
-
-    def record(self, score: Score) -> Score:
-        self.scores.append(replace(score, samples=(), warnings=()))
-        write_atomically(self.folder / SCORES, json.dumps([asdict(one) for one in self.scores]))
-        return replace(score, pause=self.enough is not None and len(self.scores) >= self.enough)
-
-
-@dataclass
-class _WatchedWorkload:
-    """A workload whose evaluations are recorded."""
-
-    work: Workload
-    watch: _Watch
-
-    @property
-    def lengths(self) -> Any:
-        return self.work.lengths
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> TrainingBatch:
-        return self.work.batch(numbers, epoch)
+        lines = [line for line in read_metrics(folder) if any(name.startswith("eval_") for name in line)]
+        self.scores = scores_in(folder)[: sum(line["step"] <= last for line in lines)]  # later ones are made again
 
     def evaluate(self, model: Any, step: int = 0) -> Score | None:
         score = self.work.evaluate(model, step)
-        return None if score is None else self.watch.record(score)
+        if score is None:
+            return None
+        self.scores.append(replace(score, samples=(), warnings=()))
+        write_atomically(self.folder / SCORES, json.dumps([asdict(one) for one in self.scores]))
+        return replace(score, pause=self.enough is not None and len(self.scores) >= self.enough)
 
 
 def _search(plan: Plan, out: Path, one: One) -> tuple[dict[str, Any], Path]:
@@ -197,11 +171,11 @@ def _search(plan: Plan, out: Path, one: One) -> tuple[dict[str, Any], Path]:
     for evaluations in RUNGS:
         alive = _rung(alive, one, evaluations)
         if evaluations is not None:
-            log.info("%d of %d runs go on: %s", len(alive), len(trials), ", ".join(one.folder.name for one in alive))
+            log.info("%d of %d runs continue: %s", len(alive), len(trials), ", ".join(one.folder.name for one in alive))
     best = max(alive, key=lambda trial: trial.score())
     result = finished_result(best.folder)
     if result is None:
-        raise DivergedError("no run came to its end", "start again with a lower --lr")
+        raise DivergedError("all runs diverged", "start again with a lower --lr")
     for trial in alive:
         _remove_spent(trial.folder)
     kept = {name: result[name] for name in ("steps", "best_step", "score", "metrics")}
@@ -212,7 +186,8 @@ def _search(plan: Plan, out: Path, one: One) -> tuple[dict[str, Any], Path]:
 
 
 def _rung(alive: list[Trial], one: One, evaluations: int | None) -> list[Trial]:
-    """The trials that go on. One that can no longer be among them is given up at once, to free disk space."""
+    """Train all to the next rung and return the better half. The others are given up as soon as possible, to free
+    disk space."""
     most = len(alive) if evaluations is None else math.ceil(len(alive) / 2)
     ahead: list[Trial] = []
     for trial in alive:

@@ -1,5 +1,6 @@
 """One training loop for every objective and task."""
 
+from allmask.options import Settings
 from allmask.training.loop import (
     Paused,
     Result,
@@ -12,7 +13,6 @@ from allmask.training.loop import (
     standard_error,
     train,
 )
-from allmask.training.settings import Settings
 
 __all__ = [
     "Paused",

@@ -1,14 +1,14 @@
-"""Checkpoints of a run: whole or absent, and verified by their checksums before they are loaded.
+"""Checkpoints of a run: complete or absent, and verified by their checksums before they are loaded.
 
 runs/title/checkpoints/step-00000400/
-  model.safetensors, optimizer.safetensors   the weights, the optimizer's state; with --ema the running mean of the
-                                             weights, too: average.safetensors
-  shard-….safetensors                        of a run with --shard, one file per process instead of these
+  model.safetensors, optimizer.safetensors   the weights and the optimizer's state; with --ema also
+                                             average.safetensors, the moving average of the weights
+  shard-….safetensors                        with --shard, one file per process instead of these
   state.json                                 the step, the best score so far, …
   manifest.json                              the SHA-256 of every file
 
-The best checkpoint, once newer ones are there to resume from, and all those of a finished run are kept for their
-weights alone: their optimizer.safetensors is removed.
+optimizer.safetensors is removed from the best checkpoint once there are newer ones to resume from, and from all
+checkpoints of a finished run.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from torch import Tensor
 
 from allmask.errors import CheckpointError, ResourceError
 from allmask.files import put_in_place, sha256, sync, write_atomically
-from allmask.training.process_group import ProcessGroup, SingleProcess
+from allmask.training.process_group import Group
 
 MANIFEST, STATE = "manifest.json", "state.json"
-PARTS = ("model", "optimizer", "average")  # of a state; the last only where a running mean is kept
-Place = Callable[[str, Tensor], Tensor]  # a tensor's name and a whole tensor: the part of it that is wanted here
+PARTS = ("model", "optimizer", "average")  # of a state; the last only with --ema
+Place = Callable[[str, Tensor], Tensor]  # name and whole tensor -> the part of it that this process needs
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything a run needs to go on as if it had never stopped."""
+    """Everything that a run needs to continue as if it had not been stopped."""
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     numbers: dict[str, Any]  # the best score, bad steps, …: plain JSON
-    average: dict[str, Tensor] | None = None  # the running mean of the weights, where one is kept
+    average: dict[str, Tensor] | None = None  # the moving average of the weights, with --ema
 
     def flat(self) -> dict[str, Tensor]:
         """All tensors in one dictionary, named model.…, optimizer.…, average.…"""
@@ -65,20 +65,21 @@ class State:
 
 
 def save_state(run: Path, state: State) -> Path:
-    """Write a checkpoint beside its place, sync and sign it, then rename it: the old ones stay whole throughout."""
-    folder = _place(run, state.step)
+    """Write a checkpoint under another name, sync it with its checksums, then rename it: the old ones stay intact."""
+    folder = folder_of(run, state.step)
     with _writing(folder) as beside:
         _clear(beside)
         for part in PARTS:
             if getattr(state, part) is not None:
-                save_file(_contiguous(getattr(state, part)), _file(beside, part))
+                tensors = {name: value.detach().cpu().contiguous() for name, value in getattr(state, part).items()}
+                save_file(tensors, _file(beside, part))
         _complete(beside, folder, state, _signed(beside.iterdir()))
     return folder
 
 
-def save_shards(run: Path, state: State, group: SingleProcess | ProcessGroup) -> Path:
-    """The same by all processes: each writes and signs its part; when all are there, the first renames the folder."""
-    folder = _place(run, state.step)
+def save_shards(run: Path, state: State, group: Group) -> Path:
+    """The same by all processes: each writes its part and the checksums of it; then the first renames the folder."""
+    folder = folder_of(run, state.step)
     with _writing(folder) as beside:
         group.first(lambda: _clear(beside))
         write_shards(beside, state.flat())
@@ -89,10 +90,10 @@ def save_shards(run: Path, state: State, group: SingleProcess | ProcessGroup) ->
 
 
 def write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the parts of tensors that this process has; all processes call it. A failure of one is raised in all.
+    """Write this process's parts of tensors; all processes call it. A failure in one is raised in all.
 
-    torch.distributed.checkpoint writes a safetensors file per process, with names, shapes and offsets in the header,
-    so nothing is pickled, and any other number of processes can read the files.
+    torch.distributed.checkpoint writes a safetensors file per process, with names, shapes and offsets in the header: no
+    pickle, and any number of processes can read the files.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -105,13 +106,13 @@ def write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def shards(folder: Path, rank: int | None = None) -> list[Path]:
-    """The files that one process wrote, or that all did; none in a checkpoint of the other kind."""
+    """List the shard files of one process, or of all; empty for a checkpoint without shards."""
     return sorted(folder.glob("shard-*" if rank is None else f"shard-{rank + 1:05d}-*"))
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """Yield the folder to write a checkpoint in until it is complete; explain a full or read-only disk."""
+    """Yield the temporary folder of a checkpoint; remove it and explain the reason if writing fails."""
     beside = folder.with_name(f".{folder.name}.partial")  # one name for all processes
     try:
         yield beside
@@ -128,7 +129,7 @@ def _clear(beside: Path) -> None:
 
 
 def _complete(beside: Path, folder: Path, state: State, signed: dict[str, str]) -> None:
-    """Add state.json and the manifest to tensors that are signed, and give the folder its name."""
+    """Add state.json and the manifest to the tensors, whose checksums are `signed`, and rename the folder."""
     (beside / STATE).write_text(json.dumps({"step": state.step, **state.numbers}))
     _write_manifest(beside, signed | _signed([beside / STATE]))
     put_in_place(beside, folder)
@@ -152,11 +153,7 @@ def _write_manifest(folder: Path, signed: dict[str, str]) -> None:
     write_atomically(folder / MANIFEST, json.dumps(dict(sorted(signed.items())), indent=1))
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _place(run: Path, step: int) -> Path:
+def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -168,7 +165,7 @@ def _file(folder: Path, part: str) -> Path:
 
 
 def load_state(folder: Path, place: Place = lambda name, whole: whole) -> State:
-    """Load a verified checkpoint of either kind. `place` says how much of each tensor is wanted."""
+    """Load a verified checkpoint of either kind. `place` reduces each tensor to the part that is needed."""
     numbers = json.loads((folder / STATE).read_text())
     if shards(folder):
         return State.of(_read_shards(folder, place), numbers)
@@ -178,7 +175,7 @@ def load_state(folder: Path, place: Place = lambda name, whole: whole) -> State:
 
 
 def _read_shards(folder: Path, place: Place) -> dict[str, Tensor]:
-    """All tensors, each as large as `place` makes it, however many processes wrote them."""
+    """Read all tensors, each reduced by `place`, however many processes wrote them."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -189,39 +186,39 @@ def _read_shards(folder: Path, place: Place) -> dict[str, Tensor]:
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    with warnings.catch_warnings():  # that it reads without asking the other processes, which is intended
+    with warnings.catch_warnings():  # about reading without the other processes, which is intended
         warnings.simplefilter("ignore", UserWarning)
         load(found, storage_reader=reader, no_dist=True)
     return found
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, newest first; unfinished ones have other names."""
+    """List the checkpoints of a run, newest first; incomplete ones have other names."""
     return sorted((run / "checkpoints").glob("step-*"), reverse=True)
 
 
 def verify(folder: Path) -> str | None:
-    """None if every byte is as it was written; otherwise what is wrong."""
+    """Return what is wrong with a checkpoint; None if every byte is as it was written."""
     try:
-        promised = json.loads((folder / MANIFEST).read_text())
+        expected = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         return f"no readable {MANIFEST}: {error}"
-    for name, checksum in promised.items():
+    for name, checksum in expected.items():
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
         if sha256(file) != checksum:
             return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
-    stray = next((file.name for file in shards(folder) if file.name not in promised), None)
-    return None if stray is None else f"{stray} is not in {MANIFEST}: it is of another checkpoint"
+    stray = next((file.name for file in shards(folder) if file.name not in expected), None)
+    return None if stray is None else f"{stray} is not in {MANIFEST}: it belongs to another checkpoint"
 
 
 def newest_resumable(run: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint that has the optimizer's state; damaged ones are reported and passed over."""
+    """Return the newest intact checkpoint with the optimizer's state; damaged ones are reported and skipped."""
     for folder in checkpoints(run):
         problem = verify(folder)
         if problem is not None:
-            warn(f"{folder}: {problem}; passed over")
+            warn(f"{folder}: {problem}; skipped")
         elif shards(folder) or _file(folder, "optimizer").exists():
             return folder
     return None
@@ -233,8 +230,8 @@ def newest_resumable(run: Path, warn: Callable[[str], None]) -> Path | None:
 def prepare(run: Path, resume: bool) -> None:
     """Refuse an occupied or read-only folder before training starts."""
     if not resume and run.exists() and any(run.iterdir()):
-        raise ResourceError(f"{run}: already there", "name another --out, or pass --resume to go on with this run")
-    if resume and not checkpoints(run) and not (run / "config.yaml").is_file():  # begun, but stopped before the first
+        raise ResourceError(f"{run}: already there", "name another --out, or pass --resume to continue this run")
+    if resume and not checkpoints(run) and not (run / "config.yaml").is_file():  # it may have stopped before the first
         raise CheckpointError(f"{run}: no checkpoint to resume from", "leave --resume out to start a new run")
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -246,21 +243,21 @@ def prepare(run: Path, resume: bool) -> None:
 
 
 def prune(run: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints, and of the best one, if it is older, all but its weights."""
+    """Remove all but the newest `keep` checkpoints. Of an older best one, keep the weights."""
     for folder in checkpoints(run)[keep:]:
-        if best is not None and folder == _place(run, best):
+        if best is not None and folder == folder_of(run, best):
             drop_optimizer(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def drop_optimizer(folder: Path) -> None:
-    """Keep only the weights of a checkpoint. Shards hold both in one file, so they stay as they are."""
+    """Keep only the weights of a checkpoint. Shards stay as they are: they hold both in one file."""
     file = _file(folder, "optimizer")
     if file.exists():
-        promised = json.loads((folder / MANIFEST).read_text())
-        promised.pop(file.name, None)
-        _write_manifest(folder, promised)  # first, so that the checkpoint is intact at any moment
+        checksums = json.loads((folder / MANIFEST).read_text())
+        checksums.pop(file.name, None)
+        _write_manifest(folder, checksums)  # first, so that the checkpoint is intact at any moment
         file.unlink()
 
 
@@ -268,7 +265,7 @@ def drop_optimizer(folder: Path) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as flat tensors, by parameter number: no pickle on disk."""
+    """Return the optimizer's state as flat tensors, by parameter number: no pickle on disk."""
     state = optimizer.state_dict()["state"]
     return {f"{number}.{name}": value for number, slots in state.items() for name, value in slots.items()}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Average:
-    """The running mean. At step n it keeps `decay` of itself, but at most (1 + n) / (10 + n), to forget its start."""
+    """The moving average. Its decay at step n is at most (1 + n) / (10 + n), to forget the initial weights."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -19,14 +19,14 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights as they are after `step` steps."""
+        """Add the weights after `step` steps."""
         share = 1.0 - min(self.decay, (1 + step) / (10 + step))
         for weight, mean in zip(self.weights, self.means, strict=True):
             mean.lerp_(weight, share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it, the model has the mean for its weights."""
+        """Give the model the averaged weights, within this context."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Model FLOPs utilization (MFU): operations that a step needs per second, as a share of the machine's peak."""
+"""Model FLOPs utilization (MFU): the operations of a step per second, as a share of the machine's peak."""
 
 from __future__ import annotations
 
@@ -7,43 +7,40 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from allmask.config import Config
 from allmask.data import Batch
 from allmask.mask import Mask
 
 SIDE, ROUNDS = 1024, 8
-TRAINING = 3  # one pass forward, two backward
+TRAINING = 3  # a backward pass takes twice the operations of a forward pass
 
 
 @cache
 def measured_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Operations per second of the fastest of a few large matrix products on this machine."""
+    """Measure the operations per second of a large matrix product on this machine, the fastest of a few."""
     a, b = (torch.ones(SIDE, SIDE, dtype=dtype, device=device) for _ in range(2))
-    best = min(_seconds(a, b, device) for _ in range(ROUNDS))
-    return 2 * SIDE**3 / best
-
-
-def _seconds(a: Tensor, b: Tensor, device: str) -> float:
-    began = time.perf_counter()
-    torch.mm(a, b)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return 2 * SIDE**3 / min(seconds)
 
 
 def operations(config: Config, batch: Batch) -> int:
-    """Count the additions and multiplications of a training step on a batch, in matrix products alone.
+    """Count the additions and multiplications in the matrix products of a training step on a batch.
 
-    What is recomputed, or computed and not used, does not count: a slower way to the same result has a lower MFU.
+    Recomputed and unused results do not count, so a slower way to the same result has a lower MFU.
     """
     if batch.also is not None:
         return operations(config, replace(batch, also=None)) + operations(config, batch.also)
-    if batch.hidden is not None:  # the body's output was computed before
+    if batch.hidden is not None:  # cached features: the body is not run
         return 0
     tokens, asked = batch.tokens, batch.targets
-    if batch.query is not None:  # the query stream is a second row, of the positions that predict
+    if batch.query is not None:  # the query stream has a row of its own for the positions that predict
         tokens += asked
     if config.family in ("lstm", "elmo"):
         return TRAINING * (_recurrences(config, batch) + asked * 2 * config.width * config.vocab_size)
@@ -57,7 +54,7 @@ def operations(config: Config, batch: Batch) -> int:
 
 
 def _two_stacks(config: Config, batch: Batch) -> int:
-    """Operations of the forward pass through the layers of an encoder and a decoder."""
+    """Count the operations of a forward pass through the layers of an encoder and a decoder."""
     is_source = batch.mask.first_known[0]
     read, seen = visible_pairs(batch.mask[:, is_source]), visible_pairs(batch.mask)
     sources, targets = int(is_source.sum()), int((~is_source).sum())
@@ -72,7 +69,7 @@ def _two_stacks(config: Config, batch: Batch) -> int:
 
 
 def _recurrences(config: Config, batch: Batch) -> int:
-    """Operations of the forward pass through LSTMs, each with four gates that read its input and its state."""
+    """Count the operations of a forward pass through LSTMs, each with four gates that read its input and its state."""
     width, gates = config.width, 8 * config.width
     if config.family == "elmo":
         return batch.tokens * config.layers * gates * 2 * width * (1 if batch.asked is None else 2)
@@ -91,7 +88,7 @@ def _recurrences(config: Config, batch: Batch) -> int:
 
 
 def visible_pairs(mask: Mask) -> int:
-    """Count the pairs of tokens (reader, read) that order and group allow; a window or a matrix is not considered."""
+    """Count the pairs (query, key) that order and group allow; a window or a matrix is ignored."""
     valid = mask.valid
     rows = torch.arange(len(valid), device=valid.device)[:, None] * (mask.group.max() + 1)
     order, group = mask.order[valid], (mask.group + rows)[valid]

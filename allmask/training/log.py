@@ -1,43 +1,55 @@
-"""What a run records of itself: metrics.jsonl, the same numbers for TensorBoard, and their plot, loss.png."""
+"""The metrics of a run: metrics.jsonl, the same numbers for TensorBoard, and a plot of them, loss.png."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allmask.errors import UsageError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
 _BLUE, _ORANGE, _GREEN = "#5B84D7", "#E39A57", "#5BA886"
 Points = tuple[list[int], list[float]]
-SCORES = {  # of an evaluation; the first one that is there is drawn
+SCORES = {  # metrics of evaluations; the first one found is plotted
     "rouge_l": "ROUGE-L", "accuracy": "accuracy", "f1": "F1", "macro_f1": "macro F1", "pearson": "Pearson",
 }  # fmt: skip
 
 
 class Metrics:
-    """metrics.jsonl: a JSON object per line, for each step and each evaluation.
+    """Writes metrics.jsonl: a JSON object per line, for each step and each evaluation.
 
-    On resuming, lines after the checkpoint are dropped. Of several processes only the first one writes.
+    A resumed run drops the lines after its checkpoint. Of several processes only the first one writes. `tensorboard`
+    writes a curve per metric, too; it is an extra: `pip install allmask[tensorboard]`.
     """
 
-    def __init__(self, run: Path, step: int = 0, board: Board | None = None, write: bool = True):
-        self.path, self.board, self.write = run / METRICS, board, write
-        if write:
-            kept = [line for line in read_metrics(run) if line["step"] <= step]
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    def __init__(self, run: Path, step: int = 0, tensorboard: bool = False, write: bool = True):
+        self.path, self.write = run / METRICS, write
+        self.board: Any = None
+        if not write:
+            return
+        kept = [line for line in read_metrics(run) if line["step"] <= step]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UsageError(
+                    "TensorBoard is not installed", "pip install 'allmask[tensorboard]', or leave --tensorboard out"
+                ) from None
+            self.board = SummaryWriter(str(run / BOARD), purge_step=step + 1 if step else None)
 
     def add(self, **values: Any) -> None:
         if not self.write:
             return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
-        if self.board is not None:
-            self.board.add(values["step"], {name: value for name, value in values.items() if name != "step"})
+        if self.board is None:
+            return
+        for name, value in values.items():
+            if name != "step" and isinstance(value, int | float):
+                curve = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
+                self.board.add_scalar(curve, value, values["step"])
 
     def close(self) -> None:
         if self.board is not None:
@@ -52,67 +64,21 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines():
         try:
             lines.append(json.loads(line))
-        except ValueError:  # the line a crash cut off
+        except ValueError:  # a line that was cut off by a crash
             break
     return lines
-
-
-class Board:
-    """Curves for TensorBoard, one per metric; an extra: `pip install allmask[tensorboard]`."""
-
-    def __init__(self, run: Path, step: int = 0):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "TensorBoard is not installed", "pip install 'allmask[tensorboard]', or leave --tensorboard out"
-            ) from None
-        self.writer = SummaryWriter(str(run / BOARD), purge_step=step + 1 if step else None)
-
-    def add(self, step: int, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                curve = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-                self.writer.add_scalar(curve, value, step)
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 # ---- loss.png ------------------------------------------------------------------------------------------------
 
 
 def plot_run(run: Path) -> Path:
-    """Draw loss.png from metrics.jsonl: losses by step, and the main score of the evaluations."""
+    """Draw loss.png from metrics.jsonl: losses by step, and the main metric of the evaluations."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     lines = read_metrics(run)
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    _draw_losses(axes, lines)
-    _draw_score(axes, lines)
-    path = run / "loss.png"
-    figure.savefig(path)
-    return path
-
-
-def points(lines: list[dict[str, Any]], name: str) -> Points:
-    """The steps at which a metric was recorded, and its values; steps without a finite value are left out."""
-    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-    return [step for step, _ in found], [value for _, value in found]
-
-
-def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """An exponential moving average, corrected for its start."""
-    result: list[float] = []
-    total = share = 0.0
-    for value in values:
-        total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
-        result.append(total / share)
-    return result
-
-
-def _draw_losses(axes: Axes, lines: list[dict[str, Any]]) -> None:
     steps, losses = points(lines, "loss")
     axes.plot(steps, losses, color=_BLUE, alpha=0.25, linewidth=1)
     axes.plot(steps, smoothed(losses), color=_BLUE, label="training loss, smoothed")
@@ -123,16 +89,30 @@ def _draw_losses(axes: Axes, lines: list[dict[str, Any]]) -> None:
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.2)
     axes.legend(loc="upper right", frameon=False)
-
-
-def _draw_score(axes: Axes, lines: list[dict[str, Any]]) -> None:
-    """On an axis of its own, from 0 on; a correlation may be below."""
     name = next((name for name in SCORES if points(lines, f"eval_{name}")[0]), None)
-    if name is None:
-        return
-    steps, values = points(lines, f"eval_{name}")
-    other = axes.twinx()
-    other.plot(steps, values, color=_GREEN, marker="s", markersize=3, label=SCORES[name])
-    other.set_ylabel(SCORES[name])
-    other.set_ylim(bottom=min(0.0, *values))
-    other.legend(loc="lower right", frameon=False)
+    if name is not None:
+        steps, values = points(lines, f"eval_{name}")
+        right = axes.twinx()
+        right.plot(steps, values, color=_GREEN, marker="s", markersize=3, label=SCORES[name])
+        right.set_ylabel(SCORES[name])
+        right.set_ylim(bottom=min(0.0, *values))  # a correlation may be negative
+        right.legend(loc="lower right", frameon=False)
+    path = run / "loss.png"
+    figure.savefig(path)
+    return path
+
+
+def points(lines: list[dict[str, Any]], name: str) -> Points:
+    """Return the steps at which a metric was recorded and its values, without those that are not finite."""
+    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+    """Return the exponential moving average of values, with bias correction."""
+    result: list[float] = []
+    total = share = 0.0
+    for value in values:
+        total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
+        result.append(total / share)
+    return result

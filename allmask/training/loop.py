@@ -1,7 +1,7 @@
 """The one training loop: steps over packed batches, evaluations, checkpoints, and exact resumption.
 
-A step is a pure function of the weights, the optimizer's state and its number: the data order comes from (seed, epoch),
-dropout from (seed, step). So a resumed run is bit for bit the run that was never stopped.
+A step depends only on the weights, the optimizer's state and the number of the step: the data order follows from (seed,
+epoch), dropout from (seed, step). So a resumed run equals an uninterrupted one bit for bit.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from allmask.model import Model
 from allmask.nn.attention import Attention
 from allmask.nn.dropout import Dropout
 from allmask.objectives import losses_of
+from allmask.options import Settings
 from allmask.training import checkpoint
 from allmask.training.ema import Average
 from allmask.training.flops import measured_peak, operations
-from allmask.training.log import Board, Metrics
+from allmask.training.log import Metrics
 from allmask.training.optimizer import clip, embedding_gradient, optimizer_for
-from allmask.training.process_group import ProcessGroup, SingleProcess, expect_alone
+from allmask.training.process_group import Group, SingleProcess, expect_alone
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
-from allmask.training.settings import Settings
 from allmask.training.strategy import strategy_for
 
 log = logging.getLogger("allmask")
 SINGLE_PROCESS = SingleProcess()
-EVALUATIONS = 10  # of a run, at most, unless --eval-every says otherwise
-APART = 10  # steps between two of them, at least, in a short run
-SHOWN = 5  # samples are shown at each fifth evaluation, and at the last
+EVALUATIONS = 10  # per run, at most, without --eval-every
+APART = 10  # steps between two evaluations, at least, without --eval-every
+SAVED_NUMBERS = ("best_step", "because", "stale", "skipped", "bad_steps")  # attributes of Trainer, in state.json
+SHOWN = 5  # show samples at every fifth evaluation, and at the last
 
 
 # ---- evaluations ---------------------------------------------------------------------------------------------
@@ -54,28 +55,28 @@ SHOWN = 5  # samples are shown at each fifth evaluation, and at the last
 class Score:
     """The result of an evaluation.
 
-    `value`, higher is better, is that of the main `metric`; `stderr` is its standard error over the held-out records,
-    and `loss` their mean loss. `why_better` compares evaluations by these.
+    `value` is that of the main `metric`, higher is better; `stderr` is its standard error over the held-out records,
+    and `loss` their mean loss. `why_better` compares these.
     """
 
     value: float
     metrics: dict[str, float]
-    samples: Sequence[str] = ()  # lines to show now and then
-    pause: bool = False  # save now, and leave the rest of the run for another time
+    samples: Sequence[str] = ()  # lines to print now and then
+    pause: bool = False  # save and stop; the run can be continued later
     loss: float | None = None
     stderr: float | None = None
-    metric: str = "the score"  # "−frechet" if less of it is better
-    warnings: Sequence[str] = ()  # lines to show at once
+    metric: str = "the score"  # "−frechet" if lower is better
+    warnings: Sequence[str] = ()  # lines to print at once
 
     def __str__(self) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
 
 
 def why_better(score: Score, best: Score) -> str | None:
-    """Say why an evaluation is better than the best so far; None if it is not.
+    """Explain why an evaluation is better than the best so far; None if it is not.
 
-    A metric of a few held-out records is noisy: only a difference larger than its standard error counts, otherwise the
-    lower held-out loss decides. Scores that know neither are compared as they are.
+    A metric of a few held-out records is noisy: a difference counts only if it exceeds its standard error, otherwise
+    the lower held-out loss decides. Without standard errors and losses the values are compared directly.
     """
     difference, noise = score.value - best.value, None
     if score.stderr is not None and best.stderr is not None:
@@ -95,26 +96,26 @@ def why_better(score: Score, best: Score) -> str | None:
 
 
 def standard_error(values: Iterable[float]) -> float | None:
-    """Of the mean of values, one per record; None for fewer than two."""
+    """Return the standard error of the mean of values, one per record; None for fewer than two."""
     found = np.fromiter(values, dtype=np.float64)
     return float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else None
 
 
 class Paused(Exception):
-    """Training ended before its last step because an evaluation asked for it; all is saved."""
+    """Training stopped before its last step because an evaluation asked for a pause; everything is saved."""
 
 
-# ---- what is trained on --------------------------------------------------------------------------------------
+# ---- workloads -----------------------------------------------------------------------------------------------
 
 
 class TrainingBatch(Protocol):
-    """What a step learns from: packed texts, images, …"""
+    """A batch of packed texts, images, …"""
 
     @property
-    def tokens(self) -> int: ...  # or images: how many there are
+    def tokens(self) -> int: ...  # number of tokens, or of images
 
     @property
-    def counts(self) -> dict[str, int]: ...  # of each loss by name, how many targets its mean is over
+    def counts(self) -> dict[str, int]: ...  # number of targets by the name of the loss
 
     def to(self, device: torch.device | str) -> Any: ...
 
@@ -123,18 +124,18 @@ class Share(NamedTuple):
     """The part of a batch that one process computes."""
 
     batch: Any  # a TrainingBatch
-    weight: float = 1.0  # 0: it only takes part in the exchange of gradients
+    weight: float = 1.0  # 0: computed only to take part in the exchange of gradients
 
     def counted(self, value: float) -> float:
         return value if self.weight else 0
 
 
 class Workload(Protocol):
-    """What is learnt: examples by number, and an evaluation.
+    """What to train on: examples by number, and an evaluation.
 
-    Optional: `step_spec`, a `StepSpec`, for other things than packed texts; `part(numbers, whole, epoch)`, the batch of
-    some of the examples of a whole batch, where that depends on the others; `evaluates_shards`, True if `evaluate`
-    calls nothing but the forward pass, so that each process needs only its part of the weights.
+    Optional attributes: `step_spec`, a `StepSpec`, for data other than packed texts; `part(numbers, whole, epoch)`, the
+    batch of some examples of a whole batch, if it depends on the others; `evaluates_shards`, True if `evaluate` calls
+    only the forward pass, so that each process needs only its part of the weights.
     """
 
     @property
@@ -142,41 +143,34 @@ class Workload(Protocol):
 
     def batch(self, numbers: Sequence[int], epoch: int) -> TrainingBatch: ...
 
-    def evaluate(self, model: Any, step: int) -> Score | None: ...  # after so many steps
+    def evaluate(self, model: Any, step: int) -> Score | None: ...  # after `step` steps
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """How batches are drawn and learnt from; the defaults are for packed texts."""
+    """How batches are planned and trained on; the defaults are for packed texts."""
 
-    unit: str = "tokens"  # what a batch is measured in
-    plan: Callable[[Any, int, int, int], Sequence[list[int]]] = plan_epoch  # lengths, most of a batch, seed, epoch
+    unit: str = "tokens"  # in which the size of a batch is measured
+    plan: Callable[[Any, int, int, int], Sequence[list[int]]] = plan_epoch  # lengths, batch size, seed, epoch
     losses: Callable[[Any, Any, float], Losses] = losses_of  # model, batch, label smoothing
     operations: Callable[[Any, Any], int] = lambda model, batch: operations(model.config, batch)
 
 
-@dataclass(frozen=True, eq=False)
-class Dealt:
-    """A workload as one of `size` processes sees it: its share of each batch, as it is in the whole batch."""
-
-    work: Workload
-    rank: int = 0
-    size: int = 1
-
-    def share(self, numbers: Sequence[int], epoch: int) -> Share:
-        if self.size == 1:
-            return Share(self.work.batch(numbers, epoch))
-        mine, weight = dealt(numbers, self.rank, self.size)
-        part = getattr(self.work, "part", lambda mine, whole, epoch: self.work.batch(mine, epoch))
-        return Share(part(mine, numbers, epoch), weight)
+def share_of(work: Workload, numbers: Sequence[int], epoch: int, rank: int = 0, size: int = 1) -> Share:
+    """Return the part of the batch of these examples that one of `size` processes computes."""
+    if size == 1:
+        return Share(work.batch(numbers, epoch))
+    mine, weight = divided(numbers, rank, size)
+    part = getattr(work, "part", lambda mine, whole, epoch: work.batch(mine, epoch))
+    return Share(part(mine, numbers, epoch), weight)
 
 
-def dealt(numbers: Sequence[int], rank: int, size: int) -> tuple[Sequence[int], float]:
-    """The examples of a batch that a process gets, and the weight of what it computes.
+def divided(numbers: Sequence[int], rank: int, size: int) -> tuple[Sequence[int], float]:
+    """Return the examples of a batch that a process computes, and their weight.
 
-    They are dealt one by one. A plan has them sorted by length, so the processes' tokens differ by at most the longest
-    example (twice that where two pools of the plan meet). With fewer examples than processes some repeat an example
-    with weight 0: all must take part when gradients are added.
+    Every `size`-th example belongs to one process. A plan sorts them by length, so the processes' tokens differ by at
+    most the longest example (twice that where two pools of the plan meet). With fewer examples than processes some
+    repeat an example with weight 0: all must take part when gradients are added.
     """
     if rank < len(numbers):
         return numbers[rank::size], 1.0
@@ -192,25 +186,25 @@ class Result:
     best_step: int | None
     best: Score | None
     seconds: float
-    waited: float = 0.0  # seconds of them in which no batch was ready
+    waited: float = 0.0  # seconds spent waiting for batches
     stopped_early: bool = False
     weights: dict[str, Tensor] = field(default_factory=dict)  # of the whole model
-    kept_because: str = "nothing is held out"  # why the weights of this step are the ones that are kept
+    kept_because: str = "nothing is held out"  # why these weights were kept
 
 
 def train(
     model: nn.Module, work: Workload, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
-    group: SingleProcess | ProcessGroup = SINGLE_PROCESS, evaluations: int | None = None, held_out: int = 0,
+    group: Group = SINGLE_PROCESS, evaluations: int | None = None, held_out: int = 0,
 ) -> Result:  # fmt: skip
-    """Train in place, leaving the weights of the best evaluation (or the last step) in the model.
+    """Train in place. In the end the model has the weights of the best evaluation, or of the last step.
 
-    With `settings.ema` their running mean is evaluated and kept. Every process of a group calls this with the same
-    arguments. In a sharded one each is left with its part of the model, and the result has the whole.
+    With `settings.ema` the moving average of the weights is evaluated and kept. Every process of a group calls this
+    with the same arguments. In a sharded group each ends with its part of the model; the result has all weights.
 
-    Without `settings.eval_every` there are so many `evaluations`, or as many as suit the number of steps and the tokens
-    that are `held_out`.
+    Without `settings.eval_every` there are `evaluations` evaluations, by default a number that suits the steps and the
+    `held_out` tokens.
     """
-    if isinstance(group, SingleProcess):
+    if group.size == 1:
         expect_alone()
     group.first(lambda: checkpoint.prepare(run, resume))
     trainer = Trainer(
@@ -229,25 +223,24 @@ class Trainer:
     settings: Settings
     run: Path
     quiet: bool = False
-    group: SingleProcess | ProcessGroup = SINGLE_PROCESS
+    group: Group = SINGLE_PROCESS
     step: int = 0
     bad_steps: int = 0
     skipped: int = 0
     best_step: int | None = None
     best: Score | None = None
-    because: str = Result.kept_because
+    because: str = Result.kept_because  # why best_step is the best
     stale: int = 0  # evaluations since the best
-    asked_to_stop: int = 0  # a signal's number
-    asked_to_pause: bool = False
+    stop_signal: int = 0  # number of the signal that asked to stop
+    pausing: bool = False
     latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
-    unseen: Sequence[str] = ()  # samples of the last evaluation that were not shown
+    unseen: Sequence[str] = ()  # samples of the last evaluation that were not printed
     evaluations: int | None = None
     held_out: int = 0
 
     def __post_init__(self):
         self.step_spec: StepSpec = getattr(self.work, "step_spec", StepSpec())
-        self.dealt = Dealt(self.work, self.group.rank, self.group.size)
-        # First of all: it may put other tensors in the weights' places
+        # Before anything else uses the weights: a strategy may replace them by other tensors
         self.strategy = strategy_for(self.model, self.group, getattr(self.work, "evaluates_shards", False))
         self.optimizer = optimizer_for(self.model, self.settings)
         self.embedding = embedding_gradient(self.model, self.group)
@@ -256,11 +249,11 @@ class Trainer:
         if isinstance(self.model, Model):
             self.model.body.recompute = self.settings.recompute
             if self.settings.recompute and self.model.config.family in ("lstm", "elmo"):
-                log.warning("--recompute does nothing for recurrent layers; smaller batches need less memory")
+                log.warning("--recompute has no effect on recurrent layers; smaller batches need less memory")
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
         self.device = next(self.model.parameters()).device.type
         saved = self.model.state_dict().keys()
-        self.statistics = [buffer for name, buffer in self.model.named_buffers() if name in saved]  # of batch norms
+        self.statistics = [buffer for name, buffer in self.model.named_buffers() if name in saved]  # of batch norm
         self.plans: dict[int, Sequence[list[int]]] = {}
         self.steps = self.settings.steps or self._steps_of_epochs()
         self.eval_every = self.settings.eval_every or self._steps_between_evaluations()
@@ -271,9 +264,9 @@ class Trainer:
             keep_freed_memory()
 
     def _steps_between_evaluations(self) -> int:
-        """At most ten evaluations, fewer in a short run, and no more tokens evaluated than trained on.
+        """Allow at most ten evaluations, fewer in a short run, and no more tokens evaluated than trained on.
 
-        A token costs a third of the time without its backward pass, so evaluations take a quarter of the run at most.
+        Without a backward pass a token takes a third of the time, so evaluations take at most a quarter of the run.
         """
         count = self.evaluations
         if count is None:
@@ -297,7 +290,7 @@ class Trainer:
         return max(1, math.ceil(total / self.settings.accumulate))
 
     def _plan_from(self, batch: int) -> Iterator[tuple[int, list[int]]]:
-        """(epoch, example numbers) of all batches from one on; epochs follow each other without a break."""
+        """Yield (epoch, example numbers) of all batches from number `batch` on, epoch after epoch."""
         epoch = 0
         while True:
             plan = self.plan(epoch)
@@ -306,22 +299,24 @@ class Trainer:
             epoch, batch = epoch + 1, max(0, batch - len(plan))
 
     def batches_from(self, batch: int) -> Loader[Share]:
-        return Loader(lambda entry: self.dealt.share(entry[1], entry[0]), self._plan_from(batch))
+        rank, size = self.group.rank, self.group.size
+        return Loader(lambda entry: share_of(self.work, entry[1], entry[0], rank, size), self._plan_from(batch))
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def run_to_end(self) -> Result:
-        began = time.monotonic()
-        board = Board(self.run, self.step) if self.settings.tensorboard and self.group.lead else None
-        metrics = Metrics(self.run, self.step, board, write=self.group.lead)
+        started = time.monotonic()
+        metrics = Metrics(self.run, self.step, self.settings.tensorboard, write=self.group.lead)
         bar = Progress(self.steps, "step", self.step, self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
-            while self.step < self.steps and not self._out_of_patience():
+            patience = self.settings.patience
+            while self.step < self.steps and (patience is None or self.stale < patience):
                 self._one_step(source, metrics, bar)
-                if asked := self.group.most(self.asked_to_stop):
-                    self._stop(asked)
-                if self.asked_to_pause and self.step < self.steps:
+                if number := self.group.most(self.stop_signal):
+                    self.save()
+                    raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", 128 + number)
+                if self.pausing and self.step < self.steps:
                     raise Paused
             for line in self.unseen:
                 bar.say(line)
@@ -330,7 +325,7 @@ class Trainer:
             source.close()
             metrics.close()
         self._take_best()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         early, weights = self.step < self.steps, self.strategy.weights()
         return Result(
             self.step, self.best_step, self.best, seconds, source.waited, early, weights, kept_because=self.because
@@ -343,12 +338,11 @@ class Trainer:
         loss = sum(losses.values())
         self.step += 1
         seconds = max(1e-9, time.monotonic() - started)
-        made = [
-            (share.counted(share.batch.tokens), self.step_spec.operations(self.model, share.batch)) for share in micro
-        ]
-        units, work = (round(total) for total in self.group.total([sum(column) for column in zip(*made, strict=True)]))
-        reached = work / seconds / self.group.size
-        self.peak = max(self.peak, reached)  # measured while the machine was busy, it was too low
+        sizes = [sum(share.counted(share.batch.tokens) for share in micro)]
+        sizes += [sum(self.step_spec.operations(self.model, share.batch) for share in micro)]
+        units, flops = (round(total) for total in self.group.total(sizes))
+        reached = flops / seconds / self.group.size
+        self.peak = max(self.peak, reached)  # the peak was measured too low if the machine was busy
         mfu = reached / self.peak
         parts = {f"loss_{name}": _finite(value) for name, value in losses.items() if len(losses) > 1 or name != "lm"}
         metrics.add(
@@ -361,17 +355,19 @@ class Trainer:
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
-        if self.step % self.save_every == 0 or last or self.best_step == self.step or self.asked_to_pause:
+        if self.step % self.save_every == 0 or last or self.best_step == self.step or self.pausing:
             self.save()
 
     def _learn(self, batches: Sequence[TrainingBatch | Share]) -> tuple[dict[str, float], float, float]:
-        """One optimizer step; a loss or gradient that is not finite leaves weights and statistics as they were."""
+        """Make one optimizer step. If a loss or gradient is not finite, weights and statistics stay as they were."""
         micro = [batch if isinstance(batch, Share) else Share(batch) for batch in batches]
         before = [buffer.clone() for buffer in self.statistics]
-        rate = self.settings.lr * self.factor()
+        warmup = self.settings.warmup_steps(self.steps)
+        rate = self.settings.lr * SCHEDULES[self.settings.schedule](self.step, self.steps, warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(self._seed())
+        dropout_seed = (self.settings.seed << 32) + self.step + self.group.rank * 0x9E3779B97F4A7C15
+        torch.manual_seed(dropout_seed % (1 << 64))
         self.model.train()
         counts = self._counts(micro)
         losses = dict.fromkeys(counts, 0.0)
@@ -380,25 +376,21 @@ class Trainer:
                 self._backward(share, counts, losses)
         losses = self._added(losses)
         norm = clip(self.model, self.settings.clip)
-        good = math.isfinite(sum(losses.values())) and math.isfinite(norm)
-        if not good:
-            for buffer, kept in zip(self.statistics, before, strict=True):
-                buffer.copy_(kept)
-        self._count_bad(good)
-        if good:
+        if math.isfinite(sum(losses.values())) and math.isfinite(norm):
+            self.bad_steps = 0
             self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.step)
+        else:
+            for buffer, kept in zip(self.statistics, before, strict=True):
+                buffer.copy_(kept)
+            self._count_bad_step()
         self.optimizer.zero_grad(set_to_none=True)
         self.embedding.clear()
         return losses, norm, rate
 
-    def _seed(self) -> int:
-        """Of dropout: the same at this step in any run, another one in each process."""
-        return ((self.settings.seed << 32) + self.step + self.group.rank * 0x9E3779B97F4A7C15) % (1 << 64)
-
     def _counts(self, micro: Sequence[Share]) -> dict[str, float]:
-        """How many targets each loss of the step has, over all batches and processes."""
+        """Return the number of targets of each loss in this step, over all batches and processes."""
         counts: dict[str, float] = {}
         for share in micro:
             for name, count in share.batch.counts.items():
@@ -406,7 +398,7 @@ class Trainer:
         return self._added(counts)
 
     def _added(self, values: dict[str, float]) -> dict[str, float]:
-        """The sums over all processes, whose losses have the same names in the same order."""
+        """Return the sums over all processes; their values have the same names in the same order."""
         return dict(zip(values, self.group.total(list(values.values())), strict=True))
 
     def _backward(self, share: Share, counts: Mapping[str, float], losses: dict[str, float]) -> None:
@@ -420,19 +412,13 @@ class Trainer:
         for name, mean in means.items():
             losses[name] += mean.item()
 
-    def factor(self) -> float:
-        return SCHEDULES[self.settings.schedule](self.step, self.steps, self.settings.warmup_steps(self.steps))
-
-    def _count_bad(self, good: bool) -> None:
-        if good:
-            self.bad_steps = 0
-            return
+    def _count_bad_step(self) -> None:
         self.bad_steps += 1
         self.skipped += 1
         if self.bad_steps >= self.settings.max_bad_steps:
             raise DivergedError(
                 f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
-                f"no such step changed a weight; start again with a lower --lr (now {self.settings.lr})",
+                f"none of these steps changed a weight; start again with a lower --lr (now {self.settings.lr})",
             )
 
     # ---- evaluating and keeping ----------------------------------------------------------------------------
@@ -453,11 +439,7 @@ class Trainer:
             for line in self.unseen:
                 bar.say(line)
             self.unseen = ()
-        self.asked_to_pause = score.pause
-        self._compare(score)
-
-    def _compare(self, score: Score) -> None:
-        """Take an evaluation for the best one if it is."""
+        self.pausing = score.pause
         if self.best is None:
             because = "it was the first evaluation" if score.value > -math.inf else None
         else:
@@ -469,18 +451,14 @@ class Trainer:
             self.best, self.best_step, self.stale, self.because = score, self.step, 0, because
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within it the model has the weights that are evaluated and kept."""
+        """Give the model the weights to evaluate and keep, within this context."""
         return nullcontext() if self.average is None else self.average.in_place()
-
-    def _out_of_patience(self) -> bool:
-        return self.settings.patience is not None and self.stale >= self.settings.patience
 
     def save(self) -> None:
         best = None
         if self.best is not None:
             best = {name: getattr(self.best, name) for name in ("value", "metrics", "loss", "stderr", "metric")}
-        numbers = {"best": best, "best_step": self.best_step, "because": self.because, "stale": self.stale}
-        numbers |= {"skipped": self.skipped, "bad_steps": self.bad_steps}
+        numbers = {"best": best, **{name: getattr(self, name) for name in SAVED_NUMBERS}}
         average = None if self.average is None else self.average.tensors()
         optimizer = checkpoint.optimizer_tensors(self.optimizer)
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
@@ -488,30 +466,26 @@ class Trainer:
         self.group.first(lambda: checkpoint.prune(self.run, self.settings.keep, self.best_step))
 
     def restore(self) -> None:
-        state = self.strategy.load(self._newest(), self.optimizer)
-        self.model.load_state_dict(state.model)
-        checkpoint.restore_optimizer(self.optimizer, state.optimizer)
-        if self.average is not None:
-            self.average.restore(state.average or {})
-        numbers = state.numbers
-        self.step, self.best_step, self.because = state.step, numbers["best_step"], numbers["because"]
-        self.best = None if numbers["best"] is None else Score(**numbers["best"])
-        self.stale, self.skipped, self.bad_steps = numbers["stale"], numbers["skipped"], numbers["bad_steps"]
-
-    def _newest(self) -> Path:
-        """The newest intact checkpoint, as the first process sees it."""
         warnings: list[str] = []
         folder = self.group.shared(self.group.first(lambda: checkpoint.newest_resumable(self.run, warnings.append)))
         for line in warnings:
             Progress(0, "", quiet=self.quiet).say(line)
         if folder is None:
             raise CheckpointError(f"{self.run}: no checkpoint is whole", "start a new run")
-        return folder
+        state = self.strategy.load(folder, self.optimizer)
+        self.model.load_state_dict(state.model)
+        checkpoint.restore_optimizer(self.optimizer, state.optimizer)
+        if self.average is not None:
+            self.average.restore(state.average or {})
+        self.step = state.step
+        self.best = None if state.numbers["best"] is None else Score(**state.numbers["best"])
+        for name in SAVED_NUMBERS:
+            setattr(self, name, state.numbers[name])
 
     def _take_best(self) -> None:
-        """Leave the weights of the best evaluation in the model, or their running mean at the time."""
-        if self.best_step not in (None, self.step):
-            folder = self.run / "checkpoints" / f"step-{self.best_step:08d}"
+        """Load the weights of the best evaluation into the model, or their moving average at that step."""
+        if self.best_step is not None and self.best_step != self.step:
+            folder = checkpoint.folder_of(self.run, self.best_step)
             if self.group.shared(self.group.first(lambda: checkpoint.verify(folder) is None)):
                 state = self.strategy.load(folder, self.optimizer)
                 self.model.load_state_dict({**state.model, **(state.average or {})})
@@ -520,15 +494,11 @@ class Trainer:
         if self.average is not None:
             self.model.load_state_dict(self.average.tensors(), strict=False)
 
-    def _stop(self, signal_number: int) -> None:
-        self.save()
-        raise Interrupted(f"stopped after step {self.step} of {self.steps}; saved", 128 + signal_number)
-
 
 def set_dropout(model: nn.Module, p: float) -> None:
-    """Train with another dropout; what is saved keeps the model's own.
+    """Train with another dropout; the saved model keeps its own.
 
-    It is set where the model drops anything, so one without dropout in its attention stays so; in a model without any
+    It is set only where the model has dropout, for example not in attention if that has none; in a model without any
     dropout it is set everywhere.
     """
     places = [(module, "p") for module in model.modules() if isinstance(module, Dropout)]
@@ -538,20 +508,20 @@ def set_dropout(model: nn.Module, p: float) -> None:
 
 
 def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """Summed cross-entropy over the tokens that have a label."""
+    """Return the summed cross-entropy of the tokens that have a label."""
     return losses_of(model, batch, smoothing)[batch.name][0]
 
 
 @torch.no_grad()
 def mean_loss(model: Model, held_out: Sequence[Batch]) -> float:
-    """Mean cross-entropy per target over held-out batches."""
+    """Return the mean cross-entropy per target of held-out batches."""
     model.eval()
     total = sum(loss_of(model, batch).item() for batch in held_out)
     return total / max(1, sum(batch.targets for batch in held_out))
 
 
 def _in_words(losses: Mapping[str, float]) -> str:
-    """loss 2.345, or with several objectives, which take turns: loss mlm 2.345 causal 3.456."""
+    """Format losses: "loss 2.345", or for several objectives "loss mlm 2.345  causal 3.456"."""
     named = [f"{value:.3f}" if name == "lm" else f"{name} {value:.3f}" for name, value in losses.items()]
     return f"loss {'  '.join(named)}"
 
@@ -562,16 +532,23 @@ def _finite(value: float) -> float | None:
 
 @contextmanager
 def _signals(trainer: Trainer) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second one stops at once."""
+    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second signal stops at once.
 
-    def ask(number: int, frame: object) -> None:
-        if trainer.asked_to_stop:
+    When a process fails, torchrun sends SIGTERM to the others. So one of several keeps the handlers after an error, in
+    order to live long enough to report it.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        if trainer.stop_signal:
             raise KeyboardInterrupt
-        trainer.asked_to_stop = number
+        trainer.stop_signal = number
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    failed = True
     try:
         yield
+        failed = False
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if trainer.group.size == 1 or not failed:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""Several processes that train one model: how they meet, what they exchange, and how the failure of one ends all.
+"""Several processes that train one model: how they join, what they exchange, and how a failure of one ends all.
 
 torchrun --nproc-per-node 8 -m allmask pretrain …     # a `ProcessGroup` of eight
-allmask pretrain …                                    # `SingleProcess`: nothing of torch.distributed is touched
+allmask pretrain …                                    # `SingleProcess`: torch.distributed is not used
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 from allmask.errors import AllmaskError, ResourceError, UsageError
 
 T = TypeVar("T")
-STEP = timedelta(minutes=30)  # until a process that does not answer is given up, within a step
-PATIENCE = timedelta(days=7)  # the same while the first one works alone: it may have a large text to read
-MEETING = timedelta(minutes=10)  # until all have met
+STEP = timedelta(minutes=30)  # timeout of a process that does not answer within a step
+PATIENCE = timedelta(days=7)  # the same while the first process works alone: it may have a large text to read
+MEETING = timedelta(minutes=10)  # until all processes have joined
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class PeerFailed(AllmaskError):
-    """Ends a process because another one failed, which has reported why: nothing more is to be printed."""
+    """Ends a process because another one failed and has reported why: nothing more should be printed."""
 
     def __init__(self, exit_code: int):
         super().__init__("another process of this run failed")
@@ -42,19 +42,19 @@ class SingleProcess:
 
     rank: int = 0
     size: int = 1
-    restarts: int = 0
+    restarts: int = 0  # how often torchrun has restarted the processes
     sharded: bool = False
 
     @property
     def lead(self) -> bool:
-        return True
+        return self.rank == 0
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def first(self, do: Callable[[], T]) -> T | None:
-        """Let the first process do something while the others wait for it; they get None."""
+        """Call a function in the first process while the others wait; they get None."""
         return do()
 
     def shared(self, value: T) -> T:
@@ -66,32 +66,20 @@ class SingleProcess:
         return [value]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes."""
+        """Return the sums over all processes."""
         return list(values)
 
     def most(self, value: int) -> int:
-        """The largest of all processes' values."""
+        """Return the largest value of all processes."""
         return value
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessGroup:
-    """One of the processes that torchrun started. Its methods are collective; `SingleProcess` documents them."""
+class ProcessGroup(SingleProcess):
+    """One of the processes that torchrun started: the methods of `SingleProcess` are collective here."""
 
-    rank: int
-    size: int
-    restarts: int  # how often torchrun has restarted them
-    sharded: bool
-    store: Any  # torch's Store, which all can read, under a name of this attempt's own
-    patient: Any  # all processes again, with more time to answer
-
-    @property
-    def lead(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    store: Any = None  # torch's Store, shared by all processes, with a prefix for this attempt
+    patient: Any = None  # the same processes as a group with a longer timeout
 
     def first(self, do: Callable[[], T]) -> T | None:
         from torch.distributed import barrier
@@ -99,7 +87,7 @@ class ProcessGroup:
         done = do() if self.lead else None
         waiting = barrier(self.patient, async_op=True)
         assert waiting is not None
-        while not waiting.is_completed():  # not wait() at once: signals are handled in between
+        while not waiting.is_completed():  # not wait() at once: signals are handled meanwhile
             time.sleep(0.005)
         waiting.wait()
         return done
@@ -119,22 +107,24 @@ class ProcessGroup:
         return values
 
     def total(self, values: Sequence[float]) -> list[float]:
-        return self._reduced(torch.tensor(values, dtype=torch.float64), "SUM").tolist()
+        from torch.distributed import all_reduce
+
+        sums = torch.tensor(values, dtype=torch.float64)
+        all_reduce(sums)
+        return sums.tolist()
 
     def most(self, value: int) -> int:
-        return int(self._reduced(torch.tensor(value), "MAX"))
-
-    def _reduced(self, values: torch.Tensor, how: str) -> torch.Tensor:
         from torch.distributed import ReduceOp, all_reduce
 
-        all_reduce(values, getattr(ReduceOp, how))
-        return values
+        largest = torch.tensor(value)
+        all_reduce(largest, ReduceOp.MAX)
+        return int(largest)
 
-    # ---- the end ---------------------------------------------------------------------------------------------
+    # ---- failures --------------------------------------------------------------------------------------------
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Let the first process that fails report why; the others cannot go on and end quietly with its exit code."""
+        """Let the first process that fails report why; the others end silently with its exit code."""
         from torch.distributed import destroy_process_group
 
         try:
@@ -148,7 +138,7 @@ class ProcessGroup:
         destroy_process_group()
 
     def _first_code(self, error: BaseException) -> int | None:
-        """The exit code of the process that failed first; None if it is this one."""
+        """Return the exit code of the process that failed first; None if it is this one."""
         try:
             if self.store.add("failures", 1) == 1:
                 self.store.set("code", str(exit_code(error)))
@@ -159,6 +149,9 @@ class ProcessGroup:
             return None
 
 
+Group = SingleProcess | ProcessGroup
+
+
 def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
@@ -167,7 +160,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _in_words(error: BaseException) -> BaseException:
-    """Explain torch's error for a lost process; any other error stays as it is."""
+    """Return a readable error instead of torch's for a lost process; return any other error unchanged."""
     from torch.distributed import DistError
 
     lost = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
@@ -176,16 +169,16 @@ def _in_words(error: BaseException) -> BaseException:
     summary = str(error).strip().splitlines()[0].split(". This is typically")[0]
     return ResourceError(
         f"the connection to another process of this run was lost: {summary.rpartition('] ')[2] or summary}",
-        "torchrun names the one that ended; go on with the same command and --resume\n"
-        "(torchrun --max-restarts 3 does it by itself)",
+        "torchrun names the process that ended; continue with the same command and --resume\n"
+        "(torchrun --max-restarts 3 does so by itself)",
     )
 
 
-# ---- the beginning -------------------------------------------------------------------------------------------
+# ---- joining -------------------------------------------------------------------------------------------------
 
 
 def launched() -> bool:
-    """Whether torchrun, or something that sets the same variables, started this process."""
+    """Whether torchrun, or another launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in _LAUNCHED)
 
 
@@ -196,7 +189,7 @@ def expect_alone() -> None:
 
 
 @contextmanager
-def join_processes(shard: bool = False) -> Iterator[SingleProcess | ProcessGroup]:
+def join_processes(shard: bool = False) -> Iterator[Group]:
     """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all."""
     if not launched():
         if shard:
@@ -209,7 +202,7 @@ def join_processes(shard: bool = False) -> Iterator[SingleProcess | ProcessGroup
 
 
 def join(shard: bool) -> ProcessGroup:
-    """Meet the other processes: gloo between CPUs, NCCL between GPUs."""
+    """Connect to the other processes: by gloo between CPUs, by NCCL between GPUs."""
     from torch import distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -224,23 +217,24 @@ def join(shard: bool) -> ProcessGroup:
     )
     patient = dist.new_group(backend="gloo", timeout=PATIENCE)
     alone = ProcessGroup(rank, size, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), shard, store, patient)
-    # Of several hosts only the one where a process died counts a restart
+    # Only the host where a process died counts a restart, so take the largest count
     return ProcessGroup(rank, size, alone.most(alone.restarts), shard, store, patient)
 
 
 def attempt(store: Any, rank: int, size: int, patience: timedelta = MEETING) -> str:
-    """Agree on a name that all processes of this attempt share and no earlier attempt used.
+    """Agree on a name for this attempt that all its processes share and no earlier attempt used.
 
-    The store outlives the processes, so an attempt that read the entries of the one before would wait for processes
-    that are gone. The number of restarts cannot be the name, as hosts count them differently. Instead each process
-    writes a random word. The first one collects the words of all, perhaps with old ones among them, and publishes them
-    again and again until every process has found its own.
+    The store outlives the processes: with the entries of an earlier attempt a process would wait for others that are
+    gone. The number of restarts cannot be the name, because hosts count them differently. Instead each process writes a
+    random word. The first process publishes the words of all, repeatedly, since some may be old, until every process
+    has found its own.
     """
     mine, deadline = uuid4().hex, time.monotonic() + patience.total_seconds()
     store.set(f"word/{rank}", mine)
     while time.monotonic() < deadline:
         if rank == 0:
-            _publish_words(store, size)
+            written = [other for other in range(size) if store.check([f"word/{other}"])]
+            store.set("words", json.dumps({str(other): store.get(f"word/{other}").decode() for other in written}))
         words = json.loads(store.get("words")) if store.check(["words"]) else {}
         if words.get(str(rank)) == mine and len(words) == size:
             name = hashlib.sha256(repr(sorted(words.items())).encode()).hexdigest()[:16]
@@ -250,10 +244,5 @@ def attempt(store: Any, rank: int, size: int, patience: timedelta = MEETING) -> 
         time.sleep(0.02 if size <= 16 else 0.2)
     raise ResourceError(
         f"process {rank} of {size} waited {patience} for the others",
-        "see whether all hosts reach the first one, and whether all were started",
+        "check that all hosts can reach the first one, and that all were started",
     )
-
-
-def _publish_words(store: Any, size: int) -> None:
-    there = [rank for rank in range(size) if store.check([f"word/{rank}"])]
-    store.set("words", json.dumps({str(rank): store.get(f"word/{rank}").decode() for rank in there}))

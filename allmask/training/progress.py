@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line every ten seconds in a log."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 
 class Progress:
-    """Call `update` as often as you like: the bar is redrawn a few times a second, a log gets a line in ten."""
+    """`update` may be called often: a bar is redrawn a few times per second, a log gets a line every ten seconds."""
 
     def __init__(self, total: int, label: str, start: int = 0, quiet: bool = False):
         self.total, self.label, self.first = total, label, start
-        self.began = self.shown = time.monotonic()
+        self.started = self.shown = time.monotonic()
         self.quiet = quiet
         self.terminal = sys.stderr.isatty()
 
@@ -20,29 +20,21 @@ class Progress:
         if self.quiet or (now - self.shown < (0.2 if self.terminal else 10.0) and done < self.total):
             return
         self.shown = now
-        self._show(f"{self.label} {done}/{self.total}{self._bar(done)} {text} {self._left(done, now)}")
-
-    def _show(self, line: str) -> None:
-        print(
-            f"\r\x1b[K{line}" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr, flush=True
-        )
+        filled = 24 * done // max(1, self.total)
+        bar = f" {'█' * filled}{'░' * (24 - filled)}" if self.terminal else ""
+        made = done - self.first
+        if made <= 0 or done >= self.total:
+            clock_text = f"{clock(now - self.started)} in all"
+        else:
+            clock_text = f"{clock((now - self.started) / made * (self.total - done))} left"
+        line = f"{self.label} {done}/{self.total}{bar} {text} {clock_text}"
+        end = "" if self.terminal else "\n"
+        print(f"\r\x1b[K{line}" if self.terminal else line, end=end, file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """Print a line of its own, above the bar."""
         if not self.quiet:
             print(f"\r\x1b[K{line}" if self.terminal else line, file=sys.stderr, flush=True)
-
-    def _bar(self, done: int) -> str:
-        if not self.terminal:
-            return ""
-        filled = 24 * done // max(1, self.total)
-        return f" {'█' * filled}{'░' * (24 - filled)}"
-
-    def _left(self, done: int, now: float) -> str:
-        made = done - self.first
-        if made <= 0 or done >= self.total:
-            return f"{clock(now - self.began)} in all"
-        return f"{clock((now - self.began) / made * (self.total - done))} left"
 
     def close(self) -> None:
         if self.terminal and not self.quiet:

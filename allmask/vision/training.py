@@ -145,7 +145,6 @@ def _checksum(images: Images) -> str:
 class ImageTraining(ImageOptions, Job):
     """Train a new network to classify images."""
 
-    task_name: ClassVar[str] = "image"
     one_process: ClassVar[str] = BATCH_NORM
 
     def read(self, plan: Plan, out: Path, quiet: bool) -> ImageData:

@@ -95,7 +95,7 @@ def test_resume(cli, text: Path, tokenizer: Path, tmp_path: Path):
     ran = cli("pretrain", "--resume", "--out", tmp_path / "run", "--objective", "mlm")
     assert ran.code == 2 and "objective is mlm,nsp, not mlm" in ran.err
     ran = cli(*words, "--out", tmp_path / "run")
-    assert ran.code == 5 and "to go on with this run: --resume" in ran.err
+    assert ran.code == 5 and "to continue this run: --resume" in ran.err
     ran = cli("pretrain", "--resume", "--out", tmp_path / "nowhere")
     assert ran.code == 4 and "no run to resume" in ran.err
 

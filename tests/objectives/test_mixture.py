@@ -44,7 +44,7 @@ def test_mixtures_that_can_be_parsed(text: str, shares: dict[str, float]):
         ("mlm:", 'the weight of mlm is ""', "positive"),
         ("mlm:half", 'the weight of mlm is "half"', "positive"),
         ("mlm:1:2", 'the weight of mlm is "1:2"', "positive"),
-        ("mlm:1,mlm:2", "mlm is there twice", "once"),
+        ("mlm:1,mlm:2", "mlm is named twice", "once"),
         ("mlm,span", "span and mlm cannot be trained in one model", "encoder–decoder"),
     ],
 )

@@ -214,7 +214,7 @@ def test_one_embedding_for_source_target_and_output(model: Model):
 
 @pytest.mark.parametrize("words", [{"heads": 4}, {"ffn_width": 99}])
 def test_shape_options_that_a_recurrent_body_lacks(words):
-    with pytest.raises(UsageError, match="lstm-small-plain has nothing of that kind"):
+    with pytest.raises(UsageError, match="lstm-small-plain, a recurrent model, has no such size"):
         Fresh("lstm-small-plain", vocab_size=60, **words).model(ROWS, 1)
     assert Fresh("lstm-small", vocab_size=60, width=16, ffn_width=8).model(ROWS, 1).config.ffn_width == 8
 
@@ -283,7 +283,7 @@ def test_a_plan_comes_back(model: Model):
         ({"vocab_size": 99, "model": "m"}, "vocab_size: for a new model"),
         ({"preset": "transformer-small", "model": "m"}, "begins with a model or with a preset"),
         ({"preset": "transformer-small", "average": 1}, "average is 1"),
-        ({"preset": "transformer-small", "average": 5, "keep": 2}, "the mean of 5 checkpoints cannot be taken of 2"),
+        ({"preset": "transformer-small", "average": 5, "keep": 2}, "--average 5 needs as many checkpoints, not 2"),
         ({"preset": "transformer-small", "crf": True}, "crf is for --task tag, not for translate"),
         ({}, "no model was named"),
     ],

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,16 +33,16 @@ def die() -> None:
 
 def log_samples(out: Path) -> None:
     """Write down which samples each batch is made of, and which of them this process computes."""
-    share = loop.Dealt.share
+    share_of = loop.share_of
 
-    def noted(self: loop.Dealt, numbers: Any, epoch: int) -> Any:
-        mine, weight = loop.dealt(numbers, self.rank, self.size)
+    def logged(work: Any, numbers: Any, epoch: int, rank: int, size: int) -> Any:
+        mine, weight = loop.divided(numbers, rank, size)
         line = {"all": list(map(int, numbers)), "mine": list(map(int, mine)) if weight else []}
-        with (out.parent / f"{out.name}.{self.rank}.jsonl").open("a") as file:
+        with (out.parent / f"{out.name}.{rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-        return share(self, numbers, epoch)
+        return share_of(work, numbers, epoch, rank, size)
 
-    loop.Dealt.share = noted  # type: ignore[method-assign]
+    loop.share_of = logged
 
 
 def at_step(number: int, do: Callable[[], None]) -> None:
@@ -73,6 +74,17 @@ def while_saving(number: int, do: Callable[[], None]) -> None:
     checkpoint._signed, checkpoint.write_shards = signing, writing
 
 
+def report_late() -> None:
+    """Let torchrun's SIGTERM, which follows the death of a process, always reach the others before they report."""
+    first_code = ProcessGroup._first_code
+
+    def late(self: ProcessGroup, error: BaseException) -> Any:
+        time.sleep(1)
+        return first_code(self, error)
+
+    ProcessGroup._first_code = late  # type: ignore[method-assign]
+
+
 def fail() -> None:
     raise DataError("text.txt: process 1 cannot read this", "let it")
 
@@ -97,13 +109,13 @@ def perform(job: dict[str, Any], group: SingleProcess | ProcessGroup) -> None:
 
 def do_all(jobs: list[dict[str, Any]]) -> int:
     """All jobs, by whoever is there: also by a test itself, which is one process."""
-    originals = loop.Dealt.share, loop.Trainer._learn
+    originals = loop.share_of, loop.Trainer._learn
     with join_processes() as group:
         for job in jobs:
             try:
                 perform(job, group)
             finally:
-                loop.Dealt.share, loop.Trainer._learn = originals  # type: ignore[method-assign]
+                loop.share_of, loop.Trainer._learn = originals  # type: ignore[method-assign]
     return 0
 
 
@@ -113,6 +125,7 @@ def command(words: list[str], disasters: list[dict[str, Any]]) -> int:
         if (disaster["attempt"], disaster["rank"]) == (ATTEMPT, RANK):
             when = {"step": at_step, "save": while_saving}[disaster["when"]]
             when(disaster["number"], fail if disaster.get("politely") else die)
+    report_late()
     return main(words)
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from allmask.nn.dropout import Dropout
 from allmask.training import Paused, Score, Settings, loss_of, train
 from allmask.training import checkpoint as runs
 from allmask.training.log import Metrics, read_metrics
-from allmask.training.loop import Trainer, set_dropout
+from allmask.training.loop import Trainer, _signals, set_dropout
 from allmask.training.optimizer import adamw
 
 SMALL = {"vocab_size": 30, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 32}
@@ -208,6 +209,24 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     train(whole, Copying(), FAST, tmp_path / "whole", quiet=True)
     train(again, Copying(), FAST, tmp_path / "run", resume=True, quiet=True)
     assert same(weights(again), weights(whole))
+
+
+def test_one_of_several_processes_lives_to_report_its_error():
+    """torchrun sends SIGTERM when another process has died; without a handler nobody would read why."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    alone, one_of_two = (SimpleNamespace(stop_signal=0, group=SimpleNamespace(size=size)) for size in (1, 2))
+    with pytest.raises(ValueError), _signals(alone):  # type: ignore[arg-type]
+        raise ValueError
+    assert {number: signal.getsignal(number) for number in before} == before
+    try:
+        with pytest.raises(ValueError), _signals(one_of_two):  # type: ignore[arg-type]
+            raise ValueError
+        assert signal.getsignal(signal.SIGTERM) not in before.values()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert one_of_two.stop_signal == signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys):

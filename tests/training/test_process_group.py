@@ -30,7 +30,7 @@ from allmask.presets import bert_base
 from allmask.runs.pretraining import RowWorkload
 from allmask.text import Tokenizer, train_tokenizer
 from allmask.training import checkpoint as runs
-from allmask.training.loop import Dealt, dealt
+from allmask.training.loop import divided, share_of
 from allmask.training.process_group import attempt, join_processes
 from tests import tiny
 from tests.training.group_member import do_all
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("group_member.py")
 STEPS = 6
 MIXTURE = "mlm,causal,nsp,permutation"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=5"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=60"]
 
 
 def torchrun(*words: str | Path, **more: str) -> list[str]:
@@ -58,7 +58,7 @@ def start(command: list[str], **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment(**more), **pipes)
 
 
-def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 120) -> str:
+def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 600) -> str:
     """What commands say. One that takes too long is asked to end, so that torchrun takes its processes with it."""
     try:
         said = "\n".join(process.communicate(timeout=timeout)[0] for process in started)
@@ -125,8 +125,8 @@ def task_of(place: Path, task: str) -> dict[str, Any]:
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=9, unique=True), st.integers(1, 12))
-def test_rows_are_dealt_to_all_and_each_counts_once(numbers, size):
-    hands = [dealt(numbers, rank, size) for rank in range(size)]
+def test_rows_are_divided_between_all_and_each_counts_once(numbers, size):
+    hands = [divided(numbers, rank, size) for rank in range(size)]
     kept = [number for hand, weight in hands if weight for number in hand]
     assert sorted(kept) == sorted(numbers) and all(len(hand) for hand, _ in hands)
     sizes = [len(hand) for hand, weight in hands if weight]
@@ -164,8 +164,8 @@ def test_each_process_makes_its_rows_as_they_are_in_the_whole_batch(work: Callab
     rows = work(objective)
     for epoch, batch_numbers in enumerate([[3, 1, 4], [5, 9, 2, 6, 8], [7], list(range(20)), [0, 11]]):
         whole = texts_of(rows.batch(batch_numbers, epoch), batch_numbers)
-        shares = [Dealt(rows, rank, 3).share(batch_numbers, epoch) for rank in range(3)]
-        hands = [dealt(batch_numbers, rank, 3)[0] for rank in range(3)]
+        shares = [share_of(rows, batch_numbers, epoch, rank, 3) for rank in range(3)]
+        hands = [divided(batch_numbers, rank, 3)[0] for rank in range(3)]
         parts = [texts_of(share.batch, hand) for share, hand in zip(shares, hands, strict=True)]
         assert {number: text for part in parts for number, text in part.items()} == whole
 
@@ -175,7 +175,7 @@ def test_losses_of_the_parts_add_up_to_those_of_the_batch(work: Callable[[str], 
     config = replace(bert_base(), **tiny.SMALL, vocab_size=Tokenizer.load(place / "tokenizer").size)
     model = Model.fresh(config, ["lm", "nsp"], torch.Generator().manual_seed(0)).eval()
     whole = losses_of(model, rows.batch(numbers, 0))
-    parts = [losses_of(model, Dealt(rows, rank, 3).share(numbers, 0).batch) for rank in range(3)]
+    parts = [losses_of(model, share_of(rows, numbers, 0, rank, 3).batch) for rank in range(3)]
     for name, (loss, count) in whole.items():
         assert sum(part[name][0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
         assert sum(part[name][1] for part in parts) == count

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allmask.errors import UsageError
+from allmask.options import FinetuneOptions, Settings
+from allmask.runs.options import as_saved
 from allmask.training.schedule import constant, cosine, inverse_root, linear, noam
-from allmask.training.settings import Settings, as_plain
 
 
 def test_linear():
@@ -30,7 +31,7 @@ def test_the_2017_schedule_peaks_at_the_end_of_its_warm_up():
 
 def test_settings_come_back_from_plain_values():
     settings = Settings(lr=2e-3, epochs=5, betas=(0.9, 0.98))
-    plain = as_plain(settings)
+    plain = as_saved(FinetuneOptions.flat_settings(settings), ())
     assert plain["betas"] == [0.9, 0.98] and Settings(**{**plain, "betas": tuple(plain["betas"])}) == settings
 
 

@@ -14,11 +14,11 @@ from allmask.errors import UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
+from allmask.options import Settings
 from allmask.tasks.classify import Classify
 from allmask.tasks.common.auxiliary import Auxiliary, with_language
 from allmask.tasks.seq2seq import Title
 from allmask.training.loop import Trainer
-from allmask.training.settings import Settings
 from tests import tiny
 
 RECORDS = [
