@@ -23,7 +23,7 @@ from allmask.options import PRETRAINING as DEFAULTS
 from allmask.pipelines import pipeline
 from allmask.runs.driver import resume, start
 from allmask.runs.folder import saved_plan
-from allmask.runs.options import saved_values
+from allmask.runs.options import differences, saved_values
 from allmask.runs.plan import Plan
 from allmask.runs.pretraining import Pretraining, RowWorkload, read_corpora, rows_of, split_rows
 from allmask.tasks.continuation import Continuation
@@ -398,7 +398,7 @@ def test_a_plan_comes_back_as_it_was(plan: Plan, monkeypatch, tmp_path: Path):
     run = stopped_run(asked, tmp_path / "run", monkeypatch)
     assert saved_plan(run) == asked
     assert saved_values(run)["preset"] == "bert-tiny" and saved_values(run)["betas"] == [0.9, 0.98]
-    assert saved_plan(run).differences({"length": 24, "data": list(asked.job.data), "lr": 1.0}) == [
+    assert differences(saved_values(run), {"length": 24, "data": list(asked.job.data), "lr": 1.0}) == [
         "lr is 0.003, not 1.0"
     ]
 
@@ -437,7 +437,7 @@ def test_options_reach_their_objectives(plan: Plan):
         ({"preset": "transformer-base"}, "preset is 'transformer-base'"),
         ({"tokenizer": None}, "allmask tokenizer train"),
         ({"model": "minilm"}, "tokenizer, preset, width"),
-        ({"length": 2}, "length is 2; mlm needs 3"),
+        ({"length": 2}, "length is 2; mlm needs at least 3"),
         ({"held_out": 1.0}, "held_out is 1.0"),
         ({"objective": "nsp", "across": True}, "within documents"),
         ({"objective": "causal", "whole_words": True}, "whole_words is for mlm, nsp"),
@@ -454,7 +454,7 @@ def test_what_is_refused(plan: Plan, changes: dict, says: str):
     ("changes", "says"),
     [
         ({"width": 30, "heads": 4}, "not a multiple of heads"),
-        ({"max_positions": 16}, "no room in 16 positions"),
+        ({"max_positions": 16}, "do not fit into 16 positions"),
         ({"objective": "nsp", "preset": "gpt2"}, "nsp cannot be learnt by a gpt2"),
     ],
 )
