@@ -86,7 +86,7 @@ def test_missing_label_names_are_numbered(tools, tmp_path: Path):
     [
         ({"id2label": {"0": "a", "1": "b"}}, "id2label names 2 labels; the head has 3"),
         ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "id2label names 3 labels; the head has 3, numbered from 0"),
-        ({"id2label": {"0": "a", "1": "b", "2": "b"}}, "'b' is the name of more than one"),
+        ({"id2label": {"0": "a", "1": "b", "2": "b"}}, "the name 'b' occurs more than once"),
         ({"id2label": ["a", "b", "c"]}, "expected an object"),
         ({"id2label": {"0": "a", "1": "b", "2": 7}}, "numbered from 0"),
         ({"problem_type": "guess"}, "problem_type is 'guess'"),
