@@ -32,7 +32,7 @@ demo: setup ## the main job: a BERT learns to write titles, offline, in 5 minute
 	@$(BIN)/allmask demo
 
 test: setup ## run all tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup ## ruff and pyright
 	$(BIN)/ruff check .
