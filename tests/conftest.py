@@ -20,6 +20,11 @@ settings.load_profile("allmask")
 os.fsync = lambda handle: None  # waiting for the disk shows nothing here: tests/test_files.py checks that it is called
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the tests that take longest, so that no worker is left with them at the end."""
+    items.sort(key=lambda item: "test_process_group" not in item.nodeid)
+
+
 class Ran(NamedTuple):
     code: int
     out: str

@@ -6,6 +6,7 @@ from its values: `objective` means pretraining, `task` one of `JOBS` or any task
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from allmask.training import Result, Workload
 
 
-class Job(RunOptions):
+class Job(RunOptions, ABC):
     """A base for jobs: frozen dataclasses whose fields are options. The run driver treats all jobs alike.
 
     The type of `data` in the methods is whatever `read` returns; the driver only passes it on.
@@ -47,33 +48,33 @@ class Job(RunOptions):
 
     # ---- a run ---------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def read(self, plan: Plan, out: Path, quiet: bool) -> Any:
         """Read and check the data of a new run."""
-        raise NotImplementedError
 
     def reopen(self, plan: Plan, out: Path, quiet: bool, trusted: bool) -> Any:
         """Read the data of a run that has begun. `trusted`: another process has just checked it."""
         return self.read(plan, out, quiet)
 
+    @abstractmethod
     def checksums(self, data: Any) -> dict[str, str]:
         """Return checksums of the data by the option that names it: a resumed run must have the same data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, plan: Plan, data: Any) -> tuple[Plan, Any]:
         """Return the plan with all settings chosen, and the model before its first step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save(self, model: Any, data: Any, folder: Path) -> None:
         """Write a model folder, completely or not at all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, folder: Path, device: torch.device) -> Any:
         """Load the model from such a folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def workload(self, plan: Plan, data: Any, model: Any, out: Path, quiet: bool) -> Workload:
         """Return the training examples and the evaluation for the training loop."""
-        raise NotImplementedError
 
     def evaluation_size(self, data: Any, work: Workload) -> int:
         """Return the number of tokens (or images) of an evaluation: large ones are made less often."""
@@ -83,11 +84,11 @@ class Job(RunOptions):
         """Draw loss.png from metrics.jsonl."""
         plot_run(out)
 
+    @abstractmethod
     def finish(
         self, plan: Plan, data: Any, work: Workload, model: Any, result: Result, out: Path
     ) -> tuple[Job, dict[str, Any]]:
         """After training, return the job to save with the model, and what it adds to result.json."""
-        raise NotImplementedError
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
         """Say what can be done with the trained model, a line each."""

@@ -45,3 +45,16 @@ def test_too_many_tokens_and_a_missing_model(folder, tmp_path, capsys):
     assert main(["audit", folder, "--tokens", "17"]) == 2
     assert main(["audit", str(tmp_path / "nowhere")]) == 4
     assert "error[model]" in capsys.readouterr().err
+
+
+def test_the_comparison_is_a_table_or_json_with_a_row_for_each_way(folder, capsys):
+    assert main(["audit", folder, "--compare", "--tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in captured.out.splitlines()]
+    assert "about a minute" in captured.err and all(len(row) == 6 for row in table)
+    ours, theirs = ([row for row in table[2:] if (row[0] == "allmask") is same] for same in (True, False))
+    assert ours and all(row[3:] == ["0", "0", "holds"] for row in ours)
+    assert any(row[5] == "leaks" for row in theirs) and any(row[5].startswith("refused: ") for row in theirs)
+    assert main(["audit", folder, "--compare", "--tokens", "5", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [[row["library"], row["mask"], row["way"]] for row in rows] == [row[:3] for row in table[2:]]

@@ -307,6 +307,24 @@ def test_a_question_a_line(tmp_path: Path):
     (tmp_path / "a.csv").write_text("question,context,answer,start\na,red cat,cat,4\nb,red cat,,\n")
     found = list(read_questions(tmp_path / "a.csv", True))
     assert [record.fields["answers"] for record in found] == [[("cat", 4)], []]
+    several = 'a,red cat,"[""cat"", ""red""]","[4, 0]"'
+    (tmp_path / "a.csv").write_text(f"question,context,answer,start\n{several}\nb,a [cat,[cat,2\n")
+    found = list(read_questions(tmp_path / "a.csv", True))
+    assert [record.fields["answers"] for record in found] == [[("cat", 4), ("red", 0)], [("[cat", 2)]]
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ("four", r'a.jsonl:1: "start" is "four" .text.; expected a number'),
+        (4.5, r'a.jsonl:1: "start" is 4.5; expected a whole number'),
+        ([4, 0], r"a.jsonl:1: 1 answers but 2 starts"),
+    ],
+)
+def test_bad_starts_are_named(tmp_path: Path, start, says: str):
+    row = {"question": "a", "context": "red cat", "answer": "cat", "start": start}
+    with pytest.raises(DataError, match=says):
+        list(read_questions(tiny.write_jsonl(tmp_path / "a.jsonl", [row]), True))
 
 
 @pytest.mark.parametrize(
