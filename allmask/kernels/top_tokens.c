@@ -5,17 +5,6 @@
 
 #include "lanes.h"
 
-/* e^x for x <= 0 by a Taylor polynomial. exponential() is as fast and a bit closer; this one stays because the scores
-   that searches report, in fp32 too, depend on its last bits. */
-INLINE vec exponential_of_score(vec x) {
-    x = larger_of(x, all(-200.f));
-    vec n = to_nearest(mul(x, all(1.44269504f)));
-    vec r = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x)), y = all(1.f / 720);
-    const float taylor[] = {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f};
-    UNROLLED for (int i = 0; i < 6; i++) y = mul_add(y, r, all(taylor[i]));
-    return times_power(y, n);
-}
-
 #define STRIDE 64 /* numbers compared at a time with the smallest of the best so far */
 
 INLINE vec load_padded(const float *x, int64_t i, int64_t n) {
@@ -36,7 +25,7 @@ static float log_sum_exp(const float *x, int64_t n) {
     float top = largest_of(most);
     if (bad || !isfinite(top)) return NAN;
     for (int64_t i = 0; i < n; i += 16) {
-        vec e = exponential_of_score(sub(load_padded(x, i, n), all(top)));
+        vec e = exponential(sub(load_padded(x, i, n), all(top)));
         sum = add(sum, n - i >= LANES ? e : choose(first(n - i), e, zeros()));
     }
     return top + logf(sum_of(sum));
