@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from allmask.errors import CheckpointError
 
-# Larger sizes are taken for a broken file, and refused before anything is allocated.
+# Larger sizes mean that the file is broken; they are refused before anything is allocated.
 _RANGES = {
     "vocab_size": (1, 10_000_000),
     "width": (1, 65_536),

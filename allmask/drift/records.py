@@ -207,6 +207,8 @@ def read_images(
     chosen = Reservoir[Path](most, seed)(files)
     pixels, sizes, where, digests = [], [], [], []
     for done, file in enumerate(chosen, 1):
+        if on_progress is not None:  # here, since a file that is skipped counts, too
+            on_progress(done, len(chosen))
         try:
             header = read_header(file)  # refuses a file that is no image, or too large, before it is decoded
             pixels.append(read_pixels(file, 3, (SIDE, SIDE), crop=False))
@@ -218,8 +220,6 @@ def read_images(
         sizes.append((header.width, header.height))
         where.append(str(file))
         digests.append(sha256(file.read_bytes()).digest())
-        if on_progress is not None:
-            on_progress(done, len(chosen))
     if not pixels:
         raise DataError(f"{folder}: none of its {len(files):,} images can be read", "download or write them again")
     return Pictures(torch.stack(pixels), torch.tensor(sizes), where, len(files), digests)

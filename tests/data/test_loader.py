@@ -97,6 +97,7 @@ def test_a_loader_that_is_garbage_collected_ends_its_threads():
     deadline = time.monotonic() + 120
     while ours() and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert not ours()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
