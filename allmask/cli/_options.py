@@ -22,7 +22,18 @@ from typer.core import TyperCommand
 from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
-from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run, check_resumed, check_values, run_of, tasks_of
+from allmask.runs.options import (
+    GUESTS,
+    TASKS_OF,
+    Entry,
+    Run,
+    check_resumed,
+    check_values,
+    completed,
+    expect_free,
+    run_of,
+    tasks_of,
+)
 
 # ---- sections of --help --------------------------------------------------------------------------------------
 
@@ -275,11 +286,15 @@ def _request(command: str, flags: dict[str, Any]) -> Request:
         raise UsageError("--momentum is for --optimizer sgd", "leave it out, or add that")
     if "WORLD_SIZE" in os.environ:  # one of several processes; the first one checks for all, see _run.py
         return asked
+    if asked.shard:
+        raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
     if asked.resume:
         check_resumed(command, asked.out, given)
     else:
         check_values(command, given, asked.config, asked.flags)
         _check_files(given)
+        run = run_of(command, completed(command, given).get("task", ""))
+        expect_free(asked.out, run.kind.leaves)
     return asked
 
 

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from allmask.cli import AsJson, emit, show_log
 from allmask.errors import CheckpointError
+from allmask.runs.options import expect_free
 
 EXAMPLES = """
     allmask average runs/de-en --out models/de-en
@@ -29,12 +30,13 @@ def command(
     --keep.
     """
     show_log()
-    if not run.is_dir():
-        raise CheckpointError(f"{run}: no such folder", "name the folder that was the --out of a run")
-    from allmask.runs.average import mean_model
-    from allmask.runs.folder import expect_free, save_model
-
+    if not any((run / "checkpoints").glob("step-*")):
+        what = "no run with checkpoints" if run.is_dir() else "no such folder"
+        raise CheckpointError(f"{run}: {what}", "name the folder that was the --out of a run")
     expect_free(out)
+    from allmask.runs.average import mean_model
+    from allmask.runs.folder import save_model
+
     model, task, steps = mean_model(run, last)
     save_model(model, task, out)
     data = {"model": str(out), "run": str(run), "steps": steps}

@@ -137,11 +137,15 @@ def command(
 
 def _kind(paths: tuple[Path, Path], field: str | None, columns: list[str] | None) -> str:
     """Return what both files hold: images, numbers or texts."""
+    from allmask.data.records import check_file
+
     if str(paths[0]) == str(paths[1]) == "-":
         raise UsageError("only one of the two can be -, stdin", "name a file")
     for path in paths:
         if str(path) != "-" and not path.exists():
             raise DataError(f"{path}: no such file or folder", "check the path")
+        if path.is_file():
+            check_file(path)
         if (path.is_dir() or path.suffix.lower() == ".npy") and (field is not None or columns is not None):
             what = "a folder of images has no fields" if path.is_dir() else "an array has no names"
             raise UsageError(f"{path}: {what}", "leave out --field and --columns")

@@ -106,11 +106,10 @@ def open_predictor(model: str, file: Path, precision: str, options: dict[str, An
 
     Others are refused, unless they have their default values.
     """
-    from allmask.tasks.task import FILE, ModelFolder
+    from allmask.tasks.task import ModelFolder
 
     opened = ModelFolder.open(model)
-    names_task, is_path = (opened.folder / FILE).is_file(), bool(file.suffix)  # digits is a data set, not a path
-    if names_task and is_path and not file.exists():  # known before torch is imported
+    if file.suffix and not file.exists():  # without a suffix it may be the name of a data set, such as digits
         raise DataError(f"{file}: no such file", "check the path")
     predictor: Predictor = opened.predictor(precision=precision)
     defaults = search_options(1, 1, 1.0, None, 0, None)

@@ -9,6 +9,8 @@ from typer import Argument
 
 from allmask.cli import AsJson, emit
 from allmask.errors import CheckpointError, DataError
+from allmask.files import MANIFEST, META, verify
+from allmask.options import CORPORA
 
 EXAMPLES = """
     allmask verify runs/title
@@ -44,13 +46,10 @@ def command(
 
 def _parts(folder: Path) -> list[Path]:
     """Return the folders to check: this one, or those of a run in the order in which they were written."""
-    from allmask.data.corpus import META
-    from allmask.training.checkpoint import MANIFEST, checkpoints
-
     if (folder / MANIFEST).is_file() or (folder / META).is_file():
         return [folder]
-    names = ("corpus", "corpus-eval", "start")
-    parts = [*(folder / name for name in names), *reversed(checkpoints(folder)), folder / "final"]
+    parts = [folder / name for name in (*CORPORA, "start")]
+    parts += [*sorted((folder / "checkpoints").glob("step-*")), folder / "final"]
     found = [part for part in parts if part.is_dir()]
     if not found:
         raise CheckpointError(f"{folder}: no {MANIFEST}, so there is nothing to compare with", "name a run's folder")
@@ -59,11 +58,10 @@ def _parts(folder: Path) -> list[Path]:
 
 def _problem(folder: Path) -> str | None:
     """Return what is wrong with a folder; a tokenized corpus has its own checksums."""
-    from allmask.data.corpus import META, Corpus
-    from allmask.training.checkpoint import verify
-
     if not (folder / META).is_file():
         return verify(folder)
+    from allmask.data.corpus import Corpus
+
     try:
         Corpus.open(folder)
     except DataError as error:

@@ -19,7 +19,7 @@ from allmask.errors import DataError, ResourceError, UsageError
 from allmask.runs import folder as run_folder
 from allmask.runs import sweep
 from allmask.runs.folder import FINAL, START, finished_result, saved_plan
-from allmask.runs.options import CONFIG, saved_values
+from allmask.runs.options import CONFIG, expect_free, saved_values
 from allmask.runs.plan import Plan
 from allmask.training import Result, Workload, train
 from allmask.training.loop import SINGLE_PROCESS
@@ -36,7 +36,7 @@ def start(plan: Plan, out: Path, quiet: bool = False, group: Group = SINGLE_PROC
 
     def first() -> tuple[Plan, Any]:
         _expect_processes(plan, group)
-        run_folder.expect_free(out, plan.job.leaves)
+        expect_free(out, plan.job.leaves)
         data = plan.job.read(plan, out, quiet)
         return begin(plan, data, out), data
 

@@ -13,47 +13,22 @@ runs/a/
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from allmask.errors import ResourceError
-from allmask.files import is_leftover, new_folder, write_atomically
+from allmask.files import new_folder, write_atomically
 from allmask.model import Model
-from allmask.runs.options import CONFIG, saved_values
+from allmask.runs.options import CONFIG, START, saved_values
 from allmask.runs.plan import Plan
 from allmask.tasks.task import save_task
 from allmask.training import Result, checkpoint
 from allmask.training.log import read_metrics
 
 RESULT, CHECKSUMS = "result.json", "checksums"
-START, FINAL = "start", "final"
-
-
-def expect_free(out: Path, leaves: Collection[str] = ()) -> None:
-    """Refuse a folder that is occupied or cannot be written, before any work. Writes nothing itself.
-
-    Leftovers of a run that ended before it began, and files named in `leaves`, may be there.
-    """
-    if out.is_file() or (out.is_dir() and not _is_unbegun(out, leaves)):
-        hint = "to continue this run: --resume" if (out / CONFIG).is_file() else "name another --out"
-        raise ResourceError(f"{out}: already there", hint)
-    if out.absolute() == Path.cwd():
-        raise ResourceError(f"{out}: the current folder cannot be the folder of a run", "name another: --out run")
-    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ResourceError(f"{out}: cannot write in {above}", "choose another --out")
-
-
-def _is_unbegun(out: Path, leaves: Collection[str]) -> bool:
-    """Whether a folder holds only files that a run writes before it begins; a start/ without manifest is not ours."""
-    if (out / START).exists() and not (out / START / checkpoint.MANIFEST).is_file():
-        return False
-    return all(item.name in (START, *leaves) or is_leftover(item.name) for item in out.iterdir())
+FINAL = "final"
 
 
 def write_config(plan: Plan, checksums: dict[str, str], out: Path) -> None:

@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from allmask.errors import CheckpointError, DataError, UsageError
-from allmask.files import closest, did_you_mean
+from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
+from allmask.files import MANIFEST, closest, did_you_mean, is_leftover
 from allmask.options import (
     BATCH_IMAGES,
+    IMAGE_SETS,
     TASK_OPTIONS,
     CommandOptions,
     FinetuneOptions,
@@ -32,7 +33,7 @@ from allmask.options import (
 from allmask.registry import OBJECTIVES, TASKS
 from allmask.tasks.task import Task
 
-CONFIG = "config.yaml"
+CONFIG, START = "config.yaml", "start"  # in the folder of a run
 TASKS_OF = {  # command -> its tasks, the default first; tasks of other packages come after them
     "finetune": ("title", "translate", "classify", "choose", "tag", "answer"),
     "train": ("translate", "title", "image", "gan"),
@@ -219,18 +220,54 @@ def _owners(name: str, command: str) -> str:
 # ---- checks before torch is imported -------------------------------------------------------------------------
 
 
+_NOT_THERE = {  # the error for a path that does not exist
+    "texts": (DataError, "no such file", "check the path"),
+    "images": (DataError, "does not exist", "give a folder with a subfolder for each class, or of MNIST or CIFAR-10"),
+    "tokenizer": (CheckpointError, "no such file or folder", "give a model folder, a tokenizer.json or a vocab.txt"),
+    "judge": (CheckpointError, "does not exist", "give the folder of an image classifier, or of its run"),
+}
+
+
 def check_values(
     command: str, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
 ) -> None:
     """Refuse invalid values and missing files, as far as possible without data and model; see `Run.parse`."""
+    from allmask.data.records import check_file
+
     values = completed(command, values)
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
-    for name in () if run.task in GUESTS else ("data", "eval"):
+    for name in ("data", "eval", "tokenizer", "judge"):
         paths = given.get(name) or ()
         for path in paths if isinstance(paths, tuple) else (paths,):
-            if not Path(path).expanduser().exists():
-                raise DataError(f"{path}: no such file", "check the path")
+            content = name if name in _NOT_THERE else "images" if run.task in GUESTS else "texts"
+            if not Path(path).expanduser().exists() and not (content == "images" and path in IMAGE_SETS):
+                error, what, hint = _NOT_THERE[content]
+                raise error(f"{path}: {what}", hint)
+            if content == "texts" and run.task in TASK_OPTIONS:
+                check_file(Path(path).expanduser())
+
+
+def expect_free(out: Path, leaves: Collection[str] = ()) -> None:
+    """Refuse a folder that is occupied or cannot be written, before any work. Writes nothing itself.
+
+    Leftovers of a run that ended before it began, and files named in `leaves`, may be there.
+    """
+    if out.is_file() or (out.is_dir() and not _is_unbegun(out, leaves)):
+        hint = "to continue this run: --resume" if (out / CONFIG).is_file() else "name another --out"
+        raise ResourceError(f"{out}: already there", hint)
+    if out.absolute() == Path.cwd():
+        raise ResourceError(f"{out}: the current folder cannot be the folder of a run", "name another: --out run")
+    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ResourceError(f"{out}: cannot write in {above}", "choose another --out")
+
+
+def _is_unbegun(out: Path, leaves: Collection[str]) -> bool:
+    """Whether a folder holds only files that a run writes before it begins; a start/ without manifest is not ours."""
+    if (out / START).exists() and not (out / START / MANIFEST).is_file():
+        return False
+    return all(item.name in (START, *leaves) or is_leftover(item.name) for item in out.iterdir())
 
 
 def check_resumed(command: str, out: Path, given: Mapping[str, Any]) -> None:

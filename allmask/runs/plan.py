@@ -7,7 +7,7 @@ from its values: `objective` means pretraining, `task` one of `JOBS` or any task
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -29,7 +29,6 @@ class Job(RunOptions, ABC):
     The type of `data` in the methods is whatever `read` returns; the driver only passes it on.
     """
 
-    leaves: ClassVar[Collection[str]] = ()  # files that `read` may leave in the run's folder before the run has begun
     one_process: ClassVar[str] = ""  # the reason why several processes cannot train it
     several: Any = False  # whether it takes several runs; see allmask/runs/sweep.py
     data: Any

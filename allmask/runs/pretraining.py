@@ -29,7 +29,7 @@ from allmask.data.windows import Windows
 from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model, load
 from allmask.objectives import Draw, Mixed, Mixture, Vocabulary, losses_of
-from allmask.options import OBJECTIVE_OPTIONS, SHAPE, STREAMED, PretrainOptions
+from allmask.options import CORPORA, OBJECTIVE_OPTIONS, SHAPE, STREAMED, PretrainOptions
 from allmask.presets import PRESETS
 from allmask.registry import OBJECTIVES, TASKS
 from allmask.runs.folder import START, save_model
@@ -42,7 +42,7 @@ from allmask.training import Result, Score, Workload
 from allmask.training.progress import Progress
 
 log = logging.getLogger("allmask")
-DATA, EVAL = "corpus", "corpus-eval"
+DATA, EVAL = CORPORA
 WORTH_A_BAR = 1 << 25  # bytes of text
 COUNTED = 1 << 24  # tokens from which token frequencies are estimated
 EVALUATED_ROWS = 256
@@ -54,10 +54,6 @@ PRESET, PAIR_PRESET = "bert-small", "transformer-small"
 @dataclass(frozen=True)
 class Pretraining(PretrainOptions, Job):
     """Train a given `model`, or a new one with the shape of a preset and a `tokenizer`, on `data` with `objective`."""
-
-    leaves: ClassVar[frozenset[str]] = frozenset(
-        made(name) for name in (DATA, EVAL) for made in (str, ".{}.lock".format, ".{}.partial".format)
-    )
 
     @cached_property
     def mixture(self) -> Mixture:

@@ -190,7 +190,7 @@ class ModelFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The contents of config.json; empty if there is none."""
-        from allmask.checkpoints.config_json import read_json
+        from allmask.files import read_json
 
         file = self.folder / "config.json"
         return dict(read_json(file)) if file.is_file() else {}

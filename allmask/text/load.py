@@ -16,6 +16,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from allmask.errors import CheckpointError
+from allmask.files import read_json, read_text
 from allmask.text import kinds
 from allmask.text.kinds import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES, T5_SPECIALS, XLNET_SPECIALS, Merges
 from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
@@ -34,7 +35,6 @@ _XLNET_LIKE = ("XLNetTokenizer",)
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _CUT_OFF = "the file may be cut off: copy it again"
 _MAX_VOCABULARY = 10_000_000
-_BOM = b"\xef\xbb\xbf"
 _PROBE = "A probe, 试一试: é ñ 1 \U0001f600"
 
 
@@ -86,7 +86,7 @@ def _find(source: Path) -> Path:
 def _settings(folder: Path) -> Settings:
     """Read tokenizer_config.json, completed by the older files for special and added tokens."""
     config, special, added = (
-        _read_json(folder / name) if (folder / name).is_file() else {}
+        read_json(folder / name, unique=True) if (folder / name).is_file() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     )
     settings = {**special, **config}
@@ -158,7 +158,7 @@ def _read_wordpiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
 
 def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     _expect_class(path, settings, _GPT2_LIKE)
-    vocabulary = _read_json(path)
+    vocabulary = read_json(path, unique=True)
     _check_ids(path, vocabulary)
     merges_path = path.with_name("merges.txt")
     if not merges_path.is_file():
@@ -207,7 +207,7 @@ def _read_xlnet(path: Path, settings: Settings, found: Pieces) -> tuple[Backend,
 
 
 def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    data = _read_json(path)
+    data = read_json(path, unique=True)
     if not isinstance(data.get("model"), dict):
         hint = "give a tokenizer.json or a model folder"
         raise CheckpointError(f'{path}: no tokenizer in it ("model" is missing)', hint)
@@ -295,43 +295,9 @@ def _added_token(entry: Any) -> AddedToken:
 # ---- vocabulary files: a wrong line is an error, never skipped, so that no id ever shifts --------------------------
 
 
-def _read_text(path: Path) -> str:
-    """Read a file as text, without a byte-order mark. A byte that is not UTF-8 is an error that names its line."""
-    try:
-        data = path.read_bytes().removeprefix(_BOM)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise CheckpointError(f"{path}:{line}: not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. A name that occurs twice in an object is an error, because one of the two would be lost."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-            raise CheckpointError(f"{path}: {twice!r} occurs twice in one object", "remove one of the two")
-        return made
-
-    try:
-        data = json.loads(_read_text(path), object_pairs_hook=unique)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise CheckpointError(f"{path}{where}: not valid JSON ({error})", _CUT_OFF) from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(data).__name__}")
-    return data
-
-
 def _read_vocab_txt(path: Path) -> dict[str, int]:
     """Read one piece per line; its id is the line number from 0. Windows line ends and final blank lines are fine."""
-    lines = [line.removesuffix("\r") for line in _read_text(path).split("\n")]
+    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     ids: dict[str, int] = {}
@@ -363,7 +329,7 @@ def _check_ids(path: Path, vocabulary: dict[str, Any]) -> None:
 def _read_merges(path: Path, vocabulary: dict[str, int]) -> Merges:
     """Read two pieces per line, in the order of merging; the first line may be a #version comment."""
     merges: Merges = []
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith("#version")):
             continue

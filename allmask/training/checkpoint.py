@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from allmask.errors import CheckpointError, ResourceError
-from allmask.files import put_in_place, sha256, sync, write_atomically
+from allmask.files import MANIFEST, checksums, put_in_place, verify, write_manifest
 from allmask.training.process_group import Group
 
-MANIFEST, STATE = "manifest.json", "state.json"
+STATE = "state.json"
 PARTS = ("model", "optimizer", "average")  # of a state; the last only with --ema
 Place = Callable[[str, Tensor], Tensor]  # name and whole tensor -> the part of it that this process needs
 
@@ -73,7 +73,7 @@ def save_state(run: Path, state: State) -> Path:
             if getattr(state, part) is not None:
                 tensors = {name: value.detach().cpu().contiguous() for name, value in getattr(state, part).items()}
                 save_file(tensors, _file(beside, part))
-        _complete(beside, folder, state, _signed(beside.iterdir()))
+        _complete(beside, folder, state, checksums(beside.iterdir()))
     return folder
 
 
@@ -83,7 +83,7 @@ def save_shards(run: Path, state: State, group: Group) -> Path:
     with _writing(folder) as beside:
         group.first(lambda: _clear(beside))
         write_shards(beside, state.flat())
-        parts = group.gathered(_signed(shards(beside, group.rank)))
+        parts = group.gathered(checksums(shards(beside, group.rank)))
         signed = {name: checksum for part in parts for name, checksum in part.items()}
         group.first(lambda: _complete(beside, folder, state, signed))
     return folder
@@ -131,26 +131,13 @@ def _clear(beside: Path) -> None:
 def _complete(beside: Path, folder: Path, state: State, signed: dict[str, str]) -> None:
     """Add state.json and the manifest to the tensors, whose checksums are `signed`, and rename the folder."""
     (beside / STATE).write_text(json.dumps({"step": state.step, **state.numbers}))
-    _write_manifest(beside, signed | _signed([beside / STATE]))
+    write_manifest(beside, signed | checksums([beside / STATE]))
     put_in_place(beside, folder)
 
 
 def sign(folder: Path) -> None:
     """Write the checksums of a folder's files to its manifest, and sync all of them to disk."""
-    _write_manifest(folder, _signed(folder.iterdir()))
-
-
-def _signed(files: Iterable[Path]) -> dict[str, str]:
-    """Sync files to disk, and return their checksums."""
-    signed = {}
-    for file in sorted(files):
-        sync(file)
-        signed[file.name] = sha256(file)
-    return signed
-
-
-def _write_manifest(folder: Path, signed: dict[str, str]) -> None:
-    write_atomically(folder / MANIFEST, json.dumps(dict(sorted(signed.items())), indent=1))
+    write_manifest(folder, checksums(folder.iterdir()))
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -197,22 +184,6 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"), reverse=True)
 
 
-def verify(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if every byte is as it was written."""
-    try:
-        expected = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        return f"no readable {MANIFEST}: {error}"
-    for name, checksum in expected.items():
-        file = folder / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if sha256(file) != checksum:
-            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
-    stray = next((file.name for file in shards(folder) if file.name not in expected), None)
-    return None if stray is None else f"{stray} is not in {MANIFEST}: it belongs to another checkpoint"
-
-
 def newest_resumable(run: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the newest intact checkpoint with the optimizer's state; damaged ones are reported and skipped."""
     for folder in checkpoints(run):
@@ -255,9 +226,9 @@ def drop_optimizer(folder: Path) -> None:
     """Keep only the weights of a checkpoint. Shards stay as they are: they hold both in one file."""
     file = _file(folder, "optimizer")
     if file.exists():
-        checksums = json.loads((folder / MANIFEST).read_text())
-        checksums.pop(file.name, None)
-        _write_manifest(folder, checksums)  # first, so that the checkpoint is intact at any moment
+        kept = json.loads((folder / MANIFEST).read_text())
+        kept.pop(file.name, None)
+        write_manifest(folder, kept)  # first, so that the checkpoint is intact at any moment
         file.unlink()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import UsageError
+from allmask.files import write_atomically
 
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
 _BLUE, _ORANGE, _GREEN = "#5B84D7", "#E39A57", "#5BA886"
@@ -29,7 +30,7 @@ class Metrics:
         if not write:
             return
         kept = [line for line in read_metrics(run) if line["step"] <= step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter

@@ -192,8 +192,6 @@ def expect_alone() -> None:
 def join_processes(shard: bool = False) -> Iterator[Group]:
     """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all."""
     if not launched():
-        if shard:
-            raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
         yield SingleProcess()
         return
     group = join(shard)

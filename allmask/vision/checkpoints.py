@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.config_json import placed
 from allmask.checkpoints.formats.weights import Store, open_weights
 from allmask.checkpoints.labels import own_labels_from, own_labels_to
 from allmask.checkpoints.reader import compare
 from allmask.checkpoints.writer import fill
 from allmask.errors import CheckpointError
-from allmask.files import new_folder
+from allmask.files import new_folder, read_json
 from allmask.nn.heads import Labels
 from allmask.vision.images import Preparation
 from allmask.vision.resnet import ResNet, ResNetConfig, shape_of

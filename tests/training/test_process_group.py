@@ -31,7 +31,7 @@ from allmask.runs.pretraining import RowWorkload
 from allmask.text import Tokenizer, train_tokenizer
 from allmask.training import checkpoint as runs
 from allmask.training.loop import divided, share_of
-from allmask.training.process_group import attempt, join_processes
+from allmask.training.process_group import attempt
 from tests import tiny
 from tests.training.group_member import do_all
 
@@ -214,11 +214,6 @@ def test_notes_of_an_attempt_that_died_are_not_believed():
     with pytest.raises(ResourceError, match="process 0 of 2 waited"):
         attempt(store, 0, 2, timedelta(seconds=0.3))
     assert len(set(names_of(store, [0, 1], 2).values())) == 1
-
-
-def test_sharding_needs_torchrun():
-    with pytest.raises(UsageError, match="--shard needs several processes"), join_processes(shard=True):
-        pass
 
 
 def test_other_training_is_refused_by_several_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

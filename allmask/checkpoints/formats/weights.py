@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import read_json
 from allmask.checkpoints.formats import Store, Stored
 from allmask.checkpoints.formats.tensorflow_bundle import open_bundle
 from allmask.errors import AllmaskError, CheckpointError, ResourceError
+from allmask.files import read_json
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = frozenset(_DTYPES.values())
