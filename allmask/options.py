@@ -193,7 +193,7 @@ TOY_GAMES = replace(GAMES, epochs=70.0, batch_tokens=256, lr=5e-3, schedule="lin
 
 CUTS = ("head", "tail", "head+tail")
 WINDOWS = "windows"
-BY_WIDTH = "by the model's width"
+BY_WIDTH, BY_TASK = "by the model's width", "depends on the task"
 ENCODER_DECODER = "encoder-decoder"  # the prefix mask of a model with two stacks; follows from the model
 TAG_SCHEMES = ("bio", "iob1", "bioes", "plain")
 
@@ -677,23 +677,30 @@ class Decoding(Options):
     """
 
     end: tuple[int, ...] = option((), "Tokens that end a hypothesis.", flag="")
-    max_new: int = option(64, "Longest text, in tokens, the end token included.", "writing", minimum=1)
+    max_new: int = option(
+        64, "Longest text, in tokens, the end token included.", "writing", minimum=1, shown_default=BY_TASK
+    )
     min_new: int = option(0, "Shortest text, in tokens.", "writing", minimum=0)
     banned: tuple[int, ...] = option((), "Tokens that are never written.", flag="")
-    no_repeat_ngram: int = option(0, "Never repeat N tokens in a row; 0: may repeat.", "writing", minimum=0)
+    no_repeat_ngram: int = option(
+        0, "Never repeat N tokens in a row; 0: may repeat.", "writing", minimum=0, shown_default=BY_TASK
+    )
     no_repeat_prompt: bool = option(False, "Do not repeat n-grams of the prompt either.", flag="")
     beams: int = option(1, "Beams of the search; 1 is greedy.", "writing", minimum=1)
     n_best: int = option(1, "Texts per source: the best beams, or independent samples.", "writing", minimum=1)
     length_penalty: float = option(  # the end token is counted
         1.0, "Scores are log-probability / length ** PENALTY: more favours longer texts.", "writing"
     )
-    sample: bool = option(False, "Draw tokens by their probability.", "sampling")
-    temperature: float = option(1.0, "Flatter above 1, sharper below.", "sampling")
-    top_k: int = option(0, "Draw from the K likeliest tokens; 0: from all.", "sampling", minimum=0)
-    top_p: float = option(
-        1.0, "Draw from the fewest tokens that together have this probability.", "sampling", above=0, maximum=1
+    sample: bool = option(False, "Draw tokens by their probability.", "sampling", flag="--sample")
+    temperature: float = option(1.0, "With --sample: flatter above 1, sharper below.", "sampling")
+    top_k: int = option(
+        0, "With --sample: draw from the K likeliest tokens; 0: from all.", "sampling", minimum=0, shown_default="all"
     )
-    seed: int = option(0, "Random seed.", "sampling")
+    top_p: float = option(
+        1.0, "With --sample: draw from the fewest tokens that together have this probability.", "sampling",
+        above=0, maximum=1,
+    )  # fmt: skip
+    seed: int = option(0, "With --sample: random seed.", "advanced")
 
     def __post_init__(self):
         object.__setattr__(self, "end", tuple(self.end))

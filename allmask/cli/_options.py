@@ -1,39 +1,20 @@
-"""Options on the command line: `--help` in sections, and the command line of the commands that train.
-
-`finetune`, `train` and `pretrain` declare no options of their own: theirs are the fields of the dataclasses in
-allmask/options.py, merged over the tasks of the command.
-"""
+"""Options on the command line: `--help` in sections, and flags made from the fields of dataclasses."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import Field, dataclass, fields, replace
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
-from allmask.runs.options import (
-    GUESTS,
-    TASKS_OF,
-    Entry,
-    Run,
-    check_resumed,
-    check_values,
-    completed,
-    expect_free,
-    run_of,
-    tasks_of,
-)
+from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run
 
 # ---- sections of --help --------------------------------------------------------------------------------------
 
@@ -109,62 +90,31 @@ def _help_row(option: Any, ctx: Any) -> HelpRow:
     return HelpRow(words, " ".join((option.help or "").split()), REQUIRED if option.required else default)
 
 
-# ---- commands that train -------------------------------------------------------------------------------------
+# ---- flags from fields ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line of a command that trains: the values of its plan that were given, and how to run it."""
+def with_fields(kind: type, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command, instead of its `**…`, a flag for each of these fields of a dataclass.
 
-    given: dict[str, Any]
-    flags: frozenset[str]  # those of `given` that are flags; the others are from the file `config`
-    out: Path
-    config: str = "--config"
-    resume: bool = False
-    quiet: bool = False
-    json: bool = False
-    shard: bool = False
+    The command gets None for a flag that was not given.
+    """
+    hints, declared = get_type_hints(kind), {entry.name: entry for entry in fields(kind)}
+    options = [_as_declared(declared[name], hints[name]) for name in names]
+    return lambda command: declare(command, options)
 
 
-class Training:
-    """A command that trains: its command line is made from the options of its tasks."""
-
-    def __init__(self, name: str, run: Callable[[Request], None]):
-        self.name, self.run = name, run
-
-    def function(self, argv: Sequence[str] = ()) -> Callable[..., None]:
-        """Return the command for typer. With both a task and --help in `argv`, it has the options of that task only."""
-        task, tasks = _task_in(argv), list(TASKS_OF[self.name])
-        if task in tasks_of(self.name):
-            asks_help = bool({"--help", "-h"} & set(argv))
-            tasks = [task] if asks_help else list(dict.fromkeys([*tasks, task]))  # perhaps of another package
-        options = [*_command_options(self.name), *merged([run_of(self.name, task) for task in tasks])]
-
-        def command(**flags: Any) -> None:
-            self.run(_request(self.name, flags))
-
-        parameters = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in (*_arguments(options), *_flags(options))
-        ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
-        command.__doc__ = self.run.__doc__
-        return command
-
-
-def _task_in(argv: Sequence[str]) -> str:
-    """Return the task that a command line names, itself or by its --config file; "" if it names none."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    values = {flag: value for flag, value in pairwise(words) if flag in ("--task", "--config")}
-    if "--config" in values and "--task" not in values:
-        from allmask.runs.options import read_yaml
-
-        try:
-            return str(read_yaml(Path(values["--config"])).get("task"))
-        except AllmaskError:
-            pass  # reported when the command runs
-    return values.get("--task", "")
+def declare(command: Callable[..., Any], options: Sequence[Merged]) -> Callable[..., Any]:
+    """Replace the `**…` of a function by parameters for these options, which typer reads."""
+    annotations = {**dict(_arguments(options)), **dict(_flags(options))}
+    *own, rest = inspect.signature(command, eval_str=True).parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+    command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    del command.__annotations__[rest.name]
+    command.__annotations__ |= annotations
+    return command
 
 
 @dataclass(frozen=True)
@@ -202,6 +152,12 @@ def _merge(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Mer
     return Merged(name, first.type, option, " ".join(helps), "; ".join(filter(None, defaults)))
 
 
+def _as_declared(entry: Field[Any], type: Any) -> Merged:
+    option = described(entry)
+    default = option.shown_default or ("" if entry.default is False else as_text(entry.default))
+    return Merged(entry.name, type, option, option.help, default)
+
+
 def _by_value(named: Mapping[str, str]) -> dict[str, list[str]]:
     """Group names by their values."""
     found: dict[str, list[str]] = {}
@@ -219,17 +175,13 @@ def _labelled(text: str, owners: Sequence[str], everyone: Sequence[str], tasks: 
     return f"{names}: {text if text[:2].isupper() else text[:1].lower() + text[1:]}"
 
 
-def _command_options(command: str) -> list[Merged]:
+def command_options(command: str) -> list[Merged]:
     """Return the options that are not in config.yaml, and the task."""
     found, hints = [], get_type_hints(CommandOptions)
     if command != "pretrain":
         help = f"What to learn: {', '.join(TASKS_OF[command])}, or {TASKS.of_packages()}."
         found = [Merged("task", str, Option(help, "data", metavar="TASK"), help, TASKS_OF[command][0])]
-    for entry in fields(CommandOptions):
-        option = described(entry)
-        if not option.commands or command in option.commands:
-            found.append(Merged(entry.name, hints[entry.name], option, option.help, ""))
-    return found
+    return found + [_as_declared(entry, hints[entry.name]) for entry in fields(CommandOptions)]
 
 
 def _arguments(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
@@ -264,47 +216,3 @@ def _flag_type(kind: Any) -> Any | None:
         items = get_args(kind)
         return list[items[0]] if items[-1] is Ellipsis else kind
     return kind if kind in (bool, int, float, str) else None
-
-
-def _request(command: str, flags: dict[str, Any]) -> Request:
-    """Join flags and the --config file, and check the values as far as that is possible without torch."""
-    flags = {name: value for name, value in flags.items() if value is not None and value != []}
-    own = {entry.name: flags.pop(entry.name) for entry in fields(CommandOptions) if entry.name in flags}
-    if "files" in flags:
-        flags["data"] = [*flags.get("data", ()), *flags.pop("files")]
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
-    if "config" in own:
-        from allmask.runs.options import read_yaml
-
-        values = read_yaml(Path(own["config"]))
-        values.pop("checksums", None)  # in the config.yaml of a run
-        given = values | given
-    if "out" not in own:
-        raise UsageError("no folder for the run was named", "name a new folder with --out")
-    asked = Request(given, frozenset(flags), **{**own, "out": Path(own["out"])})
-    if "momentum" in flags and not asked.resume and given.get("optimizer") != "sgd":
-        raise UsageError("--momentum is for --optimizer sgd", "leave it out, or add that")
-    if "WORLD_SIZE" in os.environ:  # one of several processes; the first one checks for all, see _run.py
-        return asked
-    if asked.shard:
-        raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
-    if asked.resume:
-        check_resumed(command, asked.out, given)
-    else:
-        check_values(command, given, asked.config, asked.flags)
-        _check_files(given)
-        run = run_of(command, completed(command, given).get("task", ""))
-        expect_free(asked.out, run.kind.leaves)
-    return asked
-
-
-def _check_files(given: Mapping[str, Any]) -> None:
-    """Refuse a model that is not there, and held-out files that are also trained on."""
-    from allmask.checkpoints import resolve
-    from allmask.data import expect_held_out
-
-    data, held_out = ([paths] if isinstance(paths, str) else paths or () for paths in map(given.get, ("data", "eval")))
-    expect_held_out(data, held_out)
-    model = Path(given.get("model") or ".").expanduser()
-    if not model.exists() and model.parent.is_dir():  # otherwise it may be a name on the hub
-        resolve(given["model"])

@@ -1,21 +1,135 @@
-"""What `finetune`, `train` and `pretrain` share: start or resume a run, then print its result."""
+"""What `finetune`, `train` and `pretrain` share: parse a command line, start or resume a run, print its result.
+
+They declare no options of their own: theirs are the fields of the dataclasses in allmask/options.py, merged over the
+tasks of the command.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from allmask.cli import emit, note, show_log
-from allmask.cli._options import Request
-from allmask.runs.options import check_resumed, check_values, completed
+from allmask.cli._options import command_options, declare, merged
+from allmask.errors import AllmaskError, UsageError
+from allmask.options import CommandOptions
+from allmask.runs.options import (
+    TASKS_OF,
+    check_resumed,
+    check_values,
+    completed,
+    expect_free,
+    read_yaml,
+    run_of,
+    tasks_of,
+)
 
 if TYPE_CHECKING:
     from allmask.runs.plan import Job
     from allmask.training.process_group import ProcessGroup, SingleProcess
+
+
+# ---- the command line ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of a command that trains: the values of its plan that were given, and how to run it."""
+
+    given: dict[str, Any]
+    flags: frozenset[str]  # those of `given` that are flags; the others are from the file `config`
+    out: Path
+    config: str = "--config"
+    resume: bool = False
+    quiet: bool = False
+    json: bool = False
+    shard: bool = False
+
+
+class Training:
+    """A command that trains: its command line is made from the options of its tasks; `help` is its description."""
+
+    def __init__(self, name: str, help: str):
+        self.name, self.help = name, help
+
+    def function(self, argv: Sequence[str] = ()) -> Callable[..., None]:
+        """Return the command for typer. With both a task and --help in `argv`, it has the options of that task only."""
+        task, tasks = _task_in(argv), list(TASKS_OF[self.name])
+        if task in tasks_of(self.name):
+            asks_help = bool({"--help", "-h"} & set(argv))
+            tasks = [task] if asks_help else list(dict.fromkeys([*tasks, task]))  # perhaps of another package
+        options = [*command_options(self.name), *merged([run_of(self.name, task) for task in tasks])]
+
+        def command(**flags: Any) -> None:
+            drive(self.name, _request(self.name, flags))
+
+        command.__doc__ = self.help
+        return declare(command, options)
+
+
+def _task_in(argv: Sequence[str]) -> str:
+    """Return the task that a command line names, itself or by its --config file; "" if it names none."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    values = {flag: value for flag, value in pairwise(words) if flag in ("--task", "--config")}
+    if "--config" in values and "--task" not in values:
+        try:
+            return str(read_yaml(Path(values["--config"])).get("task"))
+        except AllmaskError:
+            pass  # reported when the command runs
+    return values.get("--task", "")
+
+
+def _request(command: str, flags: dict[str, Any]) -> Request:
+    """Join flags and the --config file, and check the values as far as that is possible without torch."""
+    flags = {name: value for name, value in flags.items() if value is not None and value != []}
+    own = {entry.name: flags.pop(entry.name) for entry in fields(CommandOptions) if entry.name in flags}
+    if "files" in flags:
+        flags["data"] = [*flags.get("data", ()), *flags.pop("files")]
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
+    if "config" in own:
+        values = read_yaml(Path(own["config"]))
+        values.pop("checksums", None)  # in the config.yaml of a run
+        given = values | given
+    if "out" not in own:
+        raise UsageError("no folder for the run was named", "name a new folder with --out")
+    asked = Request(given, frozenset(flags), **{**own, "out": Path(own["out"])})
+    if "momentum" in flags and not asked.resume and given.get("optimizer") != "sgd":
+        raise UsageError("--momentum is for --optimizer sgd", "leave it out, or add that")
+    if "WORLD_SIZE" in os.environ:  # one of several processes; the first one checks for all, see _run.py
+        return asked
+    if asked.shard:
+        raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
+    if asked.resume:
+        check_resumed(command, asked.out, given)
+    else:
+        check_values(command, given, asked.config, asked.flags)
+        _check_files(given)
+        run = run_of(command, completed(command, given).get("task", ""))
+        expect_free(asked.out, run.kind.leaves)
+    return asked
+
+
+def _check_files(given: Mapping[str, Any]) -> None:
+    """Refuse a model that is not there, and held-out files that are also trained on."""
+    from allmask.checkpoints import resolve
+    from allmask.data import expect_held_out
+
+    data, held_out = ([paths] if isinstance(paths, str) else paths or () for paths in map(given.get, ("data", "eval")))
+    expect_held_out(data, held_out)
+    model = Path(given.get("model") or ".").expanduser()
+    if not model.exists() and model.parent.is_dir():  # otherwise it may be a name on the hub
+        resolve(given["model"])
+
+
+# ---- the run -------------------------------------------------------------------------------------------------
 
 
 def drive(command: str, asked: Request) -> None:

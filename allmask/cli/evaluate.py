@@ -10,7 +10,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from allmask.cli import AsJson, ModelName, OnBadRecord, Precision, Quiet, emit, note_skipped, show_log
-from allmask.cli.generate import Beams, LengthPenalty, MaxNew, MinNew, NoRepeat, open_predictor, search_options
+from allmask.cli._options import with_fields
+from allmask.cli.generate import SEARCH, open_predictor
+from allmask.options import Decoding
 
 EXAMPLES = """
     allmask evaluate runs/title test.jsonl
@@ -25,17 +27,13 @@ EXAMPLES = """
 """
 
 
+@with_fields(Decoding, *(name for name in SEARCH if name != "n_best"))
 def command(
     model: ModelName,
     file: Annotated[
         Path,
         Argument(metavar="FILE", help="Inputs and targets: jsonl, csv or parquet; for images, a data set."),
     ],
-    beams: Beams = 1,
-    length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = None,
-    min_new: MinNew = 0,
-    max_new: MaxNew = None,
     precision: Precision = "auto",
     limit: Annotated[
         int | None,
@@ -53,6 +51,7 @@ def command(
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     as_json: AsJson = False,
+    **search: Any,
 ) -> None:
     """Predict with MODEL for each record of FILE, and compare the predictions with the targets:
 
@@ -66,8 +65,7 @@ def command(
     image      the same as classify
     """
     show_log(quiet)
-    options = search_options(beams, 1, length_penalty, no_repeat_ngram, min_new, max_new)
-    predictor, options = open_predictor(model, file, precision, options)
+    predictor, options = open_predictor(model, file, precision, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()
     records = predictor.read(file, on_bad_record, skipped, targets=True, limit=limit)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allmask.cli._options import Request, Training
-from allmask.cli._run import drive
+from allmask.cli._run import Training
 
 EXAMPLES = """
     allmask finetune minilm --task title --data train.jsonl --eval dev.jsonl --out runs/title
@@ -17,16 +16,13 @@ EXAMPLES = """
     allmask finetune --resume --out runs/title
 """
 
-
-def run(asked: Request) -> None:
+command = Training(
+    "finetune",
     """Fine-tune MODEL for a task: write titles or translations, classify texts or pairs of texts, choose between
     answers, tag words, or find the answer to a question in a text.
 
     Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
     the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
     share each batch (docs/scale.md). "allmask finetune --task TASK --help" shows the options of one task.
-    """
-    drive("finetune", asked)
-
-
-command = Training("finetune", run)
+    """,
+)

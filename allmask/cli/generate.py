@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from allmask.cli import ModelName, Precision, note, note_cut, show_log, stdin_batches
+from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
 
@@ -25,38 +27,19 @@ EXAMPLES = """
     allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
     allmask generate runs/zh --text 北京欢迎你 --show-mask
 """
-_HELP = {entry.name: described(entry).help for entry in fields(Decoding)}
-_SAMPLED = {name: f"With --sample: {text[:1].lower()}{text[1:]}" for name, text in _HELP.items()}
-_BY_TASK = "depends on the task"
-
-Beams = Annotated[int, Option("--beams", min=1, help=_HELP["beams"])]
-NBest = Annotated[int, Option("--n-best", min=1, help=_HELP["n_best"])]
-LengthPenalty = Annotated[float, Option("--length-penalty", help=_HELP["length_penalty"])]
-NoRepeat = Annotated[
-    int | None, Option("--no-repeat-ngram", min=0, help=_HELP["no_repeat_ngram"], show_default=_BY_TASK)
-]
-MinNew = Annotated[int, Option("--min-new", min=0, help=_HELP["min_new"])]
-MaxNew = Annotated[int | None, Option("--max-new", min=1, help=_HELP["max_new"], show_default=_BY_TASK)]
+SEARCH = ("beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new")
+SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
+@with_fields(Decoding, *SEARCH, "sample", *SAMPLING)
 def command(
     model: ModelName,
     text: Annotated[str | None, Option(help="The input.", show_default="each line of stdin")] = None,
-    beams: Beams = 1,
-    n_best: NBest = 1,
-    length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = None,
-    min_new: MinNew = 0,
-    max_new: MaxNew = None,
-    sample: Annotated[bool, Option("--sample", help=_HELP["sample"])] = False,
-    temperature: Annotated[float | None, Option(help=_SAMPLED["temperature"], show_default="1")] = None,
-    top_k: Annotated[int | None, Option(min=1, help=_SAMPLED["top_k"], show_default="all")] = None,
-    top_p: Annotated[float | None, Option(help=_SAMPLED["top_p"], show_default="1")] = None,
-    seed: Annotated[int | None, Option(help=_SAMPLED["seed"], show_default="0")] = None,
     precision: Precision = "auto",
     stream: Annotated[bool, Option("--stream", help="Print each token as soon as it is generated.")] = False,
     show_mask: Annotated[bool, Option("--show-mask", help="Draw the attention mask of this text on stderr.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text, with scores.")] = False,
+    **search: Any,
 ) -> None:
     """Generate text with MODEL: a title or a translation of the input, if it was trained for that, or a continuation.
 
@@ -66,13 +49,11 @@ def command(
         raise UsageError("--stream and --json exclude each other", "scores are known only at the end")
     if show_mask and (stream or text is None):
         raise UsageError("--show-mask draws the mask of one text", "pass it with --text, without --stream")
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    drawn = {name: value for name, value in drawn.items() if value is not None}
-    if drawn and not sample:
+    options = given_options(search)
+    drawn = [name for name in SAMPLING if name in options]
+    if drawn and not options.get("sample"):
         raise UsageError(f"{_flags(drawn)}: no effect without --sample", "add --sample")
-    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
-    options |= {"sample": sample, **drawn}
-    Decoding(**{"max_new": max(1, min_new), **options})  # refuses contradictions before torch is imported
+    Decoding(**{"max_new": max(1, options.get("min_new", 1)), **options})  # refuses contradictions without torch
     show_log()
     from allmask.pipelines import pipeline
 
@@ -87,36 +68,36 @@ def command(
     note_cut(generator.cut, generator.max_tokens)
 
 
-def _flags(names: Any) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
 # ---- options of predict and evaluate, too --------------------------------------------------------------------
 
 
-def search_options(
-    beams: int, n_best: int, length_penalty: float, no_repeat_ngram: int | None, min_new: int, max_new: int | None
-) -> dict[str, Any]:
-    """Return the options of a search as `Decoding` calls them, without those that depend on the task."""
-    return {name: value for name, value in locals().items() if value is not None}
+def given_options(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a search that were given, as `Decoding` calls them; refuse a value out of range."""
+    options = {name: value for name, value in search.items() if value is not None}
+    for entry in fields(Decoding):
+        described(entry).check(_flags([entry.name]), options.get(entry.name))
+    return options
 
 
-def open_predictor(model: str, file: Path, precision: str, options: dict[str, Any]) -> tuple[Predictor, dict[str, Any]]:
-    """Return the predictor of a model and those of the options that it takes.
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def open_predictor(
+    model: str, file: Path, precision: str, search: Mapping[str, Any]
+) -> tuple[Predictor, dict[str, Any]]:
+    """Return the predictor of a model and those of the options of a search that it takes.
 
     Others are refused, unless they have their default values.
     """
     from allmask.tasks.task import ModelFolder
 
-    opened = ModelFolder.open(model)
+    options, opened = given_options(search), ModelFolder.open(model)
     if file.suffix and not file.exists():  # without a suffix it may be the name of a data set, such as digits
         raise DataError(f"{file}: no such file", "check the path")
     predictor: Predictor = opened.predictor(precision=precision)
-    defaults = search_options(1, 1, 1.0, None, 0, None)
-    refused = [
-        name for name in sorted(options) if defaults.get(name) != options[name] and name not in predictor.options
-    ]
-    if refused:
+    others = sorted(options.keys() - predictor.options)
+    if refused := [name for name in others if options[name] != getattr(Decoding, name)]:
         raise UsageError(f"{_flags(refused)}: this model {predictor.does}, it does not generate text", "leave it out")
     taken = {name: value for name, value in options.items() if name in predictor.options}
     predictor.check(taken)

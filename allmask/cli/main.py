@@ -18,7 +18,8 @@ import typer
 
 from allmask import __version__
 from allmask.cli import examples
-from allmask.cli._options import Command, Training
+from allmask.cli._options import Command
+from allmask.cli._run import Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help

@@ -21,17 +21,10 @@ from allmask.cli import (
     show_log,
     stdin_batches,
 )
+from allmask.cli._options import with_fields
 from allmask.cli._output import FORMATS, Put, check_out, output
-from allmask.cli.generate import (
-    Beams,
-    LengthPenalty,
-    MaxNew,
-    MinNew,
-    NBest,
-    NoRepeat,
-    open_predictor,
-    search_options,
-)
+from allmask.cli.generate import SEARCH, open_predictor
+from allmask.options import Decoding
 
 if TYPE_CHECKING:
     from allmask.data import Record
@@ -51,6 +44,7 @@ EXAMPLES = """
 """
 
 
+@with_fields(Decoding, *SEARCH)
 def command(
     model: ModelName,
     file: Annotated[
@@ -60,18 +54,13 @@ def command(
     out: Annotated[
         str, Option("--out", "-o", help=f"File to write ({', '.join(FORMATS)}); - is stdout.", metavar="FILE")
     ],
-    beams: Beams = 1,
-    n_best: NBest = 1,
-    length_penalty: LengthPenalty = 1.0,
-    no_repeat_ngram: NoRepeat = None,
-    min_new: MinNew = 0,
-    max_new: MaxNew = None,
     precision: Precision = "auto",
     keep: Annotated[
         str, Option(help="More fields to copy, separated by commas; id, target and label are always copied.")
     ] = "",
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
+    **search: Any,
 ) -> None:
     """Apply MODEL to each record of FILE. The output has one row per record, in the same order, with these fields:
 
@@ -88,8 +77,7 @@ def command(
     """
     show_log(quiet)
     check_out(out, file, FORMATS)
-    options = search_options(beams, n_best, length_penalty, no_repeat_ngram, min_new, max_new)
-    predictor, options = open_predictor(model, file, precision, options)
+    predictor, options = open_predictor(model, file, precision, search)
     if str(file) == "-":
         predictor.expect_lines()
         with output(out) as put:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allmask.cli._options import Request, Training
-from allmask.cli._run import drive
+from allmask.cli._run import Training
 
 EXAMPLES = """
     allmask tokenizer train corpus/*.txt --size 8000 --out tok/
@@ -15,8 +14,8 @@ EXAMPLES = """
     allmask pretrain --resume --out runs/a
 """
 
-
-def run(asked: Request) -> None:
+command = Training(
+    "pretrain",
     """Train a model on plain text. The objective chooses the attention mask and the tokens to predict:
 
     \b
@@ -33,8 +32,5 @@ def run(asked: Request) -> None:
     Writes a folder with the tokenized text, config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model
     (final). Ctrl-C saves the run; the same command with --resume continues it, with bit-identical results. With
     torchrun, several processes share each batch (docs/scale.md).
-    """
-    drive("pretrain", asked)
-
-
-command = Training("pretrain", run)
+    """,
+)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allmask.cli._options import Request, Training
-from allmask.cli._run import drive
+from allmask.cli._run import Training
 
 EXAMPLES = """
     allmask train --task translate --data train.jsonl --eval dev.jsonl --out runs/de-en
@@ -17,8 +16,8 @@ EXAMPLES = """
     allmask train --resume --out runs/de-en
 """
 
-
-def run(asked: Request) -> None:
+command = Training(
+    "train",
     """Train a translator, an image classifier or a GAN from scratch.
 
     \b
@@ -29,8 +28,5 @@ def run(asked: Request) -> None:
     Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
     the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
     share each batch of texts (docs/scale.md). "allmask train --task TASK --help" shows the options of one task.
-    """
-    drive("train", asked)
-
-
-command = Training("train", run)
+    """,
+)

@@ -156,7 +156,7 @@ def test_settings_that_are_no_json_object(bert_folder, text):
 
 def test_settings_that_are_no_text(bert_folder):
     (bert_folder / "config.json").write_bytes(b"\xff\xfe\x00\x80")
-    refused(bert_folder, "config.json: not valid JSON")
+    refused(bert_folder, "config.json:1: not UTF-8 text")
 
 
 def test_a_settings_file_that_is_too_large(bert_folder):
