@@ -60,5 +60,5 @@ class Interrupted(AllmaskError):
     kind = "interrupted"
 
     def __init__(self, message: str, exit_code: int):
-        super().__init__(message, "go on with the same command and --resume")
+        super().__init__(message, "continue with the same command and --resume")
         self.exit_code = exit_code

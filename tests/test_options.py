@@ -14,7 +14,8 @@ import pytest
 import allmask
 from allmask import options
 from allmask.cli import _docs
-from allmask.cli._options import Request, Training, merged
+from allmask.cli._options import merged
+from allmask.cli._run import Request
 from allmask.cli.main import main
 from allmask.errors import UsageError
 from allmask.options import Option, Settings, another_default, described, option
@@ -207,10 +208,8 @@ def sentiment() -> Iterator[None]:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """What `allmask finetune` would start."""
-    from allmask.cli import finetune
-
     found: list[Request] = []
-    monkeypatch.setattr(finetune, "command", Training("finetune", found.append))
+    monkeypatch.setattr("allmask.cli._run.drive", lambda command, request: found.append(request))
     return found
 
 

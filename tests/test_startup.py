@@ -168,7 +168,6 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "train --task gan --judge {new} --out {new}": "the folder of an image classifier",
     "pretrain --data {file} --tokenizer {new} --out {new}": "new: no such file or folder",
     "pretrain --data {file} --from minilm --out {trained}": "trained: already there",
-    "predict minilm {new}.jsonl -o -": "new.jsonl: no such file",
     "drift {file} {empty}": "the file is empty",
     "average {trained} --out {new}": "no run with checkpoints",
     "demo --minutes 0": "greater than or equal to 0.5",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -42,6 +42,12 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 def emit(as_json: bool, data: Any, text: str) -> None:
     """Print a result on stdout: `data` as JSON if the user asked for it, else `text`."""
     print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2) if as_json else text)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in (header, *rows)]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
 def note(message: str) -> None:

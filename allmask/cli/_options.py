@@ -103,7 +103,7 @@ def with_fields(kind: type, *names: str) -> Callable[[Callable[..., Any]], Calla
     return lambda command: declare(command, options)
 
 
-def declare(command: Callable[..., Any], options: Sequence[Merged]) -> Callable[..., Any]:
+def declare(command: Callable[..., Any], options: Sequence[Entry]) -> Callable[..., Any]:
     """Replace the `**…` of a function by parameters for these options, which typer reads."""
     annotations = {**dict(_arguments(options)), **dict(_flags(options))}
     *own, rest = inspect.signature(command, eval_str=True).parameters.values()
@@ -117,18 +117,7 @@ def declare(command: Callable[..., Any], options: Sequence[Merged]) -> Callable[
     return command
 
 
-@dataclass(frozen=True)
-class Merged:
-    """An option that one or several tasks have, as a command shows it."""
-
-    name: str
-    type: Any
-    option: Option
-    help: str
-    default: str
-
-
-def merged(runs: Sequence[Run]) -> list[Merged]:
+def merged(runs: Sequence[Run]) -> list[Entry]:
     """Return the options of all runs; help texts and defaults that not all of them share name their tasks."""
     tasks = [run.task for run in runs]
     found: dict[str, dict[str, Entry]] = {}
@@ -138,7 +127,7 @@ def merged(runs: Sequence[Run]) -> list[Merged]:
     return [_merge(name, entries, tasks) for name, entries in found.items()]
 
 
-def _merge(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Merged:
+def _merge(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Entry:
     first = next(iter(entries.values()))
     helps = []
     for text, owners in _by_value({task: entry.option.help for task, entry in entries.items()}).items():
@@ -148,14 +137,14 @@ def _merge(name: str, entries: Mapping[str, Entry], tasks: Sequence[str]) -> Mer
     usual, *others = _by_value({task: entry.default for task, entry in entries.items()}).items()
     defaults = [usual[0], *(_labelled(default, owners, (), tasks) for default, owners in others)]
     choices = dict.fromkeys(choice for entry in entries.values() for choice in entry.option.choices)
-    option = replace(first.option, choices=tuple(choices))
-    return Merged(name, first.type, option, " ".join(helps), "; ".join(filter(None, defaults)))
+    option = replace(first.option, help=" ".join(helps), choices=tuple(choices))
+    return Entry(name, first.type, option, "; ".join(filter(None, defaults)))
 
 
-def _as_declared(entry: Field[Any], type: Any) -> Merged:
+def _as_declared(entry: Field[Any], type: Any) -> Entry:
     option = described(entry)
     default = option.shown_default or ("" if entry.default is False else as_text(entry.default))
-    return Merged(entry.name, type, option, option.help, default)
+    return Entry(entry.name, type, option, default)
 
 
 def _by_value(named: Mapping[str, str]) -> dict[str, list[str]]:
@@ -175,26 +164,26 @@ def _labelled(text: str, owners: Sequence[str], everyone: Sequence[str], tasks: 
     return f"{names}: {text if text[:2].isupper() else text[:1].lower() + text[1:]}"
 
 
-def command_options(command: str) -> list[Merged]:
+def command_options(command: str) -> list[Entry]:
     """Return the options that are not in config.yaml, and the task."""
     found, hints = [], get_type_hints(CommandOptions)
     if command != "pretrain":
         help = f"What to learn: {', '.join(TASKS_OF[command])}, or {TASKS.of_packages()}."
-        found = [Merged("task", str, Option(help, "data", metavar="TASK"), help, TASKS_OF[command][0])]
+        found = [Entry("task", str, Option(help, "data", metavar="TASK"), TASKS_OF[command][0])]
     return found + [_as_declared(entry, hints[entry.name]) for entry in fields(CommandOptions)]
 
 
-def _arguments(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
+def _arguments(options: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
     """Yield the names and annotations of positional arguments."""
     for entry in options:
         if entry.option.argument and entry.option.flag == "":
-            yield entry.name, Annotated[str | None, typer.Argument(help=entry.help, show_default=False)]
+            yield entry.name, Annotated[str | None, typer.Argument(help=entry.option.help, show_default=False)]
         elif entry.option.argument:  # the shell expands --data *.txt to one value and these
             help = f"More files for --{entry.name}, so that --{entry.name} corpus/*.txt works."
             yield "files", Annotated[list[str] | None, typer.Argument(help=help, show_default=False)]
 
 
-def _flags(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
+def _flags(options: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
     """Yield the names and annotations of flags."""
     for entry in options:
         kind, option, dashed = _flag_type(entry.type), entry.option, entry.name.replace("_", "-")
@@ -202,7 +191,7 @@ def _flags(options: Iterable[Merged]) -> Iterator[tuple[str, Any]]:
             continue
         words = option.flag.split() if option.flag else [f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"]
         info = typer.Option(
-            *words, help=entry.help, show_default=entry.default or False, rich_help_panel=option.group,
+            *words, help=entry.option.help, show_default=entry.default or False, rich_help_panel=option.group,
             metavar=option.metavar or "|".join(option.choices) or None,
         )  # fmt: skip
         yield entry.name, Annotated[kind | None, info]

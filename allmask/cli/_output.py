@@ -123,7 +123,7 @@ def _write_csv(lines: IO[str], target: IO[bytes], delimiter: str = ",") -> None:
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_cell(row.get(name)) for name in columns] for row in _rows(lines))
-    text.detach()  # flushes, and leaves the file open for whoever opened it
+    text.detach()  # flushes, and leaves the file open for the caller, who opened it
 
 
 def _cell(value: Any) -> str:

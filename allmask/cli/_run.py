@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from allmask.cli import emit, note, show_log
+from allmask.cli import emit, markdown_table, note, show_log
 from allmask.cli._options import command_options, declare, merged
 from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions
@@ -35,6 +35,11 @@ from allmask.runs.options import (
 if TYPE_CHECKING:
     from allmask.runs.plan import Job
     from allmask.training.process_group import ProcessGroup, SingleProcess
+
+
+ABOUT_RUNS = """Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final).
+Ctrl-C saves the run; the same command with --resume continues it, with bit-identical results. With torchrun, several
+processes share each batch of texts (docs/scale.md). """
 
 
 # ---- the command line ----------------------------------------------------------------------------------------
@@ -71,7 +76,10 @@ class Training:
         def command(**flags: Any) -> None:
             drive(self.name, _request(self.name, flags))
 
-        command.__doc__ = self.help
+        one_task = f'"allmask {self.name} --task TASK --help" shows the options of one task.' * (
+            self.name != "pretrain"
+        )
+        command.__doc__ = f"{self.help}\n\n{ABOUT_RUNS}{one_task}"
         return declare(command, options)
 
 
@@ -196,18 +204,17 @@ def _one_run(result: Mapping[str, Any]) -> list[str]:
 
 def _seeds(result: Mapping[str, Any]) -> list[str]:
     names = list(result["metrics"])
-    lines = ["| seed | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
-    for row in result["seeds"]:
-        lines.append(f"| {row['seed']} | " + " | ".join(f"{row['metrics'][name]:.4g}" for name in names) + " |")
+    rows = [[str(row["seed"]), *(f"{row['metrics'][name]:.4g}" for name in names)] for row in result["seeds"]]
     spread = (f"{result['metrics'][name]:.4g} ± {result['deviation'][name]:.2g}" for name in names)
-    lines.append("| mean ± deviation | " + " | ".join(spread) + " |")
+    lines = markdown_table(["seed", *names], [*rows, ["mean ± deviation", *spread]])
     return [*lines, "", f"{result['final']}: seed {result['best_seed']}, the best of {len(result['seeds'])}"]
 
 
 def _search(result: Mapping[str, Any]) -> list[str]:
-    lines = ["| run | batch tokens | lr | epochs | score | |", "|---|---|---|---|---|---|"]
+    rows = []
     for row in result["tried"]:
         score = "–" if row["score"] is None else f"{row['score']:.4g}"
-        values = (row["run"], f"{row['batch_tokens']:,}", f"{row['lr']:.3g}", f"{row['epochs']:g}", score, row["how"])
-        lines.append("| " + " | ".join(values) + " |")
+        numbers = (f"{row['batch_tokens']:,}", f"{row['lr']:.3g}", f"{row['epochs']:g}", score)
+        rows.append([row["run"], *numbers, row["how"]])
+    lines = markdown_table(["run", "batch tokens", "lr", "epochs", "score", ""], rows)
     return [*lines, "", f"{result['final']}: {result['best_run']}, the best of {len(result['tried'])}"]

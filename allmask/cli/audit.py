@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from allmask.cli import AsJson, ModelName, emit, note
+from allmask.cli import AsJson, ModelName, emit, markdown_table, note
 from allmask.errors import UsageError
 from allmask.mask.kinds import parameters
 from allmask.registry import MASKS
@@ -87,9 +87,9 @@ def _report(result: Audit) -> str:
 
 
 def _table(findings: list[Finding]) -> str:
-    lines = ["| library | mask | handed over as | leaks | blind | |", "|---|---|---|---|---|---|"]
+    rows = []
     for row in findings:
         verdict = f"refused: {row.refused[:72]}" if row.refused else ("leaks" if row.leaks else "holds")
         counts = ["–" if count is None else str(count) for count in (row.leaks, row.blind)]
-        lines.append("| " + " | ".join([row.library, row.mask, row.way, *counts, verdict]) + " |")
-    return "\n".join(lines)
+        rows.append([row.library, row.mask, row.way, *counts, verdict])
+    return "\n".join(markdown_table(["library", "mask", "handed over as", "leaks", "blind", ""], rows))

@@ -54,7 +54,7 @@ def command(
         if loaded.tokenizer is None:
             raise UsageError(
                 f"{model}: has no tokenizer, so the tokens that {keep_tokens} uses are unknown",
-                "put tokenizer.json or vocab.txt beside the weights",
+                "put tokenizer.json or vocab.txt in the folder of the weights",
             )
         note(f"reading {', '.join(map(str, texts.files))}")
         written = loaded.keep_tokens(propose_keep_tokens(loaded.tokenizer, texts))

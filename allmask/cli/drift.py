@@ -1,4 +1,4 @@
-"""`allmask drift`: test whether two files come from one distribution, and show what tells them apart."""
+"""`allmask drift`: test whether two files come from one distribution, and show how they differ."""
 
 from __future__ import annotations
 

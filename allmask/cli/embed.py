@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -25,8 +25,7 @@ from allmask.cli import (
     show_log,
     stdin_records,
 )
-from allmask.cli._output import as_json as json_line
-from allmask.cli._output import check_out
+from allmask.cli._output import check_out, output
 from allmask.errors import DataError, UsageError
 from allmask.files import atomic_file
 
@@ -172,17 +171,18 @@ def _write(embedder: Embedder, source: _Source, out: str, quiet: bool) -> None:
 @contextmanager
 def _output(out: str, width: int) -> Iterator[Put]:
     """Yield a function that writes records with their vectors; a file appears when it is complete."""
-    if out == "-":
-        yield lambda records, vectors: print("\n".join(_json_lines(records, vectors)), flush=True)
+    if out != "-" and Path(out).resolve().suffix.lower() == ".npy":
+        with atomic_file(out, "wb") as stream, _npy(stream, width) as put:
+            yield put
         return
-    with atomic_file(out, "wb") as stream:
-        if Path(out).resolve().suffix.lower() == ".npy":
-            with _npy(stream, width) as put:
-                yield put
-        else:
-            yield lambda records, vectors: stream.writelines(
-                f"{line}\n".encode() for line in _json_lines(records, vectors)
-            )
+    with output(out) as put_row:
+
+        def put_rows(records: list[Record], vectors: np.ndarray) -> None:
+            for record, vector in zip(records, vectors.tolist(), strict=True):
+                fields = {name: value for name, value in record.fields.items() if value is not None}
+                put_row({**fields, "vector": [float(f"{number:.7g}") for number in vector]})  # the digits of fp32
+
+        yield put_rows
 
 
 @contextmanager
@@ -206,9 +206,3 @@ def _npy(stream: IO[bytes], width: int) -> Iterator[Put]:
     stream.seek(0)
     header()
     assert stream.tell() == begin, "the header must not move the rows"
-
-
-def _json_lines(records: Iterable[Record], vectors: np.ndarray) -> Iterator[str]:
-    for record, vector in zip(records, vectors.tolist(), strict=True):
-        fields = {name: value for name, value in record.fields.items() if value is not None}
-        yield json_line({**fields, "vector": [float(f"{number:.7g}") for number in vector]})  # the digits of fp32

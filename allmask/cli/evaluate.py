@@ -56,10 +56,10 @@ def command(
     """Predict with MODEL for each record of FILE, and compare the predictions with the targets:
 
     \b
-    title      ROUGE, BLEU, exact matches and length, beside those of the first sentence; Chinese by character
+    title      ROUGE, BLEU, exact matches and length, next to those of the first sentence; Chinese by character
     translate  BLEU and chrF, with sacrebleu's signatures
     classify   accuracy, F1 and Matthews correlation, or Pearson and Spearman; a confusion matrix
-    choose     accuracy, beside that of guessing
+    choose     accuracy, next to that of guessing
     tag        F1 of entities, counted as conlleval does
     answer     exact match and F1, counted as SQuAD does, or CMRC for Chinese
     image      the same as classify

@@ -19,10 +19,5 @@ EXAMPLES = """
 command = Training(
     "finetune",
     """Fine-tune MODEL for a task: write titles or translations, classify texts or pairs of texts, choose between
-    answers, tag words, or find the answer to a question in a text.
-
-    Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
-    the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
-    share each batch (docs/scale.md). "allmask finetune --task TASK --help" shows the options of one task.
-    """,
+answers, tag words, or find the answer to a question in a text.""",
 )

@@ -90,10 +90,11 @@ def open_predictor(
 
     Others are refused, unless they have their default values.
     """
-    from allmask.tasks.task import ModelFolder
+    from allmask.tasks.task import FILE, ModelFolder
 
     options, opened = given_options(search), ModelFolder.open(model)
-    if file.suffix and not file.exists():  # without a suffix it may be the name of a data set, such as digits
+    names_task, is_path = (opened.folder / FILE).is_file(), bool(file.suffix)  # digits is a data set, not a path
+    if names_task and is_path and not file.exists():  # known before torch is imported
         raise DataError(f"{file}: no such file", "check the path")
     predictor: Predictor = opened.predictor(precision=precision)
     others = sorted(options.keys() - predictor.options)

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         return exit.code if isinstance(exit.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads stdout has enough
+    except BrokenPipeError:  # the reader of stdout closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 1
     except BaseException as error:  # not only Exception: a panic in the Rust tokenizers is a BaseException

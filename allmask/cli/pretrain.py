@@ -18,19 +18,16 @@ command = Training(
     "pretrain",
     """Train a model on plain text. The objective chooses the attention mask and the tokens to predict:
 
-    \b
-    mlm          hidden tokens, from both sides (BERT)
-    nsp          the same, and whether a second text follows the first
-    causal       the next token (GPT-2)
-    reverse      the previous token; with causal, both directions of ELMo
-    permutation  tokens in a random order (XLNet)
-    prefix       the end of a text, from all of its beginning
-    unilm        hidden tokens under four masks: both sides, left to right, right to left, prefix (UniLM)
-    mass         a hidden span, with an encoder–decoder (MASS)
-    span         several hidden spans, with an encoder–decoder (T5)
+\b
+mlm          hidden tokens, from both sides (BERT)
+nsp          the same, and whether a second text follows the first
+causal       the next token (GPT-2)
+reverse      the previous token; with causal, both directions of ELMo
+permutation  tokens in a random order (XLNet)
+prefix       the end of a text, from all of its beginning
+unilm        hidden tokens under four masks: both sides, left to right, right to left, prefix (UniLM)
+mass         a hidden span, with an encoder–decoder (MASS)
+span         several hidden spans, with an encoder–decoder (T5)
 
-    Writes a folder with the tokenized text, config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model
-    (final). Ctrl-C saves the run; the same command with --resume continues it, with bit-identical results. With
-    torchrun, several processes share each batch (docs/scale.md).
-    """,
+The tokens of the text are stored in the folder of the run.""",
 )

@@ -20,13 +20,8 @@ command = Training(
     "train",
     """Train a translator, an image classifier or a GAN from scratch.
 
-    \b
-    --task translate, title   an encoder–decoder that writes a target for each source; its vocabulary is learnt, too
-    --task image              a residual network that classifies images
-    --task gan                a generator of images, and a discriminator that tells them from real ones
-
-    Writes a folder with config.yaml, metrics.jsonl, loss.png, checkpoints and the trained model (final). Ctrl-C saves
-    the run; the same command with --resume continues it, with bit-identical results. With torchrun, several processes
-    share each batch of texts (docs/scale.md). "allmask train --task TASK --help" shows the options of one task.
-    """,
+\b
+--task translate, title   an encoder–decoder that writes a target for each source; its vocabulary is trained, too
+--task image              a residual network that classifies images
+--task gan                a generator of images, and a discriminator that distinguishes them from real ones""",
 )

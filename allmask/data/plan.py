@@ -47,7 +47,7 @@ def plan_epoch(lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int
     if sizes.ndim != 1 or (sizes < 1).any():
         raise UsageError("plan_epoch: lengths must be a row of positive whole numbers")
     if batch_tokens < 1:
-        raise UsageError(f"a batch of {batch_tokens} tokens holds nothing", "pass --batch-tokens 1024 or more")
+        raise UsageError(f"a batch of {batch_tokens} tokens cannot hold an example", "pass --batch-tokens 1024 or more")
     if seed < 0 or epoch < 0:
         raise UsageError(f"seed {seed} and epoch {epoch} must not be negative")
     # Raw bits and a stable sort are the same in every version of numpy; its shuffle need not be

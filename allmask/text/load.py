@@ -176,7 +176,7 @@ def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specia
     _expect_class(path, settings, (*_T5_LIKE, *_XLNET_LIKE))
     found, name = read_pieces(path), settings.get("tokenizer_class")
     known = {piece for piece, _ in found.pieces}
-    framing = {XLNET_SPECIALS["sep"], XLNET_SPECIALS["cls"]}  # tells XLNet where no class is named
+    framing = {XLNET_SPECIALS["sep"], XLNET_SPECIALS["cls"]}  # identifies an XLNet if no class is named
     if framing <= known if name is None else str(name).startswith(_XLNET_LIKE):
         return _read_xlnet(path, settings, found)
     count = settings.get("extra_ids", kinds.SENTINELS)

@@ -15,15 +15,6 @@ from allmask.training.loop import (
 )
 
 __all__ = [
-    "Paused",
-    "Result",
-    "Score",
-    "Settings",
-    "StepSpec",
-    "Workload",
-    "loss_of",
-    "mean_loss",
-    "resolve_precision",
-    "standard_error",
-    "train",
-]
+    "Paused", "Result", "Score", "Settings", "StepSpec", "Workload", "loss_of", "mean_loss", "resolve_precision",
+    "standard_error", "train",
+]  # fmt: skip

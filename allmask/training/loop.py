@@ -384,7 +384,13 @@ class Trainer:
         else:
             for buffer, kept in zip(self.statistics, before, strict=True):
                 buffer.copy_(kept)
-            self._count_bad_step()
+            self.bad_steps += 1
+            self.skipped += 1
+            if self.bad_steps >= self.settings.max_bad_steps:
+                raise DivergedError(
+                    f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
+                    f"none of these steps changed a weight; start again with a lower --lr (now {self.settings.lr})",
+                )
         self.optimizer.zero_grad(set_to_none=True)
         self.embedding.clear()
         return losses, norm, rate
@@ -411,15 +417,6 @@ class Trainer:
         (total * self.group.size).backward()  # DDP and FSDP average gradients over processes; their sum is wanted
         for name, mean in means.items():
             losses[name] += mean.item()
-
-    def _count_bad_step(self) -> None:
-        self.bad_steps += 1
-        self.skipped += 1
-        if self.bad_steps >= self.settings.max_bad_steps:
-            raise DivergedError(
-                f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
-                f"none of these steps changed a weight; start again with a lower --lr (now {self.settings.lr})",
-            )
 
     # ---- evaluating and keeping ----------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def _groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _by_share(names: list[str], decay: float | None) -> dict[float, list[str]]:
-    """SingleProcess the names of parameters by their share of the learning rate."""
+    """Group the names of parameters by their share of the learning rate."""
     if decay is None:
         return {1.0: names}
     layers: dict[str, int] = {}  # number of layers of each stack

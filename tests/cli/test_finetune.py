@@ -191,7 +191,7 @@ def test_resumed_equals_uninterrupted(cli, monkeypatch, bert: Path, data: Path, 
     with monkeypatch.context() as patched:
         stop_at(patched, step, number)
         ran = cli(*words, "--out", tmp_path / "cut")
-    assert ran.code == code and "go on with the same command and --resume" in ran.err
+    assert ran.code == code and "continue with the same command and --resume" in ran.err
     assert not (tmp_path / "cut" / "final").exists()
     assert cli(*words, "--out", tmp_path / "cut", "--resume").code == 0
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
