@@ -1,0 +1,400 @@
+"""Train the weights that are shipped: one set of weights under every mask.
+
+    python quality/weights.py quality/weights-en.yaml --out quality-runs/allmask-en            # resumed if it exists
+    python quality/weights.py quality/weights-en.yaml --out quality-runs/try --steps 300 --set lr=1e-3 layer_decay=0.8
+
+Each step trains one of these objectives, in the shares of the config file:
+
+    mlm      rows of text, bidirectional: guess masked tokens
+    causal   rows of text, from left to right: predict the next token
+    prefix   rows of text, cut in two: read the first part, write the second
+    quote    read a text, write one of its central sentences
+    title    read a text, write its title
+    embed    bidirectional: the vector of a text is nearest to that of its own title (InfoNCE within the batch)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+import allmask
+from allmask.data import NO_LABEL, Batch, Example, Record, pack, plan_epoch
+from allmask.data.corpus import prepare
+from allmask.data.windows import Windows
+from allmask.losses import Losses
+from allmask.model import Model
+from allmask.objectives import Draw, Vocabulary, losses_of
+from allmask.registry import OBJECTIVES
+from allmask.runs.folder import save_model
+from allmask.tasks.common.quoting import quotations
+from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
+from allmask.tasks.metrics.text import rouge
+from allmask.tasks.seq2seq import Title
+from allmask.text import Tokenizer, truncate_tokens
+from allmask.training import Score, Settings, StepSpec, checkpoint, train
+
+FRAMES = 3  # special tokens around a row, at most
+QUOTED = 20_000  # texts to quote from
+TEMPERATURE = 0.05  # of InfoNCE
+EVALUATED = 64  # held-out titles, and rows of held-out text
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config file. Files are relative to the folder given by --data, or absolute."""
+
+    name: str
+    start: str  # the model that training begins with
+    shares: Mapping[str, float]  # of the steps, by objective
+    text: Sequence[str]  # files of running text, for mlm, causal and prefix
+    pairs: Sequence[str]  # files of source and target, for quote, title and embed
+    dev_text: str
+    dev_pairs: str
+    steps: int = 3000
+    batch_tokens: int = 4096
+    lr: float = 8e-4
+    layer_decay: float = 0.8
+    warmup: float = 0.05
+    dropout: float = 0.0
+    length: int = 128  # tokens of a row of text
+    max_source: int = 128
+    max_target: int = 32
+    embed_source: int = 96
+    seed: int = 1
+
+    @classmethod
+    def read(cls, path: Path, changes: Sequence[str], data: Path) -> Config:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for change in changes:
+            name, _, value = change.partition("=")
+            *outer, last = name.split(".")
+            inner = values
+            for key in outer:
+                inner = inner[key]
+            inner[last] = yaml.safe_load(value)
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise SystemExit(f"{path}: unknown: {', '.join(sorted(unknown))}")
+        values["lr"] = float(values.get("lr", cls.lr))  # YAML reads 1e-3 as a string
+        for name in ("text", "pairs"):
+            values[name] = [str(file) for pattern in values[name] for file in _found(data, pattern)]
+        for name in ("dev_text", "dev_pairs"):
+            values[name] = str(data / values[name])
+        return cls(**values)
+
+
+def _found(data: Path, pattern: str) -> list[Path]:
+    found = sorted(data.glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
+    if not found:
+        raise SystemExit(f"{data / pattern}: no such file; see the table of sources in docs/weights.md")
+    return found
+
+
+# ---- batches -------------------------------------------------------------------------------------------------
+
+
+class Drawn(NamedTuple):
+    """What a step trains on: some examples of an objective, in a pass over its examples."""
+
+    objective: str
+    epoch: int
+    numbers: list[int]
+
+
+class Part:
+    """The examples of one objective."""
+
+    lengths: Sequence[int] | np.ndarray
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Any:
+        raise NotImplementedError
+
+
+@dataclass
+class Rows(Part):
+    """Rows of text, corrupted and ordered by an objective of the library."""
+
+    objective: Any
+    rows: Windows
+    seed: int
+
+    @cached_property
+    def lengths(self) -> np.ndarray:  # type: ignore[override]
+        return self.rows.lengths + FRAMES
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return self.objective.batch(self.rows, Draw(self.seed, epoch, numbers))
+
+
+@dataclass
+class Pairs(Part):
+    """Source and target under the prefix mask."""
+
+    examples: list[Example]
+    name: str
+
+    @cached_property
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        return [len(example) for example in self.examples]
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        return replace(pack([self.examples[number] for number in numbers]), name=self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Texts 0, 1, …, n − 1 and their titles n, n + 1, …, 2n − 1 in one row, each read in both directions."""
+
+    row: Batch
+
+    @property
+    def tokens(self) -> int:
+        return self.row.tokens
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"embed": 1}
+
+    def to(self, device: torch.device | str) -> Compared:
+        return Compared(self.row.to(device))
+
+    def vectors(self, model: Model) -> Tensor:
+        """(2n, W) the mean hidden state of each text, of length 1."""
+        row = self.row
+        hidden = model.body(row.ids, row.mask, None, row.segments)[0].float()
+        group = row.mask.group[0]
+        sums = hidden.new_zeros(int(group.max()) + 1, hidden.shape[-1]).index_add(0, group, hidden)
+        return F.normalize(sums, dim=-1)
+
+    def loss(self, model: Model) -> Tensor:
+        texts, titles = self.vectors(model).chunk(2)
+        cosines = texts @ titles.T / TEMPERATURE
+        own = torch.arange(len(texts), device=cosines.device)
+        return (F.cross_entropy(cosines, own) + F.cross_entropy(cosines.T, own)) / 2
+
+
+@dataclass
+class Embeddings(Part):
+    """Pairs of a text and its title to compare."""
+
+    pairs: list[tuple[list[int], list[int]]]  # ids with special tokens
+
+    @cached_property
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        return [len(source) + len(target) for source, target in self.pairs]
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Compared:
+        texts = [self.pairs[number][side] for side in (0, 1) for number in numbers]
+        return Compared(pack([_read_only(ids) for ids in texts]))
+
+
+def _read_only(ids: Sequence[int]) -> Example:
+    zeros = np.zeros(len(ids))
+    return Example(np.array(ids), zeros, zeros, np.full(len(ids), NO_LABEL))
+
+
+@dataclass
+class Every:
+    """The workload: a part for each objective, in turn by their shares."""
+
+    parts: dict[str, Part]
+    shares: Mapping[str, float]
+    steps: int
+    evaluator: Evaluator
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.zeros(0)  # each part has its own
+
+    @property
+    def step_spec(self) -> StepSpec:
+        return StepSpec(plan=self.plan, losses=_losses, operations=_operations)
+
+    def plan(self, lengths: Any, batch_tokens: int, seed: int, epoch: int) -> list[Any]:
+        """All steps of the run. The objective furthest behind its share is next, so any stretch has the mixture."""
+        batches = {name: self._endless(name, batch_tokens, seed + epoch) for name in self.parts}
+        total = sum(self.shares[name] for name in self.parts)
+        done = dict.fromkeys(self.parts, 0)
+        chosen = []
+        for step in range(1, self.steps + 1):
+            name = max(done, key=lambda name: self.shares[name] / total * step - done[name])
+            done[name] += 1
+            chosen.append(next(batches[name]))
+        return chosen
+
+    def _endless(self, name: str, batch_tokens: int, seed: int):
+        epoch = 0
+        while True:
+            for numbers in plan_epoch(self.parts[name].lengths, batch_tokens, seed, epoch):
+                yield Drawn(name, epoch, numbers)
+            epoch += 1
+
+    def batch(self, drawn: Any, epoch: int) -> Any:
+        return self.parts[drawn.objective].batch(drawn.numbers, drawn.epoch)
+
+    def evaluate(self, model: Model, step: int) -> Score:
+        return self.evaluator(model)
+
+
+def _losses(model: Model, batch: Any, smoothing: float) -> Losses:
+    return {"embed": (batch.loss(model), 1)} if isinstance(batch, Compared) else losses_of(model, batch, smoothing)
+
+
+def _operations(model: Model, batch: Any) -> int:
+    return StepSpec().operations(model, batch.row if isinstance(batch, Compared) else batch)
+
+
+# ---- reading -------------------------------------------------------------------------------------------------
+
+
+def windows(files: Sequence[str], tokenizer: Tokenizer, folder: Path, length: int) -> Windows:
+    return Windows(prepare(files, tokenizer, folder), length - FRAMES)
+
+
+def read_pairs(files: Sequence[str], task: Title) -> list[Record]:
+    """The records of all files, each source once."""
+    seen: dict[str, Record] = {}
+    for file in files:
+        for record in task.read(Path(file)):
+            seen.setdefault(record.fields["source"], record)
+    return list(seen.values())
+
+
+def parts_of(config: Config, tokenizer: Tokenizer, task: Title, out: Path) -> dict[str, Part]:
+    records = read_pairs(config.pairs, task)
+    rows = windows(config.text, tokenizer, out / "corpus", config.length)
+    print(f"{len(records):,} pairs, {len(rows):,} rows of {rows.lengths.sum():,} tokens", flush=True)
+    vocabulary = Vocabulary.of(tokenizer)
+    rng = random.Random(config.seed)
+    made: dict[str, Any] = {
+        name: lambda name=name: Rows(OBJECTIVES[name](vocabulary), rows, config.seed)
+        for name in ("mlm", "causal", "prefix")
+    }
+    made["title"] = lambda: Pairs(task.examples(tokenizer, records), "title")
+    made["quote"] = lambda: Pairs(
+        task.examples(tokenizer, quotations(rng.sample(records, min(QUOTED, len(records))), task.max_source, rng)),
+        "quote",
+    )
+    made["embed"] = lambda: Embeddings(_framed_pairs(config, tokenizer, records))
+    return {name: made[name]() for name, share in config.shares.items() if share > 0}
+
+
+def _framed_pairs(config: Config, tokenizer: Tokenizer, records: Sequence[Record]) -> list[tuple[list[int], list[int]]]:
+    begin, end = [tokenizer.begin_id], [tokenizer.end_id]
+    sides = []
+    for name, limit in (("source", config.embed_source), ("target", config.max_target)):
+        encoded = tokenizer.encode_batch([record.fields[name] for record in records], special=False)
+        sides.append([[*begin, *truncate_tokens(one.ids, limit, "head"), *end] for one in encoded])
+    return list(zip(*sides, strict=True))
+
+
+# ---- evaluation ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Evaluator:
+    """Measures what each mask has learnt, on a few held-out records and rows."""
+
+    task: Title
+    records: list[Record]
+    rows: Mapping[str, Rows]  # mlm and causal
+
+    def __call__(self, model: Model) -> Score:
+        chosen = self.records[:EVALUATED]
+        titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
+        references = [record.fields["target"] for record in chosen]
+        metrics = {"rouge_l": rouge(titles, references)["rouge_l"]}
+        metrics["length"] = sum(len(title.split()) for title in titles) / len(titles)
+        numbers = np.linspace(0, len(self.rows["mlm"].rows) - 1, EVALUATED).astype(int).tolist()
+        with torch.inference_mode():
+            for name, part in self.rows.items():
+                batch = part.batch(numbers, 0)
+                hidden = model.body.forward_at(batch.labels >= 0, batch.ids, batch.mask, batch.segments)
+                logits, labels = model.logits(hidden), batch.labels[batch.labels >= 0]
+                metrics[f"loss_{name}"] = F.cross_entropy(logits, labels).item()
+                if name == "mlm":  # only where the token is hidden
+                    hidden_ones = (batch.ids == tokenizer_of(model).mask_id)[batch.labels >= 0]
+                    metrics["guessed"] = 100 * (logits.argmax(-1) == labels)[hidden_ones].float().mean().item()
+            if model.config.family == "bert":
+                metrics["mrr"] = self.reciprocal_rank(model)
+        samples = [f"  {r.fields['target'][:80]}\n    {title}" for r, title in zip(chosen[:3], titles, strict=False)]
+        return Score(metrics["rouge_l"] - 10 * metrics["loss_mlm"], metrics, samples)
+
+    def reciprocal_rank(self, model: Model) -> float:
+        from allmask.inference import embed
+
+        sides = [embed(model, [r.fields[name] for r in self.records], normalize=True) for name in ("source", "target")]
+        return 100 * mean_reciprocal_rank(*sides)
+
+
+def mean_reciprocal_rank(texts: Tensor, titles: Tensor) -> float:
+    """Mean of 1 / rank of a text's own title among all titles, by cosine."""
+    cosines = texts @ titles.T
+    ranks = (cosines > cosines.diagonal()[:, None]).sum(1) + 1
+    return (1.0 / ranks).mean().item()
+
+
+# ---- training ------------------------------------------------------------------------------------------------
+
+
+def first_model(config: Config, records: Sequence[Record]) -> Model:
+    """The start with a language model head, whose bias begins with how often tokens are written."""
+    model = allmask.load(config.start)
+    if model.lm_head is not None:
+        return model
+    model = model.with_language_model(torch.Generator().manual_seed(config.seed))
+    tokenizer = tokenizer_of(model)
+    encoded = tokenizer.encode_batch([record.fields["source"] for record in records[:20000]], special=False)
+    counts = torch.bincount(torch.tensor([id for one in encoded for id in one.ids]), minlength=model.config.vocab_size)
+    expect_frequencies(model, counts)
+    return model
+
+
+def run(config: Config, out: Path, precision: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    task = Title(max_source=config.max_source, max_target=config.max_target)
+    model = first_model(config, read_pairs(config.pairs[:1], task))
+    tokenizer = tokenizer_of(model)
+    parts = parts_of(config, tokenizer, task, out)
+    dev = windows([config.dev_text], tokenizer, out / "corpus-dev", config.length)
+    vocabulary = Vocabulary.of(tokenizer)
+    rows = {name: Rows(OBJECTIVES[name](vocabulary), dev, config.seed) for name in ("mlm", "causal")}
+    work = Every(parts, config.shares, config.steps, Evaluator(task, task.read(Path(config.dev_pairs))[:300], rows))
+    settings = Settings(
+        steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
+        warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,
+        eval_every=max(1, config.steps // 10), save_every=100, keep=1,
+    )  # fmt: skip
+    training = out / "training"
+    result = train(model, work, settings, training, resume=bool(checkpoint.checkpoints(training)))
+    print(json.dumps({"seconds": result.seconds, "best": result.best and result.best.metrics}))
+    save_model(model, task, out / "final")
+
+
+def main() -> None:
+    parser = common.parser(__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder that the files of the config are in")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="change values of the config")
+    parser.add_argument("--precision", default="auto")
+    args = parser.parse_args()
+    common.log_to_stderr()
+    run(Config.read(args.config, args.set, args.data), args.out, args.precision)
+
+
+if __name__ == "__main__":
+    main()
