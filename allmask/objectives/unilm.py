@@ -12,7 +12,7 @@ from allmask.data import Batch, pack_flat
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.mlm import Mlm
-from allmask.objectives.objective import Samples, read
+from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.prefix import source_and_target
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
@@ -21,7 +21,7 @@ WAYS = ("bidirectional", "left-to-right", "right-to-left", "seq2seq")
 
 
 @dataclass(frozen=True, eq=False)
-class Unilm:
+class Unilm(Objective):
     """Tokens are masked as in `Mlm` and predicted at their own positions; the order determines the context.
 
                      [CLS]  北  [MASK]  欢  [SEP]              [CLS]  北  [SEP] [MASK] 欢  [SEP]
@@ -40,8 +40,6 @@ class Unilm:
     mlm: Mlm = field(init=False)  # masks the tokens
     name: ClassVar[str] = "unilm"
     frame: ClassVar[int] = 3
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end", "mask")
