@@ -175,7 +175,7 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
     names = family.pairs(*depths)
     heads = heads_in({names[name] for name in tidied if name in names}, config) & frozenset(family.may_lack)
     expected = family.to_theirs(empty_parameters(config, heads, labels), *depths)
-    compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, tidied)
+    compare(weights, expected, tidied)
     tensors = family.to_ours({name: stored.load() for name, stored in tidied.items()}, *depths)
     return Checkpoint(config, tensors, heads, weights.parent, sorted(left_out), labels)
 
@@ -207,14 +207,18 @@ def _are_equal(first: Stored, second: Stored) -> bool:
     return first is second or (first.shape == second.shape and torch.equal(first.load(), second.load()))
 
 
-def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -> None:
-    """Raise an error that lists all tensors that are missing, unknown, misshapen or not floating point."""
-    lines = [("missing", name, f"expected {list(expected[name])}") for name in expected if name not in store]
+def compare(path: Path, expected: Mapping[str, Tensor], store: Store) -> None:
+    """Raise an error that lists all tensors that are missing, unknown, misshapen or not floating point.
+
+    `expected` may be on the meta device.
+    """
+    shapes = {name: list(tensor.shape) for name, tensor in expected.items()}
+    lines = [("missing", name, f"expected {shape}") for name, shape in shapes.items() if name not in store]
     for name, stored in store.items():
-        if name not in expected:
+        if name not in shapes:
             lines.append(("unknown", name, f"found {list(stored.shape)}"))
-        elif stored.shape != expected[name]:
-            lines.append(("misshapen", name, f"expected {list(expected[name])}, found {list(stored.shape)}"))
+        elif list(stored.shape) != shapes[name]:
+            lines.append(("misshapen", name, f"expected {shapes[name]}, found {list(stored.shape)}"))
         elif stored.dtype not in FLOATS:
             lines.append(("wrong type", name, f"expected floating point, found {stored.dtype}"))
     if lines:
@@ -225,9 +229,8 @@ def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -
 
 
 def check(where: str | Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """The same as `compare`, for tensors in memory; `expected` may be on the meta device."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    compare(Path(where), shapes, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
+    """The same as `compare`, for tensors in memory."""
+    compare(Path(where), expected, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def _grouped(lines: list[tuple[str, str, str]]) -> list[str]:

@@ -190,7 +190,7 @@ def load(folder: str | Path) -> Gan:
         raise placed(error, folder / SETTINGS, {}) from error
     model = Gan(config)
     store = open_weights(folder / WEIGHTS)
-    compare(folder / WEIGHTS, {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}, store)
+    compare(folder / WEIGHTS, _weights(model), store)
     model.load_state_dict({name: stored.load() for name, stored in store.items()}, strict=False)  # compared above
     return model.eval()
 
