@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,13 @@ def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def placed(error: CheckpointError, path: Path, names: Mapping[str, str]) -> CheckpointError:
-    """Return the error with the file in front; its hint gives the file's own names of Config fields in the message."""
-    message = error.message.removeprefix("config: ")
-    theirs = [f"{ours} is written {word}" for word, ours in names.items() if ours in message.split()]
-    hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint
-    return CheckpointError(f"{path}: {message}", hint)
+@contextmanager
+def errors_in(path: Path, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Put the file in front of an error. The hint gives its own names of the Config fields in the message."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = error.message.removeprefix("config: ")
+        theirs = [f"{ours} is written {word}" for word, ours in (names or {}).items() if ours in message.split()]
+        hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint
+        raise CheckpointError(f"{path}: {message}", hint) from error

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.config_json import errors_in, read_json
 from allmask.checkpoints.families import own
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.formats import Store, Stored
@@ -49,17 +49,16 @@ def read(path: str | Path) -> Checkpoint:
     settings_file = _find_settings(weights)
     settings = read_json(settings_file)
     if settings.get("model_type") == own.MODEL_TYPE:
-        return _read_own(weights, settings_file, settings)
+        with errors_in(settings_file):
+            config, heads, labels = own.config_from(settings)
+        tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
+        return Checkpoint(config, tensors, heads, weights.parent, [], labels)
     family = _family(weights, settings_file, settings)
-    try:
+    with errors_in(settings_file, family.settings):
         config = family.config_from(settings)
-    except CheckpointError as error:
-        raise placed(error, settings_file, family.settings) from error
     store = open_weights(weights)
-    try:
+    with errors_in(settings_file):
         family, labels = _task(family, settings, store)
-    except CheckpointError as error:
-        raise placed(error, settings_file, {}) from error
     return _convert(weights, family, config, store, labels)
 
 
@@ -138,15 +137,6 @@ def _family(weights: Path, file: Path, settings: Mapping[str, Any]) -> Family:
 
 
 # ---- checking and converting ---------------------------------------------------------------------------------------
-
-
-def _read_own(weights: Path, file: Path, settings: Mapping[str, Any]) -> Checkpoint:
-    try:
-        config, heads, labels = own.config_from(settings)
-    except CheckpointError as error:
-        raise placed(error, file, {}) from error
-    tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
-    return Checkpoint(config, tensors, heads, weights.parent, [], labels)
 
 
 def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Family, Labels | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class Causal(Objective):
 
     vocabulary: Vocabulary
     framed: bool = True
-    name: ClassVar[str] = "causal"
+    name = "causal"
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,8 +26,8 @@ class Mass(Objective):
 
     vocabulary: Vocabulary
     share: float = 0.5
-    name: ClassVar[str] = "mass"
-    pairs: ClassVar[bool] = True
+    name = "mass"
+    pairs = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")

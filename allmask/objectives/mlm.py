@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class Mlm(Objective):
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
-    name: ClassVar[str] = "mlm"
+    name = "mlm"
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -37,9 +36,9 @@ class Nsp(Objective):
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
     mlm: Mlm = field(init=False)  # masks the tokens
-    name: ClassVar[str] = "nsp"
-    frame: ClassVar[int] = 3
-    heads: ClassVar[tuple[str, ...]] = ("lm", "nsp")
+    name = "nsp"
+    frame = 3
+    heads = ("lm", "nsp")
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end", "mask")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class Permutation(Objective):
     vocabulary: Vocabulary
     part: int = 6
     two_streams: bool = True
-    name: ClassVar[str] = "permutation"
+    name = "permutation"
 
     def __post_init__(self):
         if self.part < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +24,8 @@ class Prefix(Objective):
     """
 
     vocabulary: Vocabulary
-    name: ClassVar[str] = "prefix"
-    frame: ClassVar[int] = 3
+    name = "prefix"
+    frame = 3
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end")

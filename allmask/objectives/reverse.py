@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class Reverse(Objective):
 
     vocabulary: Vocabulary
     framed: bool = True
-    name: ClassVar[str] = "reverse"
+    name = "reverse"
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -31,9 +30,9 @@ class Span(Objective):
     vocabulary: Vocabulary
     share: float = 0.15
     mean_length: float = 3.0
-    name: ClassVar[str] = "span"
-    frame: ClassVar[int] = 1  # a sentinel is never longer than its span
-    pairs: ClassVar[bool] = True
+    name = "span"
+    frame = 1  # a sentinel is never longer than its span
+    pairs = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "start", "end")

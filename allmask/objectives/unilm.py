@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,8 +37,8 @@ class Unilm(Objective):
     share: float = 0.15
     ngrams: Sequence[float] = (0.8, 0.1, 0.1)
     mlm: Mlm = field(init=False)  # masks the tokens
-    name: ClassVar[str] = "unilm"
-    frame: ClassVar[int] = 3
+    name = "unilm"
+    frame = 3
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end", "mask")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed, read_json
+from allmask.checkpoints.config_json import errors_in, read_json
 from allmask.checkpoints.formats.weights import Store, open_weights
 from allmask.checkpoints.labels import own_labels_from
 from allmask.checkpoints.reader import compare
@@ -129,17 +129,16 @@ def _infer_config(path: Path, store: Store) -> ResNetConfig:
         blocks = _count_blocks(store)
         first = [store[f"stages.{stage}.layers.0.branch.0.conv.weight"].shape for stage in blocks]
         shortcuts = sum(name.endswith("shortcut.conv.weight") for name in store)
-        return ResNetConfig(
-            blocks=tuple(blocks.values()),
-            widths=tuple(shape[0] for shape in first),
-            bottleneck="stages.1.layers.0.branch.2.conv.weight" in store,
-            shortcut="A" if shortcuts == 0 else "C" if shortcuts == sum(blocks.values()) else "B",
-            stem="large" if stem[2] == 7 else "small",
-            channels=stem[1],
-            classes=head[0],
-        )
-    except CheckpointError as error:
-        raise placed(error, path, {}) from error
+        with errors_in(path):
+            return ResNetConfig(
+                blocks=tuple(blocks.values()),
+                widths=tuple(shape[0] for shape in first),
+                bottleneck="stages.1.layers.0.branch.2.conv.weight" in store,
+                shortcut="A" if shortcuts == 0 else "C" if shortcuts == sum(blocks.values()) else "B",
+                stem="large" if stem[2] == 7 else "small",
+                channels=stem[1],
+                classes=head[0],
+            )
     except (KeyError, IndexError) as error:
         raise CheckpointError(
             f"{path}: no ResNet: {error} is missing or has too few dimensions",
@@ -184,12 +183,10 @@ def _check_fit(where: Path, config: ResNetConfig, labels: Labels | None, prepara
 
 def _load_folder(folder: Path) -> Loaded:
     settings = read_settings(folder, "give the folder that holds the weights and config.json")
-    try:
+    with errors_in(folder / SETTINGS):
         config = ResNetConfig(**config_fields(ResNetConfig, settings, MODEL_TYPE, ("labels", "images")))
         labels = own_labels_from(settings["labels"]) if "labels" in settings else None
         preparation = _preparation(settings["images"]) if "images" in settings else None
-    except CheckpointError as error:
-        raise placed(error, folder / SETTINGS, {}) from error
     _check_fit(folder / SETTINGS, config, labels, preparation)
     return Loaded(_fill(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels, preparation)
 

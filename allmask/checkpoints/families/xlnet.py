@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from allmask.checkpoints.config_json import activation, activation_name, field_names, fields_from, flag, refuse
 from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, Step, TaskLayout, Tensors
 from allmask.config import Config
@@ -121,38 +119,30 @@ def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
 # ---- heads as a dimension of their own ----------------------------------------------------------------------------
 
 
-_INWARD = ("attention.query.weight", "attention.key.weight", "attention.value.weight")
-_OUTPUT, _POSITION = "attention.output.weight", "attention.relate.position"
+# Ends of names; from their (width, heads, head width) to our (out, in); back, with the shape of the heads.
+_STEPS = (
+    (("attention.query.weight", "attention.key.weight", "attention.value.weight"),
+     lambda x: x.flatten(1).t().contiguous(),   lambda x, heads: x.t().unflatten(1, heads).contiguous()),
+    ("attention.output.weight",
+     lambda x: x.flatten(1),                    lambda x, heads: x.unflatten(1, heads)),
+    ("attention.relate.position",
+     lambda x: x.permute(1, 2, 0).contiguous(), lambda x, heads: x.permute(2, 0, 1).contiguous()),
+    ("body.embedding.question",
+     lambda x: x.flatten(0, 1),                 lambda x, heads: x[None]),
+)  # fmt: skip
 
 
 def _flatten_heads(tensors: Tensors) -> Tensors:
-    """Convert their (width, heads, head width), which the output projection has, too, to our (out, in)."""
-
-    def flat(name: str, x: Tensor) -> Tensor:
-        if name.endswith(_INWARD):
-            return x.flatten(1).t().contiguous()
-        if name.endswith(_OUTPUT):
-            return x.flatten(1)
-        if name.endswith(_POSITION):
-            return x.permute(1, 2, 0).contiguous()
-        return x.flatten(0, 1) if name == "body.embedding.question" else x
-
-    return {name: flat(name, x) for name, x in tensors.items()}
+    for ends, flat, _ in _STEPS:
+        tensors = {name: flat(x) if name.endswith(ends) else x for name, x in tensors.items()}
+    return tensors
 
 
 def _split_heads(tensors: Tensors) -> Tensors:
     heads = next(x for name, x in tensors.items() if name.endswith("relate.content_bias")).shape
-
-    def split(name: str, x: Tensor) -> Tensor:
-        if name.endswith(_INWARD):
-            return x.t().unflatten(1, heads).contiguous()
-        if name.endswith(_OUTPUT):
-            return x.unflatten(1, heads)
-        if name.endswith(_POSITION):
-            return x.permute(2, 0, 1).contiguous()
-        return x[None] if name == "body.embedding.question" else x
-
-    return {name: split(name, x) for name, x in tensors.items()}
+    for ends, _, split in _STEPS:
+        tensors = {name: split(x, heads) if name.endswith(ends) else x for name, x in tensors.items()}
+    return tensors
 
 
 XLNET = Family(
