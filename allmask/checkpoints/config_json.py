@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from allmask.errors import CheckpointError
+
+Table = Mapping[str, str | tuple[str, Any]]  # their name of a setting: the Config field, or (field, default)
 
 # Their name of an activation: ours. gelu_fast and gelu_new are the same formula.
 ACTIVATIONS = {
@@ -20,27 +23,23 @@ ACTIVATIONS = {
 }
 
 
-def required(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a Config from settings that must be present; `names` maps their names to ours."""
-    missing = [theirs for theirs in names if settings.get(theirs) is None]
+def fields_from(settings: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """Convert settings to fields of a Config. Those without a default must be present."""
+    missing = [theirs for theirs, ours in table.items() if isinstance(ours, str) and settings.get(theirs) is None]
     if missing:
         raise CheckpointError(f"no {', '.join(missing)}", "these settings define the shape of the model; add them")
-    return {ours: settings[theirs] for theirs, ours in names.items()}
+    pairs = {theirs: (ours, None) if isinstance(ours, str) else ours for theirs, ours in table.items()}
+    return {ours: settings.get(theirs, default) for theirs, (ours, default) in pairs.items()}
 
 
-def optional(settings: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Fields of a Config from settings that may be absent; `names` maps their names to our name and its default."""
-    return {ours: settings.get(theirs, default) for theirs, (ours, default) in names.items()}
-
-
-def all_names(sizes: Mapping[str, str], others: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
-    """Their names and ours, of required and optional settings."""
-    return {**sizes, **{theirs: ours for theirs, (ours, _) in others.items()}}
+def field_names(table: Table) -> dict[str, str]:
+    """Map their names to ours, without the defaults."""
+    return {theirs: ours if isinstance(ours, str) else ours[0] for theirs, ours in table.items()}
 
 
 def refuse(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise an error for settings that would change the result in a way that is not implemented."""
-    for name, values in allowed.items():
+    for name, values in {**allowed, "quantization_config": (None,)}.items():
         if name in settings and settings[name] not in values:
             known = " or ".join(json.dumps(value) for value in values)
             raise CheckpointError(f"{name} is {settings[name]!r}; only {known} is supported")
@@ -65,9 +64,13 @@ def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def placed(error: CheckpointError, path: Path, names: Mapping[str, str]) -> CheckpointError:
-    """The same error with the file in front; the hint gives the file's name for the Config field in the message."""
-    message = error.message.removeprefix("config: ")
-    theirs = [f"{ours} is written {word}" for word, ours in names.items() if ours in message.split()]
-    hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint
-    return CheckpointError(f"{path}: {message}", hint)
+@contextmanager
+def errors_in(path: Path, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Put the file in front of an error. The hint gives its own names of the Config fields in the message."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = error.message.removeprefix("config: ")
+        theirs = [f"{ours} is written {word}" for word, ours in (names or {}).items() if ours in message.split()]
+        hint = f"here {', '.join(theirs)}; correct it or fetch the file again" if theirs else error.hint
+        raise CheckpointError(f"{path}: {message}", hint) from error

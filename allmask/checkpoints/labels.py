@@ -25,7 +25,7 @@ def layouts_named(family: Family, settings: Mapping[str, Any]) -> list[TaskLayou
 
 
 def layout_for(family: Family, config: Config, labels: Labels) -> TaskLayout | None:
-    """The layout for these labels, or None. A causal BERT has none: transformers would read its [CLS]."""
+    """The layout for these labels, or None. A causal BERT has none: transformers would classify by its [CLS]."""
     if config.family == "bert" and config.own_mask == "causal":
         return None
     return next((layout for layout in family.tasks if labels.kind in layout.kinds), None)
@@ -82,7 +82,3 @@ def own_labels_from(given: Any) -> Labels:
     if not isinstance(given, Mapping) or not isinstance(given.get("names"), list):
         raise CheckpointError(f"labels is {given!r}; expected a kind and names")
     return Labels(given.get("kind", ""), tuple(given["names"]))
-
-
-def own_labels_to(labels: Labels) -> dict[str, Any]:
-    return {"kind": labels.kind, "names": list(labels.names)}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed
+from allmask.checkpoints.config_json import errors_in
 from allmask.checkpoints.families import own
 from allmask.checkpoints.families.google_bert import GOOGLE_BERT
 from allmask.checkpoints.formats import Store, Stored
@@ -50,17 +50,16 @@ def read(path: str | Path) -> Checkpoint:
     settings_file = _find_settings(weights)
     settings = read_json(settings_file)
     if settings.get("model_type") == own.MODEL_TYPE:
-        return _read_own(weights, settings_file, settings)
+        with errors_in(settings_file):
+            config, heads, labels = own.config_from(settings)
+        tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
+        return Checkpoint(config, tensors, heads, weights.parent, [], labels)
     family = _family(weights, settings_file, settings)
-    try:
+    with errors_in(settings_file, family.settings):
         config = family.config_from(settings)
-    except CheckpointError as error:
-        raise placed(error, settings_file, family.settings) from error
     store = open_weights(weights)
-    try:
+    with errors_in(settings_file):
         family, labels = _task(family, settings, store)
-    except CheckpointError as error:
-        raise placed(error, settings_file, {}) from error
     return _convert(weights, family, config, store, labels)
 
 
@@ -141,15 +140,6 @@ def _family(weights: Path, file: Path, settings: Mapping[str, Any]) -> Family:
 # ---- checking and converting ---------------------------------------------------------------------------------------
 
 
-def _read_own(weights: Path, file: Path, settings: Mapping[str, Any]) -> Checkpoint:
-    try:
-        config, heads, labels = own.config_from(settings)
-    except CheckpointError as error:
-        raise placed(error, file, {}) from error
-    tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
-    return Checkpoint(config, tensors, heads, weights.parent, [], labels)
-
-
 def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Family, Labels | None]:
     """The family extended by the task head that the settings name, if the file has it, and the labels."""
     for layout in layouts_named(family, settings):
@@ -176,7 +166,7 @@ def _convert(weights: Path, family: Family, config: Config, store: Store, labels
     names = family.pairs(*depths)
     heads = heads_in({names[name] for name in tidied if name in names}, config) & frozenset(family.may_lack)
     expected = family.to_theirs(empty_parameters(config, heads, labels), *depths)
-    compare(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, tidied)
+    compare(weights, expected, tidied)
     tensors = family.to_ours({name: stored.load() for name, stored in tidied.items()}, *depths)
     return Checkpoint(config, tensors, heads, weights.parent, sorted(left_out), labels)
 
@@ -208,14 +198,18 @@ def _are_equal(first: Stored, second: Stored) -> bool:
     return first is second or (first.shape == second.shape and torch.equal(first.load(), second.load()))
 
 
-def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -> None:
-    """Raise an error that lists all tensors that are missing, unknown, misshapen or not floating point."""
-    lines = [("missing", name, f"expected {list(expected[name])}") for name in expected if name not in store]
+def compare(path: Path, expected: Mapping[str, Tensor], store: Store) -> None:
+    """Raise an error that lists all tensors that are missing, unknown, misshapen or not floating point.
+
+    `expected` may be on the meta device.
+    """
+    shapes = {name: list(tensor.shape) for name, tensor in expected.items()}
+    lines = [("missing", name, f"expected {shape}") for name, shape in shapes.items() if name not in store]
     for name, stored in store.items():
-        if name not in expected:
+        if name not in shapes:
             lines.append(("unknown", name, f"found {list(stored.shape)}"))
-        elif stored.shape != expected[name]:
-            lines.append(("misshapen", name, f"expected {list(expected[name])}, found {list(stored.shape)}"))
+        elif list(stored.shape) != shapes[name]:
+            lines.append(("misshapen", name, f"expected {shapes[name]}, found {list(stored.shape)}"))
         elif stored.dtype not in FLOATS:
             lines.append(("wrong type", name, f"expected floating point, found {stored.dtype}"))
     if lines:
@@ -226,9 +220,8 @@ def compare(path: Path, expected: Mapping[str, tuple[int, ...]], store: Store) -
 
 
 def check(where: str | Path, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """The same as `compare`, for tensors in memory; `expected` may be on the meta device."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    compare(Path(where), shapes, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
+    """The same as `compare`, for tensors in memory."""
+    compare(Path(where), expected, {name: stored_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def _grouped(lines: list[tuple[str, str, str]]) -> list[str]:

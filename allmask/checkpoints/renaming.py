@@ -1,4 +1,4 @@
-"""From the names in a file to ours and back: tables of two columns, and a few named steps that change tensors.
+"""Convert the names in a file to ours and back: tables of two columns, and a few named steps that change tensors.
 
 A family is data. Its table pairs names one to one, so it works in both directions. Whatever is more than a new name
 (a transposed matrix, three matrices in one) is a step with its inverse. The shapes expected in a file come from
@@ -49,7 +49,7 @@ class TaskLayout:
     architecture: str
     kinds: tuple[str, ...]  # see Labels
     table: tuple[tuple[str, str], ...]
-    marked_by: str | None = None  # a tensor that tells this layout from others of the same class
+    marked_by: str | None = None  # a tensor that distinguishes this layout from others of the same class
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Family:
         }
 
     def tidy(self, name: str) -> str:
-        """A name in a file as the table has it: without the prefix, with current suffixes."""
+        """Return a name in a file as it is in the table: without the prefix, with current suffixes."""
         name = name.removeprefix(self.prefix)
         for old, new in self.old_endings.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name

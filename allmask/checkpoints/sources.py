@@ -21,7 +21,7 @@ _SECONDS = 10  # timeout of requests to the hub
 
 
 def resolve(source: str | Path) -> Path:
-    """The folder or file of a source; of the folder of a run, its final model. Paths on disk go before names."""
+    """Return the folder or file of a model; for a run folder, its final model. Paths take precedence over names."""
     path = Path(source).expanduser()
     if path.exists() or path.with_name(f"{path.name}.index").is_file():
         if not (path / "config.yaml").is_file() or (path / "config.json").is_file():

@@ -1,8 +1,8 @@
 """A classifier two-sample test: do two files come from one distribution?
 
-A discriminator, as in a GAN (arXiv 1406.2661), is trained to tell records of one file from records of the other. If
-both are samples of one distribution, its accuracy on held-out records is that of a coin. A significantly higher
-accuracy is a shift, and the discriminator's weights show what has shifted.
+A discriminator, as in a GAN (arXiv 1406.2661), is trained to distinguish the records of the two files. If both
+are samples of one distribution, its accuracy on held-out records is that of a coin. A significantly higher accuracy is
+a shift, and the discriminator's weights show what has shifted.
 
 verdict = compare_texts(last_month, today)                   # n-grams; or represent=embedder
 verdict = compare_numbers(array, other, names=["age", "income"])

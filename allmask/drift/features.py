@@ -22,11 +22,8 @@ from torch import Tensor
 NGRAMS = 2000  # the most frequent ones are used
 PAIRED = 16  # tables of at most so many columns also have products of two columns as features
 LENGTH = "(length)"
-SIDE, COARSE, CELLS = (
-    32,
-    8,
-    4,
-)  # images: pixels of a side; of the small copy; cells of a side in which edges are averaged
+SIDE, COARSE = 32, 8  # images: pixels of a side; of the small copy
+CELLS = 4  # of a side, in which edges are averaged
 MEASURES = ("width", "height", "brightness", "contrast", "colourfulness", "warmth", "sharpness", "symmetry")
 _LUMA = torch.tensor([0.299, 0.587, 0.114])  # weights of red, green and blue in the brightness
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Chinese characters

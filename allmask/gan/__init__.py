@@ -1,4 +1,4 @@
-"""Generative adversarial networks (arXiv 1406.2661): a generator, and a discriminator that tells its output from data.
+"""Generative adversarial networks (arXiv 1406.2661): a generator, and a discriminator of its output and data.
 
 networks.py   both networks, for numbers (toy) and for images (mlp, dcgan); load and save
 training.py   Algorithm 1 in the training loop, and a run (`allmask train --task gan`)

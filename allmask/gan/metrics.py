@@ -23,7 +23,7 @@ from allmask.training import checkpoint, train
 from allmask.vision import checkpoints
 from allmask.vision.images import Preparation, evenly_spaced
 from allmask.vision.resnet import ResNet, fresh, small
-from allmask.vision.training import ImageData, ImageTraining, save_network
+from allmask.vision.training import ImageData, ImageTraining
 
 log = logging.getLogger("allmask")
 MAX_STEPS = 400  # of the classifier
@@ -117,6 +117,6 @@ def train_classifier(
         settings = replace(DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)
         work = job.settled(data.train).work(data, model, settings)
         train(model, work, settings, folder, resume=folder.exists(), quiet=quiet)
-        save_network(model, data, final)
+        job.save(model, data, final)
         drop_spent(folder, keep=0)
     return checkpoints.load(final)

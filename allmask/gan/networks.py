@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allmask.checkpoints.config_json import placed
+from allmask.checkpoints.config_json import errors_in
 from allmask.checkpoints.formats.weights import open_weights
 from allmask.checkpoints.reader import compare
 from allmask.checkpoints.writer import fill
@@ -184,13 +184,10 @@ def load(folder: str | Path) -> Gan:
     """Load both networks, in eval mode. Tensors that do not fit are listed before anything is filled."""
     folder = Path(folder)
     settings = read_settings(folder, "give the final folder of a run of --task gan")
-    try:
-        config = GanConfig(**config_fields(GanConfig, settings, MODEL_TYPE))
-    except CheckpointError as error:
-        raise placed(error, folder / SETTINGS, {}) from error
-    model = Gan(config)
+    with errors_in(folder / SETTINGS):
+        model = Gan(GanConfig(**config_fields(GanConfig, settings, MODEL_TYPE)))
     store = open_weights(folder / WEIGHTS)
-    compare(folder / WEIGHTS, {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}, store)
+    compare(folder / WEIGHTS, _weights(model), store)
     model.load_state_dict({name: stored.load() for name, stored in store.items()}, strict=False)  # compared above
     return model.eval()
 

@@ -164,7 +164,7 @@ class GanData:
 
 @dataclass(frozen=True)
 class GanTraining(GanOptions, Job):
-    """Train a generator of examples, and a discriminator that tells them from real ones."""
+    """Train a generator of examples, and a discriminator that distinguishes them from real ones."""
 
     one_process: ClassVar[str] = BATCH_NORM
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import Batch, pack_flat
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, next_in_row, read
+from allmask.objectives.objective import Objective, Samples, next_in_row, read
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class Causal:
+class Causal(Objective):
     """From left to right, nothing masked.
 
             [CLS]  北    京    欢    迎  [SEP]
@@ -26,10 +25,7 @@ class Causal:
 
     vocabulary: Vocabulary
     framed: bool = True
-    name: ClassVar[str] = "causal"
-    frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "causal"
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, pair_batch, read
+from allmask.objectives.objective import Objective, Samples, pair_batch, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class Mass:
+class Mass(Objective):
     """A random span of half the tokens is masked in the encoder; the decoder reads and predicts only that span.
 
     encoder   [CLS]  北  [MASK] [MASK] [MASK]  你    好  [SEP]
@@ -27,10 +26,8 @@ class Mass:
 
     vocabulary: Vocabulary
     share: float = 0.5
-    name: ClassVar[str] = "mass"
-    frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = True
+    name = "mass"
+    pairs = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import NO_LABEL, Batch, pack_flat
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, read
+from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
@@ -19,7 +18,7 @@ HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest is unchange
 
 
 @dataclass(frozen=True, eq=False)
-class Mlm:
+class Mlm(Objective):
     """15 % of the tokens are chosen and predicted: 80 % become [MASK], 10 % a random token, 10 % are unchanged.
 
     text        [CLS]  北    京    欢    迎    你  [SEP]
@@ -35,10 +34,7 @@ class Mlm:
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
-    name: ClassVar[str] = "mlm"
-    frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "mlm"
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "mask")

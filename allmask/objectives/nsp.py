@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from allmask.data import Batch, pack_flat
 from allmask.errors import DataError
 from allmask.objectives.draws import Draw
 from allmask.objectives.mlm import Mlm
-from allmask.objectives.objective import Passages
+from allmask.objectives.objective import Objective, Passages
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
@@ -20,7 +19,7 @@ FOLLOWS, ELSEWHERE = 0, 1  # BERT's numbering
 
 
 @dataclass(frozen=True, eq=False)
-class Nsp:
+class Nsp(Objective):
     """A sample is split between two sentences; with probability 0.5 the second part is from another document.
 
               [CLS]  北    京  [SEP]  白    鸡  [SEP]
@@ -37,10 +36,9 @@ class Nsp:
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
     mlm: Mlm = field(init=False)  # masks the tokens
-    name: ClassVar[str] = "nsp"
-    frame: ClassVar[int] = 3
-    heads: ClassVar[tuple[str, ...]] = ("lm", "nsp")
-    pairs: ClassVar[bool] = False
+    name = "nsp"
+    frame = 3
+    heads = ("lm", "nsp")
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end", "mask")

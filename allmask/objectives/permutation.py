@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import NO_LABEL, Batch, pack_flat
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, read
+from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
@@ -18,7 +17,7 @@ CLOSING = 2  # the segment of XLNet's <cls>
 
 
 @dataclass(frozen=True, eq=False)
-class Permutation:
+class Permutation(Objective):
     """1/`part` of the tokens of each text are predicted in a random order; all others are known from the start.
 
             [CLS]  北    京    欢    迎    你    们  [SEP]
@@ -40,10 +39,7 @@ class Permutation:
     vocabulary: Vocabulary
     part: int = 6
     two_streams: bool = True
-    name: ClassVar[str] = "permutation"
-    frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "permutation"
 
     def __post_init__(self):
         if self.part < 1:

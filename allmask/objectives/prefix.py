@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import NO_LABEL, Batch, pack_flat
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, next_in_row, read
+from allmask.objectives.objective import Objective, Samples, next_in_row, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix:
+class Prefix(Objective):
     """A sample is split at a random position into a source and a target, as for title generation.
 
               [CLS]  北    京  [SEP]  欢    迎  [SEP]
@@ -25,10 +24,8 @@ class Prefix:
     """
 
     vocabulary: Vocabulary
-    name: ClassVar[str] = "prefix"
-    frame: ClassVar[int] = 3
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "prefix"
+    frame = 3
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import NO_LABEL, Batch, pack_flat
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, read
+from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class Reverse:
+class Reverse(Objective):
     """From right to left, nothing masked; the last prediction is [CLS].
 
             [CLS]  北    京    欢    迎  [SEP]
@@ -26,10 +25,7 @@ class Reverse:
 
     vocabulary: Vocabulary
     framed: bool = True
-    name: ClassVar[str] = "reverse"
-    frame: ClassVar[int] = 2
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "reverse"
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = read(samples, draw)

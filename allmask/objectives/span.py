@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from allmask.data import Batch
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.objective import Samples, pair_batch, read
+from allmask.objectives.objective import Objective, Samples, pair_batch, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class Span(Objective):
     """15 % of the tokens are masked, in spans of 3 on average; each span has its own sentinel.
 
     text       今 天 | 天 气 | 很 好 我 们 | 去
@@ -31,10 +30,9 @@ class Span:
     vocabulary: Vocabulary
     share: float = 0.15
     mean_length: float = 3.0
-    name: ClassVar[str] = "span"
-    frame: ClassVar[int] = 1  # a sentinel is never longer than its span
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = True
+    name = "span"
+    frame = 1  # a sentinel is never longer than its span
+    pairs = True
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "start", "end")

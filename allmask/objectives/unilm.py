@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from allmask.data import Batch, pack_flat
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.mlm import Mlm
-from allmask.objectives.objective import Samples, read
+from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.prefix import source_and_target
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
@@ -21,7 +20,7 @@ WAYS = ("bidirectional", "left-to-right", "right-to-left", "seq2seq")
 
 
 @dataclass(frozen=True, eq=False)
-class Unilm:
+class Unilm(Objective):
     """Tokens are masked as in `Mlm` and predicted at their own positions; the order determines the context.
 
                      [CLS]  北  [MASK]  欢  [SEP]              [CLS]  北  [SEP] [MASK] 欢  [SEP]
@@ -38,10 +37,8 @@ class Unilm:
     share: float = 0.15
     ngrams: Sequence[float] = (0.8, 0.1, 0.1)
     mlm: Mlm = field(init=False)  # masks the tokens
-    name: ClassVar[str] = "unilm"
-    frame: ClassVar[int] = 3
-    heads: ClassVar[tuple[str, ...]] = ("lm",)
-    pairs: ClassVar[bool] = False
+    name = "unilm"
+    frame = 3
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "end", "mask")

@@ -86,7 +86,8 @@ class Vocabulary:
                 )
 
 
-_SPOKEN = {"mask": "[MASK]", "start": "[CLS] or other first token", "end": "[SEP] or other last token"}
+_FIRST = "[CLS] or other first token"
+_SPOKEN = {"mask": "[MASK]", "begin": _FIRST, "start": _FIRST, "end": "[SEP] or other last token"}
 
 
 def _named(ids: dict[str, int], pattern: str, first: int) -> list[int]:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.checkpoints.config_json import placed
+from allmask.checkpoints.config_json import errors_in
 from allmask.checkpoints.formats.weights import Store, open_weights
-from allmask.checkpoints.labels import own_labels_from, own_labels_to
+from allmask.checkpoints.labels import own_labels_from
 from allmask.checkpoints.reader import compare
 from allmask.checkpoints.writer import fill
 from allmask.errors import CheckpointError
@@ -73,8 +73,8 @@ def load(path: str | Path, config: ResNetConfig | None = None) -> Loaded:
 def _fill(path: Path, config: ResNetConfig, store: Store) -> ResNet:
     """A network with the stored weights. Tensors that do not fit are listed before any memory is allocated."""
     model = shape_of(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    expected = {name: shape for name, shape in shapes.items() if not name.endswith(_COUNTER)}
+    counters = [name for name in model.state_dict() if name.endswith(_COUNTER)]
+    expected = {name: tensor for name, tensor in model.state_dict().items() if name not in counters}
     try:
         compare(path, expected, {name: stored for name, stored in store.items() if not name.endswith(_COUNTER)})
     except CheckpointError as error:
@@ -82,7 +82,7 @@ def _fill(path: Path, config: ResNetConfig, store: Store) -> ResNet:
         message = error.message.replace("the settings beside it", f"a ResNet of {config.depth} layers")
         raise CheckpointError(message, "the file is incomplete, or of another kind of network") from error
     tensors = {name: store[name].load() for name in expected}
-    for name in shapes.keys() - expected.keys():
+    for name in counters:
         counter = store.get(name)
         usable = counter is not None and counter.shape == () and counter.dtype in ("I64", "int64")
         tensors[name] = counter.load() if usable and counter else torch.tensor(0)
@@ -129,17 +129,16 @@ def _infer_config(path: Path, store: Store) -> ResNetConfig:
         blocks = _count_blocks(store)
         first = [store[f"stages.{stage}.layers.0.branch.0.conv.weight"].shape for stage in blocks]
         shortcuts = sum(name.endswith("shortcut.conv.weight") for name in store)
-        return ResNetConfig(
-            blocks=tuple(blocks.values()),
-            widths=tuple(shape[0] for shape in first),
-            bottleneck="stages.1.layers.0.branch.2.conv.weight" in store,
-            shortcut="A" if shortcuts == 0 else "C" if shortcuts == sum(blocks.values()) else "B",
-            stem="large" if stem[2] == 7 else "small",
-            channels=stem[1],
-            classes=head[0],
-        )
-    except CheckpointError as error:
-        raise placed(error, path, {}) from error
+        with errors_in(path):
+            return ResNetConfig(
+                blocks=tuple(blocks.values()),
+                widths=tuple(shape[0] for shape in first),
+                bottleneck="stages.1.layers.0.branch.2.conv.weight" in store,
+                shortcut="A" if shortcuts == 0 else "C" if shortcuts == sum(blocks.values()) else "B",
+                stem="large" if stem[2] == 7 else "small",
+                channels=stem[1],
+                classes=head[0],
+            )
     except (KeyError, IndexError) as error:
         raise CheckpointError(
             f"{path}: no ResNet: {error} is missing or has too few dimensions",
@@ -169,7 +168,7 @@ def save(
         raise CheckpointError(f"{folder}: exists already", "name a new folder, or empty this one")
     _check_fit(folder, model.config, labels, preparation)
     settings: dict[str, Any] = {"model_type": MODEL_TYPE}
-    settings |= {} if labels is None else {"labels": own_labels_to(labels)}
+    settings |= {} if labels is None else {"labels": asdict(labels)}
     settings |= {} if preparation is None else {"images": asdict(preparation)}
     with new_folder(folder) as unfinished:
         fill(unfinished, settings | asdict(model.config), model.state_dict())
@@ -184,12 +183,10 @@ def _check_fit(where: Path, config: ResNetConfig, labels: Labels | None, prepara
 
 def _load_folder(folder: Path) -> Loaded:
     settings = read_settings(folder, "give the folder that holds the weights and config.json")
-    try:
+    with errors_in(folder / SETTINGS):
         config = ResNetConfig(**config_fields(ResNetConfig, settings, MODEL_TYPE, ("labels", "images")))
         labels = own_labels_from(settings["labels"]) if "labels" in settings else None
         preparation = _preparation(settings["images"]) if "images" in settings else None
-    except CheckpointError as error:
-        raise placed(error, folder / SETTINGS, {}) from error
     _check_fit(folder / SETTINGS, config, labels, preparation)
     return Loaded(_fill(folder / WEIGHTS, config, open_weights(folder / WEIGHTS)), labels, preparation)
 

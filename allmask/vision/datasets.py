@@ -329,10 +329,9 @@ def _read_cifar10(folder: Path, part: str, limit: int) -> Images:
     check_size(folder, sum(counts) * RECORD, limit)
     pixels = torch.empty(sum(counts), 3, SIDE, SIDE, dtype=torch.uint8)
     labels = torch.empty(sum(counts), dtype=torch.int64)
-    start = 0
-    for file, count in zip(files, counts, strict=True):
+    for file, its_pixels, its_labels in zip(files, pixels.split(counts), labels.split(counts), strict=True):
         with reading(file):
-            records = torch.from_numpy(np.fromfile(file, np.uint8, count * RECORD).reshape(count, RECORD))
+            records = torch.from_numpy(np.fromfile(file, np.uint8).reshape(len(its_labels), RECORD))
         wrong = (records[:, 0] >= len(names)).nonzero()
         if len(wrong):
             number = int(wrong[0])
@@ -340,9 +339,8 @@ def _read_cifar10(folder: Path, part: str, limit: int) -> Images:
                 f"{file}: the label of image {number + 1:,} is {records[number, 0]}; there are {len(names)} classes",
                 "expected the binary version of CIFAR-10; download it again",
             )
-        labels[start : start + count] = records[:, 0]
-        pixels[start : start + count] = records[:, 1:].reshape(count, 3, SIDE, SIDE)
-        start += count
+        its_labels.copy_(records[:, 0])
+        its_pixels.copy_(records[:, 1:].reshape(-1, 3, SIDE, SIDE))
     return checked(folder, pixels, labels, names)
 
 

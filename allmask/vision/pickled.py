@@ -58,7 +58,9 @@ def parse_pickle(pickled: bytes) -> Any:
             case "REDUCE":
                 stack[-2:] = [_record_call(*stack[-2:])]
             case "BUILD":
-                _build(stack[-2], stack.pop())
+                state, call = stack.pop(), stack[-1]
+                # an array is made at once, so that its bytes are not in memory twice
+                call.state = _array(*state) if call.function in _ARRAYS else state
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 memo[len(memo) if value is None else value] = stack[-1]
             case "BINGET" | "LONG_BINGET":
@@ -78,14 +80,6 @@ def _record_call(function: Any, arguments: Any) -> Any:
     if function == _ENCODE and len(arguments) == 2 and arguments[1] == "latin1":
         return arguments[0].encode("latin1")
     return Call(function, arguments)
-
-
-def _build(call: Call, state: Any) -> None:
-    """Set the state of a call that other parts of the file may refer to.
-
-    An array is made at once, so that its bytes are not in memory twice.
-    """
-    call.state = _array(*state) if call.function in _ARRAYS else state
 
 
 def _array(version: int, shape: Any, kind: Any, fortran_order: bool, content: str | bytes) -> np.ndarray:

@@ -17,7 +17,7 @@ Shapes: B images, C channels, H × W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -51,23 +51,22 @@ class ResNetConfig:
     def __post_init__(self):
         for name in ("blocks", "widths"):
             values = getattr(self, name)
-            if not isinstance(values, tuple) or not all(_within(value, name) for value in values):
-                raise CheckpointError(f"config: {name} is {values!r}; expected numbers from 1 to {_LIMITS[name]:,}")
+            fits = isinstance(values, tuple) and all(_within(value, name) for value in values)
+            self._expect(name, fits, f"numbers from 1 to {_LIMITS[name]:,}")
         if not _within(len(self.blocks), "stages") or len(self.blocks) != len(self.widths):
             raise CheckpointError(
                 f"config: {len(self.blocks)} stages of blocks, {len(self.widths)} of widths; expected 1 to 8 of both"
             )
         for name in ("channels", "classes"):
-            if not _within(getattr(self, name), name):
-                raise CheckpointError(
-                    f"config: {name} is {getattr(self, name)!r}; expected a whole number from 1 to {_LIMITS[name]:,}"
-                )
+            self._expect(name, _within(getattr(self, name), name), f"a whole number from 1 to {_LIMITS[name]:,}")
         for name, words in (("shortcut", SHORTCUTS), ("stem", STEMS)):
-            if getattr(self, name) not in words:
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected one of {', '.join(words)}")
+            self._expect(name, getattr(self, name) in words, f"one of {', '.join(words)}")
         for name in ("bottleneck", "early_stride"):
-            if not isinstance(getattr(self, name), bool):
-                raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected true or false")
+            self._expect(name, isinstance(getattr(self, name), bool), "true or false")
+
+    def _expect(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise CheckpointError(f"config: {name} is {getattr(self, name)!r}; expected {expected}")
 
     @property
     def depth(self) -> int:
@@ -91,26 +90,6 @@ def _within(value: object, name: str) -> bool:
 # ---- presets ---------------------------------------------------------------------------------------------------
 
 
-def resnet18() -> ResNetConfig:
-    return ResNetConfig()
-
-
-def resnet34() -> ResNetConfig:
-    return replace(resnet18(), blocks=(3, 4, 6, 3))
-
-
-def resnet50() -> ResNetConfig:
-    return replace(resnet34(), bottleneck=True)
-
-
-def resnet101() -> ResNetConfig:
-    return replace(resnet50(), blocks=(3, 4, 23, 3))
-
-
-def resnet152() -> ResNetConfig:
-    return replace(resnet50(), blocks=(3, 8, 36, 3))
-
-
 def small(depth: int) -> ResNetConfig:
     """The networks for CIFAR-10: three stages of n basic blocks, 6n + 2 layers, shortcuts without parameters."""
     if depth < 8 or depth % 6 != 2:
@@ -123,29 +102,39 @@ def plain(config: ResNetConfig) -> ResNetConfig:
     return replace(config, shortcut="none")
 
 
-def _presets() -> dict[str, Callable[[], ResNetConfig]]:
-    presets = {make.__name__: make for make in (resnet18, resnet34, resnet50, resnet101, resnet152)}
-    presets |= {f"resnet{depth}": partial(small, depth) for depth in (20, 32, 44, 56, 110, 1202)}
-    without = {name.replace("resnet", "plain"): lambda make=make: plain(make()) for name, make in presets.items()}
-    return presets | without
-
-
-PRESETS = _presets()  # "resnet18", …, "resnet1202", and "plain18", … without shortcuts
+_CONFIGS = {
+    "resnet18": ResNetConfig(),
+    "resnet34": ResNetConfig((3, 4, 6, 3)),
+    "resnet50": ResNetConfig((3, 4, 6, 3), bottleneck=True),
+    "resnet101": ResNetConfig((3, 4, 23, 3), bottleneck=True),
+    "resnet152": ResNetConfig((3, 8, 36, 3), bottleneck=True),
+    **{f"resnet{depth}": small(depth) for depth in (20, 32, 44, 56, 110, 1202)},
+}
+_CONFIGS |= {name.replace("resnet", "plain"): plain(config) for name, config in _CONFIGS.items()}
+PRESETS = {name: partial(replace, config) for name, config in _CONFIGS.items()}  # functions, as all presets are
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------
 
 
-class Convolution(nn.Module):
-    """A convolution and batch norm. The norm has a bias, so the convolution needs none."""
+def _named(**parts: nn.Module) -> nn.Sequential:
+    """Modules in sequence; the names are those of the weights in our files."""
+    return nn.Sequential(OrderedDict(parts))
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1):
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-        self.norm = nn.BatchNorm2d(outputs)
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    """A convolution and batch norm. The norm has a bias, so the convolution needs none."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return _named(conv=conv, norm=nn.BatchNorm2d(outputs))
+
+
+class Chain(nn.ModuleList):
+    """Modules in sequence, as the list of layers that `signal_report` looks for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
+        for part in self:
+            x = part(x)
+        return x
 
 
 class Branch(nn.ModuleList):
@@ -194,54 +183,36 @@ class Residual(nn.Module):
         return F.relu(self.branch(x).add_(self.shortcut(x)), inplace=True)
 
 
-class Plain(nn.Module):
-    def __init__(self, branch: Branch):
-        super().__init__()
-        self.branch = branch
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x), inplace=True)
-
-
-class Stage(nn.Module):
-    """Blocks of the same width."""
-
-    def __init__(self, blocks: list[nn.Module]):
-        super().__init__()
-        self.layers = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def _branch(config: ResNetConfig, inputs: int, width: int, stride: int) -> Branch:
     if not config.bottleneck:
-        return Branch([Convolution(inputs, width, 3, stride), Convolution(width, width, 3)])
+        return Branch([_convolution(inputs, width, 3, stride), _convolution(width, width, 3)])
     first, middle = (stride, 1) if config.early_stride else (1, stride)
-    down, up = Convolution(inputs, width, 1, first), Convolution(width, config.outputs_of(width), 1)
-    return Branch([down, Convolution(width, width, 3, middle), up])
+    down, up = _convolution(inputs, width, 1, first), _convolution(width, config.outputs_of(width), 1)
+    return Branch([down, _convolution(width, width, 3, middle), up])
 
 
 def _shortcut(kind: str, inputs: int, outputs: int, stride: int) -> nn.Module:
     same = inputs == outputs and stride == 1
     if kind == "C" or (kind == "B" and not same):
-        return Convolution(inputs, outputs, 1, stride)
+        return _convolution(inputs, outputs, 1, stride)
     if kind == "A" and outputs < inputs:
         raise UsageError(f"shortcut A cannot turn {inputs} channels into {outputs}", "it only adds channels; take B")
     return nn.Identity() if same else Padded(inputs, outputs, stride)
 
 
-def _stage(config: ResNetConfig, inputs: int, number: int) -> Stage:
+def _stage(config: ResNetConfig, inputs: int, number: int) -> nn.Sequential:
+    """Blocks of the same width."""
     width, kind, blocks = config.widths[number], config.shortcut, []
     outputs = config.outputs_of(width)
     for block in range(config.blocks[number]):
         stride = 2 if number and not block else 1  # no stride in the first stage, which follows the stem
         branch = _branch(config, inputs, width, stride)
-        blocks.append(Plain(branch) if kind == "none" else Residual(branch, _shortcut(kind, inputs, outputs, stride)))
+        if kind == "none":
+            blocks.append(_named(branch=branch, relu=nn.ReLU(inplace=True)))
+        else:
+            blocks.append(Residual(branch, _shortcut(kind, inputs, outputs, stride)))
         inputs = outputs
-    return Stage(blocks)
+    return _named(layers=Chain(blocks))
 
 
 # ---- the network -----------------------------------------------------------------------------------------------
@@ -255,7 +226,7 @@ class ResNet(nn.Module):
         self.config = config
         large = config.stem == "large"
         first = config.widths[0]
-        self.stem = Convolution(config.channels, first, 7, 2) if large else Convolution(config.channels, first, 3)
+        self.stem = _convolution(config.channels, first, 7, 2) if large else _convolution(config.channels, first, 3)
         self.pool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
         self.stages = nn.ModuleDict()  # "1", "2", …
         for number, inputs in enumerate([first, *map(config.outputs_of, config.widths[:-1])]):
@@ -303,20 +274,12 @@ def multiply_adds(network: nn.Module, inputs: Tensor) -> int:
 
     On the meta device (`shape_of`) nothing is computed.
     """
-    counts: list[int] = []
+    from torch.utils.flop_counter import FlopCounterMode
 
-    def count(part: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(part, nn.ConvTranspose2d):  # each input is multiplied by a kernel
-            counts.append(given[0].numel() * part.weight[0].numel())
-        elif isinstance(part, nn.Linear | nn.Conv2d):  # each output is a sum over a kernel
-            counts.append(output.numel() * part.weight[0].numel())
-
-    hooks = [part.register_forward_hook(count) for part in network.modules()]
     training = network.training
     try:
-        network.eval()(inputs)
+        with FlopCounterMode(display=False) as counter:
+            network.eval()(inputs)
     finally:
         network.train(training)
-        for hook in hooks:
-            hook.remove()
-    return sum(counts)
+    return counter.get_total_flops() // 2

@@ -187,7 +187,10 @@ class ImageTraining(ImageOptions, Job):
         return plan, model
 
     def save(self, model: ResNet, data: ImageData, folder: Path) -> None:
-        save_network(model, data, folder)
+        """Write a model folder, signed for `allmask verify`; it appears only when it is complete."""
+        with new_folder(folder) as unfinished:
+            checkpoints.save(unfinished, model, Labels("single", data.train.names), data.preparation)
+            checkpoint.sign(unfinished)
 
     def load(self, folder: Path, device: torch.device) -> ResNet:
         return checkpoints.load(folder).model
@@ -202,13 +205,10 @@ class ImageTraining(ImageOptions, Job):
         assert self.crop is not None and self.flip is not None
         shape = data.preparation
         example = torch.empty(1, shape.channels, shape.height, shape.width, device="meta")
-        evaluator = None
-        if data.held_out is not None:
-            evaluator = ImageEvaluator(data.held_out, shape, settings.precision)
-        return ImageWorkload(
-            data.train, shape, settings.seed, self.crop, self.flip, evaluator,
-            operations=2 * multiply_adds(shape_of(model.config), example),
-        )  # fmt: skip
+        held_out = data.held_out
+        evaluator = None if held_out is None else ImageEvaluator(held_out, shape, settings.precision)
+        operations = 2 * multiply_adds(shape_of(model.config), example)
+        return ImageWorkload(data.train, shape, settings.seed, self.crop, self.flip, evaluator, operations)
 
     def evaluation_size(self, data: ImageData, work: Workload) -> int:
         return 0 if data.held_out is None else len(data.held_out)
@@ -224,13 +224,6 @@ class ImageTraining(ImageOptions, Job):
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
         return [f"use it: allmask predict {result['final']} images/ -o classes.jsonl"]
-
-
-def save_network(model: ResNet, data: ImageData, folder: Path) -> None:
-    """Write a model folder, signed for `allmask verify`; it appears only when it is complete."""
-    with new_folder(folder) as unfinished:
-        checkpoints.save(unfinished, model, Labels("single", data.train.names), data.preparation)
-        checkpoint.sign(unfinished)
 
 
 @dataclass

@@ -1,14 +1,14 @@
-"""What the tests of fast writers share, of one stack and of two: searches, large random weights, the comparison."""
+"""What the tests of fast writers share, of one stack and of two: searches and engines."""
 
 from __future__ import annotations
 
-import torch
+import pytest
 
-from allmask.config import Config
 from allmask.decoding import Decoding
+from allmask.decoding.fast import engines
+from allmask.decoding.fast.engines import TorchEngine
 from allmask.decoding.fast.rows import CHUNK
 from allmask.model import Model
-from tests.decoding.references import close
 
 END = (3,)
 RULES = {
@@ -21,17 +21,10 @@ ENGINES = ["torch", "compiled"]
 LESS = ["bf16", "int8"]
 
 
-def scattered(config: Config, seed: int) -> Model:
-    """A model whose weights are large, so that what it reads shows in what it writes."""
-    model = Model.fresh(config, ["lm"], torch.Generator().manual_seed(seed))
-    rng = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.eval()
-
-
-def assert_same(found, expected, tolerance=1e-4):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
-        assert [one.finished for one in ours] == [one.finished for one in theirs]
-        assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
+def with_engine(kind, slow, model: Model, engine: str, precision: str):
+    """A fast writer of this kind; the test is skipped if this machine cannot run its engine."""
+    if engine == "torch":
+        return kind(slow, TorchEngine(model, precision))
+    if not engines.fits(model):
+        pytest.skip("no compiled step on this machine")
+    return kind(slow, engines.CompiledEngine(model, precision))

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from allmask import presets
+from allmask.config import Config
 from allmask.decoding import Decoding
 from allmask.mask import Mask
 from allmask.model import Model
@@ -20,12 +22,16 @@ CONFIGS = {"bert": replace(presets.bert_base(), **SMALL), "gpt2": replace(preset
 
 
 def tiny(family: str = "bert", seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    return scattered(CONFIGS[family], seed).to(dtype)
+
+
+def scattered(config: Config, seed: int = 0) -> Model:
     """A model with large random weights, so that what it reads shows in what it writes."""
-    model = Model.fresh(CONFIGS[family], ["lm"], torch.Generator().manual_seed(seed))
+    model = Model.fresh(config, ["lm"], torch.Generator().manual_seed(seed))
     rng = torch.Generator().manual_seed(seed + 1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 # ---- a model that is a table ---------------------------------------------------------------------------------
@@ -125,10 +131,49 @@ def close(a: float, b: float, tolerance: float = 1e-4) -> bool:
     return math.isclose(a, b, rel_tol=0, abs_tol=tolerance)
 
 
+def assert_same(found, expected, tolerance=1e-4):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
+
+
+def assert_same_at_any_time(writer, slow, prompts, data, steps, vocabulary=40, atol=1e-9, rtol=0.0):
+    """Both writers give the same logits, while rows are repeated, dropped and reordered at will."""
+    (logits, state), (expected, histories) = writer.begin(prompts), slow.begin(prompts)
+    for _ in range(steps):
+        torch.testing.assert_close(logits, expected, atol=atol, rtol=rtol)
+        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
+        written = st.lists(st.integers(0, vocabulary - 1), min_size=len(rows), max_size=len(rows))
+        tokens = torch.tensor(data.draw(written))
+        logits, state = writer.step(tokens, state.select(rows))
+        expected, histories = slow.step(tokens, histories.select(rows))
+    torch.testing.assert_close(logits, expected, atol=atol, rtol=rtol)
+
+
 # ---- writers that remember nothing ---------------------------------------------------------------------------
 
 
-class RecomputeWriter:
+class Forgetful:
+    """A writer that reads each row again at every step, alone; `logits(prompt, written)` does it."""
+
+    begins: Sequence[int] = ()  # what is written before the first step
+
+    def begin(self, prompts):
+        return self._logits_of(tuple((tuple(prompt), tuple(self.begins)) for prompt in prompts))
+
+    def step(self, tokens, state):
+        rows = zip(state.rows, tokens.tolist(), strict=True)
+        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
+
+    def _logits_of(self, rows):
+        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
+
+    def logits(self, prompt, written) -> Tensor:
+        raise NotImplementedError
+
+
+class RecomputeWriter(Forgetful):
     """No cache: reads the whole row at every step, alone, under the mask of the whole row."""
 
     def __init__(self, model: Model, mask=None):
@@ -137,16 +182,6 @@ class RecomputeWriter:
 
     def room(self, prompt: Sequence[int]) -> int:
         return self.model.config.max_positions - len(prompt) + 1
-
-    def begin(self, prompts):
-        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
-
-    def step(self, tokens, state):
-        rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
-
-    def _logits_of(self, rows):
-        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
         source = self.mask(torch.ones(1, len(prompt)).bool())
@@ -181,7 +216,7 @@ def _stream(layer, x: Tensor, content: Tensor, visible: Tensor) -> Tensor:
     return outside(second, x + layer.feed_forward(inside(second, x)))
 
 
-class RefillWriter:
+class RefillWriter(Forgetful):
     """Fills in blanks by reading the whole row again, both streams, at every step; blanks to come hold any token."""
 
     def __init__(self, model: Model, query: int):
@@ -189,16 +224,6 @@ class RefillWriter:
 
     def room(self, prompt: Sequence[int]) -> int:
         return sum(token < 0 for token in prompt)
-
-    def begin(self, prompts):
-        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
-
-    def step(self, tokens, state):
-        rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._logits_of(tuple((prompt, (*filled, token)) for (prompt, filled), token in rows))
-
-    def _logits_of(self, rows):
-        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, filled):
         rank = torch.tensor([max(0, -token) for token in prompt])

@@ -21,7 +21,8 @@ from allmask.kernels.int8 import quantize, smoothing_scale
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import BeamCache
-from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
+from tests.decoding.fast import ENGINES, LESS, RULES, with_engine
+from tests.decoding.references import assert_same, assert_same_at_any_time, scattered
 
 SMALL = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 3, "max_positions": 200}
 CONFIGS = {
@@ -38,11 +39,7 @@ def tiny(family: str = "bert", seed: int = 0) -> Model:
 
 def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastWriter:
     slow = MaskWriter(freeze(model, "fp32"), mask)
-    if engine == "torch":
-        return FastWriter(slow, TorchEngine(model, precision))
-    if not engines.fits(model):
-        pytest.skip("no compiled step on this machine")
-    return FastWriter(slow, engines.CompiledEngine(model, precision))
+    return with_engine(FastWriter, slow, model, engine, precision)
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------
@@ -76,14 +73,7 @@ def test_any_rows_at_any_time(engine, family, prompts, data):
     """Rows repeated, dropped and reordered at will."""
     model = tiny(family)
     writer, slow = fast(model, engine), MaskWriter(model)
-    (logits, state), (expected, branches) = writer.begin(prompts), slow.begin(prompts)
-    for _ in range(4):
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
-        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
-        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 69), min_size=len(rows), max_size=len(rows))))
-        logits, state = writer.step(tokens, state.select(rows))
-        expected, branches = slow.step(tokens, branches.select(rows))
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+    assert_same_at_any_time(writer, slow, prompts, data, steps=4, vocabulary=70, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", *LESS])

@@ -18,8 +18,8 @@ from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.fast import ENGINES, LESS, RULES, assert_same, scattered
-from tests.decoding.references import Histories
+from tests.decoding.fast import ENGINES, LESS, RULES, with_engine
+from tests.decoding.references import Histories, assert_same, scattered
 
 SMALL = {
     "vocab_size": 70,
@@ -46,11 +46,7 @@ def tiny(name: str = "2017", seed: int = 0) -> Model:
 
 def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> FastPairWriter:
     slow = PairWriter(freeze(model, "fp32"), start)
-    if engine == "torch":
-        return FastPairWriter(slow, TorchEngine(model, precision))
-    if not engines.fits(model):
-        pytest.skip("no compiled step on this machine")
-    return FastPairWriter(slow, engines.CompiledEngine(model, precision))
+    return with_engine(FastPairWriter, slow, model, engine, precision)
 
 
 # ---- the same texts ------------------------------------------------------------------------------------------

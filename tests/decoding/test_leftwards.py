@@ -17,8 +17,8 @@ from allmask.decoding.fast.engines import writer_for
 from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.references import CONFIGS, SMALL, Histories, tiny
-from tests.decoding.test_writers import PROMPTS, RULES, assert_same
+from tests.decoding.references import CONFIGS, SMALL, Forgetful, assert_same, assert_same_at_any_time, scattered, tiny
+from tests.decoding.test_writers import PROMPTS, RULES
 
 XLNET = replace(presets.xlnet_tiny(), **SMALL)
 SINUSOIDAL = replace(CONFIGS["gpt2"], position_kind="sinusoidal")
@@ -27,14 +27,10 @@ LENGTH = 20
 
 
 def model_of(config) -> Model:
-    model = Model.fresh(config, ["lm"], torch.Generator().manual_seed(0))
-    rng = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.double().eval()
+    return scattered(config).double()
 
 
-class RecomputeLeftwards:
+class RecomputeLeftwards(Forgetful):
     """No cache: reads the whole text at every step, in reading order, under Mask.reverse."""
 
     def __init__(self, model: Model, mask=Mask.reverse, length: int = LENGTH):
@@ -42,16 +38,6 @@ class RecomputeLeftwards:
 
     def room(self, prompt):
         return self.length - len(prompt) + 1
-
-    def begin(self, prompts):
-        return self._logits_of(tuple((tuple(prompt), ()) for prompt in prompts))
-
-    def step(self, tokens, state):
-        rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
-
-    def _logits_of(self, rows):
-        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
         ids = torch.tensor([[*reversed(written), *prompt]])
@@ -91,15 +77,7 @@ def test_cached_equals_no_cache(name, rules):
 def test_any_rows_at_any_time(prompts, data):
     model = model_of(CONFIGS["bert"])
     writer, slow = MaskWriter(model, Mask.reverse, max_length=LENGTH), RecomputeLeftwards(model)
-    logits, state = writer.begin(prompts)
-    expected, histories = slow.begin(prompts)
-    for _ in range(3):
-        torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
-        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
-        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=len(rows), max_size=len(rows))))
-        logits, state = writer.step(tokens, state.select(rows))
-        expected, histories = slow.step(tokens, histories.select(rows))
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+    assert_same_at_any_time(writer, slow, prompts, data, steps=3)
 
 
 def test_a_trained_model_writes_what_stands_before_the_prompt():

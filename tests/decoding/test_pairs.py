@@ -14,7 +14,7 @@ from allmask.decoding import Decoding, PairWriter, generate, stream
 from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.references import Histories, close
+from tests.decoding.references import Forgetful, assert_same, assert_same_at_any_time, scattered
 
 SMALL = {
     "vocab_size": 40,
@@ -39,43 +39,22 @@ RULES = {
 
 
 def tiny(name, dtype=torch.float64):
-    model = Model.fresh(CONFIGS[name], ["lm"], torch.Generator().manual_seed(0))
-    rng = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
-    return model.to(dtype).eval()
+    return scattered(CONFIGS[name]).to(dtype)
 
 
-class RecomputePairs:
+class RecomputePairs(Forgetful):
     """No cache: reads source and target at every step, alone."""
 
     def __init__(self, model, start=None):
-        self.model, self.start = model, [model.config.start_token] if start is None else start
+        self.model, self.begins = model, [model.config.start_token] if start is None else start
 
     def room(self, prompt):
         return 1 << 20
-
-    def begin(self, prompts):
-        return self._logits_of(tuple((tuple(prompt), tuple(self.start)) for prompt in prompts))
-
-    def step(self, tokens, state):
-        rows = zip(state.rows, tokens.tolist(), strict=True)
-        return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
-
-    def _logits_of(self, rows):
-        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
 
     def logits(self, prompt, written):
         ids = torch.tensor([[*prompt, *written]])
         mask = Mask.encoder_decoder(torch.arange(ids.shape[1])[None] >= len(prompt))
         return self.model(ids, mask).logits[0, -1]
-
-
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
-        assert [one.finished for one in ours] == [one.finished for one in theirs]
-        assert all(close(a.score, b.score) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -106,15 +85,7 @@ def test_any_rows_at_any_time(name, prompts, start, data):
     """Rows repeated, dropped and reordered at will, from any beginning: logits as if each were read alone."""
     model = tiny(name)
     writer, slow = PairWriter(model, start), RecomputePairs(model, start)
-    logits, state = writer.begin(prompts)
-    expected, histories = slow.begin(prompts)
-    for _ in range(3):
-        torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
-        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
-        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=len(rows), max_size=len(rows))))
-        logits, state = writer.step(tokens, state.select(rows))
-        expected, histories = slow.step(tokens, histories.select(rows))
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+    assert_same_at_any_time(writer, slow, prompts, data, steps=3)
 
 
 def test_sources_are_stored_once_for_all_their_rows():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from allmask.decoding import Decoding, PairWriter, generate, stream
-from tests.nn.test_recurrent import PAIRS, model_of, pairs
+from tests.nn.encoder_decoders import pairs
+from tests.nn.test_recurrent import PAIRS, model_of
 
 TINY = {"vocab_size": 6, "start_token": 2}
 END = 3

@@ -17,7 +17,7 @@ from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.nn.beam_cache import BeamLayout
 from allmask.nn.cache import Cache
-from tests.decoding.references import RecomputeWriter, close, tiny
+from tests.decoding.references import RecomputeWriter, assert_same, assert_same_at_any_time, close, tiny
 
 END = (3,)
 PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [2, 8, 8, 20, 31, 6, 3], [2, 9, 7, 11, 3], [5]]
@@ -34,13 +34,6 @@ RULES = {
     "beams without repetition": Decoding(end=END, max_new=10, beams=3, n_best=2, no_repeat_ngram=2, min_new=2),
     "samples": Decoding(end=END, max_new=10, sample=True, n_best=2, temperature=0.5),
 }
-
-
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
-        assert [one.finished for one in ours] == [one.finished for one in theirs]
-        assert all(close(a.score, b.score) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -74,15 +67,7 @@ def test_any_rows_at_any_time(name, prompts, data):
     family, mask = MASKS[name]
     model = tiny(family)
     writer, slow = MaskWriter(model, mask), RecomputeWriter(model, mask)
-    logits, state = writer.begin(prompts)
-    expected, histories = slow.begin(prompts)
-    for _ in range(4):
-        torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
-        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=6)))
-        tokens = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=len(rows), max_size=len(rows))))
-        logits, state = writer.step(tokens, state.select(rows))
-        expected, histories = slow.step(tokens, histories.select(rows))
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
+    assert_same_at_any_time(writer, slow, prompts, data, steps=4)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

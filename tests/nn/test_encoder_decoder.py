@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,9 +17,16 @@ from allmask.mask.audit import audit, our_subject
 from allmask.mask.prover import prove
 from allmask.model import Model
 from allmask.nn.attention import Route
-from allmask.nn.cache import Cache
 from allmask.nn.encoder_decoder import EncoderDecoder
 from allmask.nn.transformer import Transformer
+from tests.nn.encoder_decoders import (
+    LENGTHS,
+    assert_cached_equals_full,
+    assert_gradients_equal_differences,
+    assert_packed_equals_padded_equals_one_by_one,
+    draw_ids,
+    pairs,
+)
 
 SMALL = {
     "vocab_size": 50,
@@ -50,21 +56,6 @@ def model_of(name="2017", dtype=torch.float64):
     return model
 
 
-def draw_ids(rows, tokens, seed=0):
-    return torch.randint(1, 50, (rows, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def pairs(sources, targets, extra=0):
-    """Sources and targets of these lengths, row by row, padded."""
-    lengths = torch.tensor([s + t for s, t in zip(sources, targets, strict=True)])[:, None]
-    places = torch.arange(int(lengths.max()) + extra)
-    valid = places < lengths
-    return Mask.encoder_decoder((places >= torch.tensor(sources)[:, None]) & valid, valid)
-
-
-LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=4)
-
-
 def test_the_mask_by_hand():
     mask = pairs([3, 1], [2, 3], extra=1)
     assert mask.order.tolist() == [[0, 0, 0, 1, 2, 2], [0, 1, 2, 3, 3, 3]]
@@ -89,19 +80,7 @@ def test_dependence_is_what_the_mask_says_and_the_prover_proves_it(name, sizes):
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(list(CONFIGS)), LENGTHS, st.integers(0, 2))
 def test_packed_equals_padded_equals_one_by_one(name, lengths, extra):
-    model, (sources, targets) = model_of(name), zip(*lengths, strict=True)
-    mask = pairs(sources, targets, extra)
-    ids = draw_ids(*mask.shape)
-    padded = model(ids, mask).hidden
-    cut = [(slice(row, row + 1), slice(0, s + t)) for row, (s, t) in enumerate(lengths)]
-    alone = [model(ids[where], mask[where]).hidden[0] for where in cut]
-    for (row, tokens), states in zip(cut, alone, strict=True):
-        torch.testing.assert_close(padded[row, tokens][0], states, atol=1e-10, rtol=0)
-        assert padded[row, tokens.stop :].abs().sum() == 0
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor([s + t for s, t in lengths]))[None]
-    joined = replace(Mask.cat([mask[where] for where in cut]), group=document)
-    row = torch.cat([ids[where] for where in cut], dim=1)
-    torch.testing.assert_close(model(row, joined).hidden[0], torch.cat(alone), atol=1e-10, rtol=0)
+    assert_packed_equals_padded_equals_one_by_one(model_of(name), lengths, extra)
 
 
 @settings(max_examples=12, deadline=None)
@@ -120,47 +99,12 @@ def test_hidden_states_at_some_positions_are_those_of_all(name, lengths, data):
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(list(CONFIGS)), LENGTHS, st.data())
 def test_cached_equals_full(name, lengths, data):
-    """Also where targets of a batch have different lengths, and where the first call has some of the target."""
-    model, (sources, targets) = model_of(name), zip(*lengths, strict=True)
-    source = max(sources)
-    places = torch.arange(source + max(targets))
-    valid = (places < torch.tensor(sources)[:, None]) | (
-        (places >= source) & (places < source + torch.tensor(targets)[:, None])
-    )
-    mask = Mask.encoder_decoder((places >= source).expand_as(valid), valid)
-    ids = draw_ids(*mask.shape)
-    full = model(ids, mask).hidden
-    cuts = sorted({source, *data.draw(st.lists(st.integers(source, len(places)), max_size=4)), len(places)})
-    cuts = cuts[1:] if len(cuts) > 1 and data.draw(st.booleans()) else cuts
-    cache, parts = Cache(), []
-    for start, stop in pairwise([0, *cuts]):
-        out = model(ids[:, start:stop], mask[:, start:stop], cache=cache)
-        cache = out.cache
-        parts.append(out.hidden)
-    torch.testing.assert_close(torch.cat(parts, dim=1)[valid], full[valid], atol=1e-10, rtol=0)
+    assert_cached_equals_full(model_of(name), lengths, data)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_by_differences(name):
-    model, mask = model_of(name), pairs([3, 2], [2, 3])
-    ids, chosen = draw_ids(*mask.shape), list(model.body.parameters())
-    weights = torch.randn(model(ids, mask).hidden.shape, generator=torch.Generator().manual_seed(1)).double()
-
-    def loss():
-        return (model(ids, mask).hidden * weights).sum()
-
-    loss().backward()
-    rng = torch.Generator().manual_seed(2)
-    directions = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in chosen]
-    slope = sum(float((p.grad * d).sum()) for p, d in zip(chosen, directions, strict=True))
-    values = []
-    with torch.no_grad():
-        for step in (1e-6, -2e-6):
-            for p, d in zip(chosen, directions, strict=True):
-                p += step * d
-            values.append(float(loss()))
-    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-5)
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in chosen)
+    assert_gradients_equal_differences(model_of(name))
 
 
 def test_layers_computed_again_give_the_same_gradients():

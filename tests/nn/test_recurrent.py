@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
@@ -28,6 +28,14 @@ from allmask.objectives import losses_of
 from allmask.presets import PRESETS
 from allmask.training import Score, Settings, train
 from allmask.training.flops import operations
+from tests.nn.encoder_decoders import (
+    LENGTHS,
+    assert_cached_equals_full,
+    assert_gradients_equal_differences,
+    assert_packed_equals_padded_equals_one_by_one,
+    draw_ids,
+    pairs,
+)
 
 SMALL = {"vocab_size": 50, "width": 12, "ffn_width": 10, "layers": 2, "decoder_layers": 3}
 PAIRS = {
@@ -37,7 +45,6 @@ PAIRS = {
     "shallow": replace(presets.lstm(), **SMALL | {"layers": 3, "decoder_layers": 1}),
 }
 ELMO = replace(presets.elmo_tiny(), vocab_size=50, width=8, layers=3)
-LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=4)
 
 
 def model_of(config):
@@ -46,18 +53,6 @@ def model_of(config):
     for parameter in model.parameters():  # large weights: dependence must show above rounding
         nn.init.normal_(parameter, std=0.4, generator=rng)
     return model
-
-
-def draw_ids(rows, tokens, seed=0):
-    return torch.randint(1, 50, (rows, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def pairs(sources, targets, extra=0):
-    """Sources and targets of these lengths, row by row, padded."""
-    lengths = torch.tensor([s + t for s, t in zip(sources, targets, strict=True)])[:, None]
-    places = torch.arange(int(lengths.max()) + extra)
-    valid = places < lengths
-    return Mask.encoder_decoder((places >= torch.tensor(sources)[:, None]) & valid, valid)
 
 
 # ---- by hand -----------------------------------------------------------------------------------------------
@@ -195,23 +190,10 @@ def test_dependence_is_what_the_mask_says(name, sizes):
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(list(PAIRS)), LENGTHS, st.integers(0, 2))
 def test_packed_equals_padded_equals_one_by_one(name, lengths, extra):
-    model, (sources, targets) = model_of(PAIRS[name]), zip(*lengths, strict=True)
-    mask = pairs(sources, targets, extra)
-    ids = draw_ids(*mask.shape)
-    padded = model(ids, mask).hidden
-    cut = [(slice(row, row + 1), slice(0, s + t)) for row, (s, t) in enumerate(lengths)]
-    alone = [model(ids[where], mask[where]).hidden[0] for where in cut]
-    for (row, tokens), states in zip(cut, alone, strict=True):
-        torch.testing.assert_close(padded[row, tokens][0], states, atol=1e-10, rtol=0)
-        assert padded[row, tokens.stop :].abs().sum() == 0
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor([s + t for s, t in lengths]))[None]
-    joined = replace(Mask.cat([mask[where] for where in cut]), group=document)
-    row = torch.cat([ids[where] for where in cut], dim=1)
-    torch.testing.assert_close(model(row, joined).hidden[0], torch.cat(alone), atol=1e-10, rtol=0)
+    model = model_of(PAIRS[name])
+    row, joined, alone = assert_packed_equals_padded_equals_one_by_one(model, lengths, extra)
     where = (torch.arange(row.shape[1]) % 2 == 0)[None]
-    torch.testing.assert_close(
-        model.body.forward_at(where, row, joined), torch.cat(alone)[where[0]], atol=1e-10, rtol=0
-    )
+    torch.testing.assert_close(model.body.forward_at(where, row, joined), alone[where[0]], atol=1e-10, rtol=0)
 
 
 def test_a_shuffled_row_is_read_in_its_order_and_by_its_places():
@@ -225,46 +207,12 @@ def test_a_shuffled_row_is_read_in_its_order_and_by_its_places():
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(list(PAIRS)), LENGTHS, st.data())
 def test_cached_equals_full(name, lengths, data):
-    """Also where targets of a batch have different lengths, and where the first call has some of the target."""
-    model, (sources, targets) = model_of(PAIRS[name]), zip(*lengths, strict=True)
-    source = max(sources)
-    places = torch.arange(source + max(targets))
-    valid = (places < torch.tensor(sources)[:, None]) | (
-        (places >= source) & (places < source + torch.tensor(targets)[:, None])
-    )
-    mask = Mask.encoder_decoder((places >= source).expand_as(valid), valid)
-    ids = draw_ids(*mask.shape)
-    full = model(ids, mask).hidden
-    cuts = sorted({source, *data.draw(st.lists(st.integers(source, len(places)), max_size=4)), len(places)})
-    cuts = cuts[1:] if len(cuts) > 1 and data.draw(st.booleans()) else cuts
-    cache, parts = Cache(), []
-    for start, stop in pairwise([0, *cuts]):
-        out = model(ids[:, start:stop], mask[:, start:stop], cache=cache)
-        cache = out.cache
-        parts.append(out.hidden)
-    torch.testing.assert_close(torch.cat(parts, dim=1)[valid], full[valid], atol=1e-10, rtol=0)
+    assert_cached_equals_full(model_of(PAIRS[name]), lengths, data)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_gradients_by_differences(name):
-    model, mask = model_of(PAIRS[name]), pairs([3, 2], [2, 3])
-    ids, chosen = draw_ids(*mask.shape), list(model.body.parameters())
-    weights = torch.randn(model(ids, mask).hidden.shape, generator=torch.Generator().manual_seed(1)).double()
-
-    def loss():
-        return (model(ids, mask).hidden * weights).sum()
-
-    loss().backward()
-    rng = torch.Generator().manual_seed(2)
-    directions = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in chosen]
-    slope = sum(float((p.grad * d).sum()) for p, d in zip(chosen, directions, strict=True))
-    values = []
-    with torch.no_grad():
-        for step in (1e-6, -2e-6):
-            for p, d in zip(chosen, directions, strict=True):
-                p += step * d
-            values.append(float(loss()))
-    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-5)
+    assert_gradients_equal_differences(model_of(PAIRS[name]))
 
 
 def test_masks_that_no_recurrence_can_follow_are_refused():

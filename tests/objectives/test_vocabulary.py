@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken
@@ -81,6 +83,11 @@ def test_objectives_that_need_a_mask_token_are_refused(corpus):
     for name in ("causal", "reverse", "prefix", "span"):
         OBJECTIVES[name](vocabulary)
     assert Permutation(vocabulary, two_streams=False).batch([np.arange(5)], Scripted(order=[0.5] * 7)).targets == 1
+
+
+def test_a_missing_first_token_is_named():
+    with pytest.raises(UsageError, match=r"nsp: this tokenizer has no \[CLS\] or other first token"):
+        Nsp(replace(small_vocabulary(), begin=None))
 
 
 @pytest.mark.parametrize(

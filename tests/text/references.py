@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import regex
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from allmask.text import Tokenizer
 
 CORPUS = [
     "The mask decides who may look at whom; the weights of the model stay the same.",
@@ -116,3 +119,15 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
         else:
             merged.append(part)
     return [part.removesuffix("\0") for part in merged]
+
+
+def assert_read_back(ours, folder, texts):
+    """A saved tokenizer gives the same ids when it is read: with its settings, without them, by transformers."""
+    ours.save(folder)
+    again, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    (folder / "tokenizer_config.json").unlink()
+    alone = Tokenizer.load(folder)
+    for text in texts:
+        ids = ours.encode(text).ids
+        assert ids == again.encode(text).ids == alone.encode(text).ids == theirs(text)["input_ids"]
+    return again, alone, theirs

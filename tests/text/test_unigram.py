@@ -16,6 +16,7 @@ from allmask.objectives import Vocabulary
 from allmask.text import Tokenizer, train_tokenizer
 from allmask.text.sentencepiece import read_pieces
 from tests.objectives.texts import chinese_documents, english_documents
+from tests.text.references import assert_read_back
 
 TEXTS = [
     "The quick brown fox, 1984!", "  two  spaces  ", "春眠不觉晓，处处闻啼鸟。", "ｆｕｌｌ　ｗｉｄｔｈ，",
@@ -82,13 +83,7 @@ def test_sentinels_are_the_last_ids_the_first_one_last(folder):
 
 def test_it_is_saved_for_transformers_and_read_back(folder, tmp_path):
     ours = Tokenizer.load(folder)
-    ours.save(tmp_path)
-    again, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
-    alone = Tokenizer.load(tmp_path)
-    for text in TEXTS:
-        ids = ours.encode(text).ids
-        assert ids == again.encode(text).ids == alone.encode(text).ids == theirs(text)["input_ids"]
+    _, alone, _ = assert_read_back(ours, tmp_path, TEXTS)
     assert alone.specials == ours.specials
     assert ours.decode(ours.encode("the  北京 and a module.").ids) == "the 北京 and a module."
 

@@ -6,13 +6,14 @@ import json
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, XLNetTokenizer
+from transformers import XLNetTokenizer
 
 from allmask.errors import CheckpointError
 from allmask.objectives import Draw, Permutation, Vocabulary
 from allmask.objectives.ragged import Ragged
 from allmask.text import Tokenizer
 from tests.objectives.texts import chinese_documents, english_documents
+from tests.text.references import assert_read_back
 
 TEXTS = [
     "The quick brown fox, 1984!", "  two  spaces  ", "春眠不觉晓，处处闻啼鸟。", "``quoted'' é ñ ﬁ ①",
@@ -74,13 +75,7 @@ def test_cls_closes_a_text_and_nothing_begins_it(folder):
 
 def test_it_is_saved_for_transformers_and_read_back(folder, tmp_path):
     ours = Tokenizer.load(folder)
-    ours.save(tmp_path)
-    again, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
-    alone = Tokenizer.load(tmp_path)
-    for text in TEXTS:
-        ids = ours.encode(text).ids
-        assert ids == again.encode(text).ids == alone.encode(text).ids == theirs(text)["input_ids"]
+    again, alone, theirs = assert_read_back(ours, tmp_path, TEXTS)
     assert again.specials == alone.specials == ours.specials and again.closing_id == MARKS["cls"]
     assert theirs.padding_side == "left"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from allmask.errors import UsageError
 from allmask.training import Settings, StepSpec, train
@@ -15,27 +15,12 @@ from allmask.training import checkpoint as runs
 from allmask.training.log import read_metrics
 from allmask.training.optimizer import optimizer_for
 from allmask.training.schedule import steps as by_steps
+from tests.training.points import Points
 
 PAPER = Settings(
     optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.02, schedule="steps", warmup=0, clip=1e9, steps=8,
     batch_tokens=5, precision="fp32", eval_every=4, save_every=2, keep=9,
 )  # fmt: skip
-
-
-@dataclass
-class Points:
-    numbers: Tensor
-
-    @property
-    def tokens(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"square": len(self.numbers)}
-
-    def to(self, device) -> Points:
-        return self
 
 
 class Curve:
@@ -55,7 +40,7 @@ class Curve:
         return Points(torch.tensor(numbers))
 
     def losses(self, model: nn.Module, batch: Points, smoothing: float):
-        return {"square": ((model(self.x[batch.numbers]) - self.y[batch.numbers]).square().sum(), batch.tokens)}
+        return {"square": ((model(self.x[batch.values]) - self.y[batch.values]).square().sum(), batch.tokens)}
 
     def evaluate(self, model: nn.Module, step: int) -> None:
         return None

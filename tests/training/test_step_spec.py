@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from allmask.errors import UsageError
 from allmask.training import Score, Settings, StepSpec, train
 from allmask.training.log import read_metrics
 from allmask.training.strategy import strategy_for
-
-
-@dataclass
-class Points:
-    x: Tensor
-
-    @property
-    def tokens(self) -> int:
-        return len(self.x)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"square": len(self.x)}
-
-    def to(self, device) -> Points:
-        return Points(self.x.to(device))
+from tests.training.points import Points
 
 
 class Doubling:
@@ -49,7 +33,7 @@ class Doubling:
         return Points(self.x[numbers])
 
     def losses(self, model: nn.Module, batch: Points, smoothing: float):
-        return {"square": ((model(batch.x) - 2.0 * batch.x).square().sum(), len(batch.x))}
+        return {"square": ((model(batch.values) - 2.0 * batch.values).square().sum(), len(batch.values))}
 
     def evaluate(self, model: nn.Module, step: int) -> Score:
         self.judged.append(step)

@@ -16,8 +16,8 @@ from allmask.gan import networks as gans
 from allmask.gan.networks import PRESETS, Gan, GanConfig
 from allmask.nn.heads import Labels
 from allmask.vision.checkpoints import TORCHVISION, load, renamed, save, to_torchvision
-from allmask.vision.resnet import ResNetConfig, fresh, plain, resnet18, resnet50, shape_of, small
-from tests.vision.test_resnet import TINY, VARIANTS, images, randomised, variants
+from allmask.vision.resnet import ResNetConfig, fresh, plain, shape_of, small
+from tests.vision.test_resnet import RESNET18, RESNET50, TINY, VARIANTS, images, randomised, variants
 
 NAMES_OF_RESNET18 = """
     conv1.weight bn1.weight bn1.bias bn1.running_mean bn1.running_var bn1.num_batches_tracked layer1.0.conv1.weight
@@ -44,11 +44,11 @@ def written(path, state):
 
 
 def test_names():
-    ours = shape_of(resnet18()).state_dict()
-    theirs = to_torchvision(shape_of(resnet18()))
+    ours = shape_of(RESNET18).state_dict()
+    theirs = to_torchvision(shape_of(RESNET18))
     assert set(NAMES_OF_RESNET18.split()) <= set(theirs) and len(theirs) == len(ours) == 122
     assert [renamed(name) for name in theirs] == list(ours)
-    deep = to_torchvision(shape_of(resnet50()))
+    deep = to_torchvision(shape_of(RESNET50))
     assert len(deep) == 320 and {"layer1.0.downsample.0.weight", "layer4.2.bn3.running_mean"} <= set(deep)
     assert deep["layer1.0.downsample.0.weight"].shape == (256, 64, 1, 1)
     assert deep["layer2.0.conv2.weight"].shape == (128, 128, 3, 3) and deep["fc.weight"].shape == (1000, 2048)
@@ -74,7 +74,7 @@ def test_a_file_shows_its_network(tmp_path, config, ending):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("config", [resnet18(), resnet50(), small(20)], ids=lambda c: str(c.depth))
+@pytest.mark.parametrize("config", [RESNET18, RESNET50, small(20)], ids=lambda c: str(c.depth))
 def test_real_sizes(tmp_path, config):
     state = tensors(config)
     model = load(written(tmp_path / "a.safetensors", state)).model

@@ -14,21 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from allmask.errors import CheckpointError, UsageError
 from allmask.nn.init import signal_report
 from allmask.vision.checkpoints import load, to_torchvision
-from allmask.vision.resnet import (
-    PRESETS,
-    Padded,
-    ResNetConfig,
-    fresh,
-    multiply_adds,
-    plain,
-    resnet18,
-    resnet34,
-    resnet50,
-    shape_of,
-    small,
-)
+from allmask.vision.resnet import PRESETS, Padded, ResNetConfig, fresh, multiply_adds, plain, shape_of, small
 from tests.vision.reference import image, parameters, resnet, vgg19
 
+RESNET18, RESNET34, RESNET50 = (PRESETS[name]() for name in ("resnet18", "resnet34", "resnet50"))
 TINY = ResNetConfig((2, 1, 2), (4, 8, 12), classes=5)
 VARIANTS = {
     f"{'bottleneck' if deep else 'basic'}-{shortcut}-{stem}{'-early' if early else ''}": replace(
@@ -78,8 +67,8 @@ def test_parameters_of_the_projections_by_hand():
     """What plain34 lacks: 1×1 kernels from each width to the next, and their norms."""
     assert sum(a * b + 2 * b for a, b in ((64, 128), (128, 256), (256, 512))) == 173_824
     everywhere = sum(n * (w * w + 2 * w) for n, w in ((2, 64), (1, 128), (1, 256), (1, 512)))
-    assert parameters(replace(resnet18(), shortcut="C")) - parameters(resnet18()) == everywhere
-    assert parameters(replace(resnet18(), shortcut="A")) == parameters(plain(resnet18()))
+    assert parameters(replace(RESNET18, shortcut="C")) - parameters(RESNET18) == everywhere
+    assert parameters(replace(RESNET18, shortcut="A")) == parameters(plain(RESNET18))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -111,13 +100,16 @@ def test_operations_of_vgg_by_hand():
 
 def test_resnet34_costs_18_per_cent_of_vgg19_and_bottlenecks_about_the_same():
     vgg, basic, bottleneck = (
-        multiply_adds(model, image()) for model in (vgg19(), shape_of(resnet34()), shape_of(resnet50()))
+        multiply_adds(model, image()) for model in (vgg19(), shape_of(RESNET34), shape_of(RESNET50))
     )
     assert 0.18 < basic / vgg < 0.19
     assert 1.0 < bottleneck / basic < 1.15
 
 
-@pytest.mark.parametrize("config", [resnet18(), resnet50(), replace(resnet50(), early_stride=True), small(20)])
+@pytest.mark.parametrize(
+    "config",
+    [RESNET18, RESNET50, replace(RESNET50, early_stride=True), small(20)],
+)
 def test_operations_are_those_torch_counts(config):
     model, side = shape_of(config), 32 if config.stem == "small" else 224
     with FlopCounterMode(display=False) as counter:
@@ -139,7 +131,7 @@ def test_same_as_plain_code(config, side):
         torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [resnet18(), resnet50(), small(20), small(56)], ids=lambda c: str(c.depth))
+@pytest.mark.parametrize("config", [RESNET18, RESNET50, small(20), small(56)], ids=lambda c: str(c.depth))
 def test_real_sizes_are_the_same_as_plain_code(config):
     model, x = randomised(fresh(config)), images(1, 3, 64, 64)
     with torch.no_grad():
@@ -256,7 +248,7 @@ def test_learns(autocast):
 
 def test_starts_by_he_and_from_the_given_generator():
     state = torch.get_rng_state()
-    first, second = (fresh(resnet18(), torch.Generator().manual_seed(3)) for _ in range(2))
+    first, second = (fresh(RESNET18, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(state, torch.get_rng_state())
     for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b), name

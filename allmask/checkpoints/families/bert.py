@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
+from allmask.checkpoints.config_json import activation, activation_name, field_names, fields_from, flag, refuse
 from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
@@ -53,15 +53,13 @@ TASKS = (
     TaskLayout("BertForMultipleChoice", ("choice",), CLASSIFIER_TABLE),
 )
 
-SIZES = {
+FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "width",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
     "intermediate_size": "ffn_width",
     "max_position_embeddings": "max_positions",
-}
-OTHERS = {
     "type_vocab_size": ("segments", 2),
     "layer_norm_eps": ("norm_eps", 1e-12),
     "hidden_dropout_prob": ("dropout", 0.1),
@@ -69,13 +67,12 @@ OTHERS = {
     "pad_token_id": ("pad_token", 0),
     "initializer_range": ("init_std", 0.02),
 }
-NAMES = all_names(SIZES, OTHERS)
+NAMES = field_names(FIELDS)
 ONLY = {
     "position_embedding_type": ("absolute",),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
-    "quantization_config": (None,),
 }
 
 
@@ -83,8 +80,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     refuse(settings, ONLY)
     config = Config(
         family="bert",
-        **required(settings, SIZES),
-        **optional(settings, OTHERS),
+        **fields_from(settings, FIELDS),
         activation=activation(settings, "hidden_act", "gelu"),
         tied=flag(settings, "tie_word_embeddings", True),
         own_mask="causal" if flag(settings, "is_decoder", False) else "bidirectional",

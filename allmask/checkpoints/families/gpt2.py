@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
+from allmask.checkpoints.config_json import activation, activation_name, field_names, fields_from, flag, refuse
 from allmask.checkpoints.renaming import Family, TaskLayout, split_qkv, transpose
 from allmask.config import Config
 from allmask.presets import gpt2
@@ -42,35 +42,32 @@ STEPS = (
 _SCORES = (("score.weight", "task_head.output.weight"),)
 TASKS = (TaskLayout("GPT2ForSequenceClassification", ("single", "multi", "number"), _SCORES),)
 
-SIZES = {
+FIELDS = {
     "vocab_size": "vocab_size",
     "n_embd": "width",
     "n_layer": "layers",
     "n_head": "heads",
     "n_positions": "max_positions",
-}
-OTHERS = {
     "layer_norm_epsilon": ("norm_eps", 1e-5),
     "resid_pdrop": ("dropout", 0.1),
     "attn_pdrop": ("attention_dropout", 0.1),
     "initializer_range": ("init_std", 0.02),
 }
-NAMES = all_names(SIZES, OTHERS)
+NAMES = field_names(FIELDS)
 ONLY = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
-    "quantization_config": (None,),
 }
 _END_OF_TEXT = 50256  # in the original vocabulary; the default of transformers
 
 
 def config_from(settings: Mapping[str, Any]) -> Config:
     refuse(settings, ONLY)
-    sizes = required(settings, SIZES)
-    width, vocab_size = sizes["width"], sizes["vocab_size"]
+    fields = fields_from(settings, FIELDS)
+    width, vocab_size = fields["width"], fields["vocab_size"]
     ffn_width, pad = settings.get("n_inner"), settings.get("pad_token_id")
     if ffn_width is None:
         ffn_width = 4 * width if isinstance(width, int) else width  # Config refuses a width that is no number
@@ -78,9 +75,8 @@ def config_from(settings: Mapping[str, Any]) -> Config:
         pad = None  # added to the tokenizer, but never to the model
     return Config(
         family="gpt2",
-        **sizes,
+        **fields,
         **{name: getattr(gpt2(), name) for name in ("norm_place", "embedding_norm", "segments", "own_mask")},
-        **optional(settings, OTHERS),
         ffn_width=ffn_width,
         activation=activation(settings, "activation_function", "gelu_new"),
         tied=flag(settings, "tie_word_embeddings", True),

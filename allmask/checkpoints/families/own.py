@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from allmask.checkpoints.config_json import required
-from allmask.checkpoints.labels import own_labels_from, own_labels_to
+from allmask.checkpoints.config_json import fields_from
+from allmask.checkpoints.labels import own_labels_from
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.nn.build import HEADS
@@ -19,7 +19,7 @@ _NOT_CONFIG = frozenset({"model_type", "heads_present", "labels", "dtype"})
 
 
 def config_to(config: Config, heads: frozenset[str], labels: Labels | None = None) -> dict[str, Any]:
-    named = {} if labels is None else {"labels": own_labels_to(labels)}
+    named = {} if labels is None else {"labels": asdict(labels)}
     return {"model_type": MODEL_TYPE, "heads_present": sorted(heads), **named, **asdict(config)}
 
 
@@ -29,7 +29,7 @@ def config_from(settings: Mapping[str, Any]) -> tuple[Config, frozenset[str], La
     unknown = sorted(given.keys() - known)
     if unknown:
         raise CheckpointError(f"unknown settings: {', '.join(unknown)}", "written by a newer allmask? upgrade this one")
-    required(given, {name: name for name in _NEEDED})
+    fields_from(given, {name: name for name in _NEEDED})  # refuses settings without one of these
     heads = settings.get("heads_present")
     if not isinstance(heads, list) or not all(isinstance(head, str) and head in HEADS for head in heads):
         raise CheckpointError(f"heads_present is {heads!r}; expected a list of {', '.join(HEADS)}")

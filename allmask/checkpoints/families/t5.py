@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import ACTIVATIONS, all_names, flag, optional, refuse, required
+from allmask.checkpoints.config_json import ACTIVATIONS, field_names, fields_from, flag, refuse
 from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError
@@ -45,15 +45,13 @@ TABLE = (
     ("lm_head.weight",                                      "lm_head.output.weight"),
 )  # fmt: skip
 
-SIZES = {
+FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
     "d_kv": "head_width",
     "d_ff": "ffn_width",
     "num_layers": "layers",
     "num_heads": "heads",
-}
-OTHERS = {
     "relative_attention_num_buckets": ("buckets", 32),
     "relative_attention_max_distance": ("bucket_distance", 128),
     "layer_norm_epsilon": ("norm_eps", 1e-6),
@@ -61,8 +59,8 @@ OTHERS = {
     "initializer_factor": ("init_std", 1.0),
     "n_positions": ("max_positions", 512),  # length in training; not a limit
 }
-NAMES = all_names(SIZES, OTHERS)
-ONLY = {"is_encoder_decoder": (True,), "is_decoder": (False,), "quantization_config": (None,)}
+NAMES = field_names(FIELDS)
+ONLY = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
 _GATED = "gated-"
 
 
@@ -77,8 +75,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     ends: list[Any] = end if isinstance(end, list) and end else [end]
     return Config(
         **{name: getattr(t5_small(), name) for name in variant},
-        **required(settings, SIZES),
-        **optional(settings, OTHERS),
+        **fields_from(settings, FIELDS),
         **_feed_forward(settings),
         decoder_layers=settings["num_layers"] if layers is None else layers,
         dropout=dropout,
@@ -87,7 +84,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
         start_token=settings.get("decoder_start_token_id", settings.get("pad_token_id", 0)),
         end_token=ends[0],  # of several, the one learned in training
         tied=tied,
-        # transformers 5 always writes that the output is tied; this setting tells the variants apart
+        # transformers 5 always writes that the output is tied; this setting distinguishes the variants
         output_scaled=flag(settings, "scale_decoder_outputs", tied),
     )
 

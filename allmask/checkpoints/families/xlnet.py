@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from allmask.checkpoints.config_json import activation, activation_name, all_names, flag, optional, refuse, required
-from allmask.checkpoints.renaming import (
-    CLASSIFIER_TABLE,
-    CRF_TABLE,
-    SPAN_TABLE,
-    Family,
-    Step,
-    TaskLayout,
-    Tensors,
-    matches,
-)
+from allmask.checkpoints.config_json import activation, activation_name, field_names, fields_from, flag, refuse
+from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, Step, TaskLayout, Tensors
 from allmask.config import Config
 from allmask.errors import CheckpointError
 from allmask.presets import xlnet_base
@@ -61,26 +50,23 @@ TASKS = (
     TaskLayout("XLNetForMultipleChoice", ("choice",), _OF_TEXTS),
 )
 
-SIZES = {
+FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "width",
     "n_layer": "layers",
     "n_head": "heads",
     "d_inner": "ffn_width",
-}
-OTHERS = {
     "layer_norm_eps": ("norm_eps", 1e-12),
     "pad_token_id": ("pad_token", 5),
     "initializer_range": ("init_std", 0.02),
     "n_positions": ("max_positions", 512),  # a setting of ours: length in training, not a limit
 }
-NAMES = all_names(SIZES, OTHERS)
+NAMES = field_names(FIELDS)
 ONLY = {
     "bi_data": (False,),  # half of each batch is read backwards; here that is done by decreasing positions
     "untie_r": (True,),
-    "quantization_config": (None,),
 }
-SUMMARY = {  # how the head of a text reads its last token
+SUMMARY = {  # how the classification head reads the last token
     "summary_type": ("last",),
     "summary_use_proj": (True,),
     "summary_activation": ("tanh",),
@@ -101,8 +87,7 @@ def config_from(settings: Mapping[str, Any]) -> Config:
     names = ("family", "position_kind", "segments", "embedding_norm")
     return Config(
         **{name: getattr(xlnet_base(), name) for name in names},
-        **required(settings, SIZES),
-        **optional(settings, OTHERS),
+        **fields_from(settings, FIELDS),
         activation=activation(settings, "ff_activation", "gelu"),
         dropout=dropout,
         attention_dropout=dropout,
@@ -134,38 +119,30 @@ def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
 # ---- heads as a dimension of their own ----------------------------------------------------------------------------
 
 
-_INWARD = tuple(f"body.layers.*.attention.{name}.weight" for name in ("query", "key", "value"))
-_OUTPUT, _POSITION = "body.layers.*.attention.output.weight", "body.layers.*.attention.relate.position"
+# Ends of names; from their (width, heads, head width) to our (out, in); back, with the shape of the heads.
+_STEPS = (
+    (("attention.query.weight", "attention.key.weight", "attention.value.weight"),
+     lambda x: x.flatten(1).t().contiguous(),   lambda x, heads: x.t().unflatten(1, heads).contiguous()),
+    ("attention.output.weight",
+     lambda x: x.flatten(1),                    lambda x, heads: x.unflatten(1, heads)),
+    ("attention.relate.position",
+     lambda x: x.permute(1, 2, 0).contiguous(), lambda x, heads: x.permute(2, 0, 1).contiguous()),
+    ("body.embedding.question",
+     lambda x: x.flatten(0, 1),                 lambda x, heads: x[None]),
+)  # fmt: skip
 
 
 def _flatten_heads(tensors: Tensors) -> Tensors:
-    """From their (width, heads, head width), also for the output projection, to our (out, in)."""
-
-    def flat(name: str, x: Tensor) -> Tensor:
-        if matches(name, _INWARD):
-            return x.flatten(1).t().contiguous()
-        if matches(name, (_OUTPUT,)):
-            return x.flatten(1)
-        if matches(name, (_POSITION,)):
-            return x.permute(1, 2, 0).contiguous()
-        return x.flatten(0, 1) if name == "body.embedding.question" else x
-
-    return {name: flat(name, x) for name, x in tensors.items()}
+    for ends, flat, _ in _STEPS:
+        tensors = {name: flat(x) if name.endswith(ends) else x for name, x in tensors.items()}
+    return tensors
 
 
 def _split_heads(tensors: Tensors) -> Tensors:
     heads = next(x for name, x in tensors.items() if name.endswith("relate.content_bias")).shape
-
-    def split(name: str, x: Tensor) -> Tensor:
-        if matches(name, _INWARD):
-            return x.t().unflatten(1, heads).contiguous()
-        if matches(name, (_OUTPUT,)):
-            return x.unflatten(1, heads)
-        if matches(name, (_POSITION,)):
-            return x.permute(2, 0, 1).contiguous()
-        return x[None] if name == "body.embedding.question" else x
-
-    return {name: split(name, x) for name, x in tensors.items()}
+    for ends, _, split in _STEPS:
+        tensors = {name: split(x, heads) if name.endswith(ends) else x for name, x in tensors.items()}
+    return tensors
 
 
 XLNET = Family(

@@ -48,7 +48,7 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise ResourceError(f"{path}: not enough memory to read it") from error
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         words = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: cannot be read: {words}", _advice(path)) from error
 
@@ -86,7 +86,13 @@ def _open_pickle(path: Path) -> Store:
         try:
             content = _load_zip(path) if zipfile.is_zipfile(path) else _load_legacy(path)
         except pickle.UnpicklingError as error:
-            raise _not_only_tensors(path, error) from error
+            asked = re.search(r"GLOBAL (\S+)", str(error))  # the rest of the message says how to disable the protection
+            if asked is None:
+                raise CheckpointError(f"{path}: cannot be read as a file of tensors", _advice(path)) from error
+            raise CheckpointError(
+                f"{path}: holds more than tensors: it asks to run {asked[1]}; nothing was run",
+                "a file of weights does not need that; get the model as safetensors, from a source you trust",
+            ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected names with tensors")
     others = sorted(
@@ -100,17 +106,6 @@ def _open_pickle(path: Path) -> Store:
             "it looks like a training state; save model.state_dict() alone",
         )
     return {name: stored_tensor(tensor) for name, tensor in content.items()}
-
-
-def _not_only_tensors(path: Path, error: pickle.UnpicklingError) -> CheckpointError:
-    """An error in our own words: torch's message explains how to turn its protection off."""
-    asked = re.search(r"GLOBAL (\S+)", str(error))
-    if asked is None:
-        return CheckpointError(f"{path}: cannot be read as a file of tensors", _advice(path))
-    return CheckpointError(
-        f"{path}: holds more than tensors: it asks to run {asked[1]}; nothing was run",
-        "a file of weights does not need that; get the model as safetensors, from a source you trust",
-    )
 
 
 def stored_tensor(tensor: Tensor) -> Stored:
