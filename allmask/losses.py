@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from allmask.data import Asked, Batch
 from allmask.mask import Mask
 from allmask.model import Model
+from allmask.nn.attention import Table
 from allmask.nn.cache import Cache
 from allmask.nn.crf import CRF
 from allmask.nn.heads import grouped_log_softmax, pool_answers
@@ -105,28 +104,6 @@ def answer_loss(
 # ---- two streams -------------------------------------------------------------------------------------------
 
 
-class _Grid(NamedTuple):
-    """A padded grid with a row for each text, and the cells in it of the tokens of a flat row."""
-
-    shape: tuple[int, int]
-    cells: Tensor  # (M,)
-
-    @classmethod
-    def of(cls, text: Tensor, texts: int) -> _Grid:
-        """`text` (M,) is the number of each token's text; the tokens of a text are neighbours."""
-        counts = text.bincount(minlength=texts)
-        width = max(1, int(counts.max()))
-        position = torch.arange(len(text), device=text.device) - (counts.cumsum(0) - counts)[text]
-        return cls((texts, width), text * width + position)
-
-    def spread(self, values: Tensor, fill: int = 0) -> Tensor:
-        grid = values.new_full((self.shape[0] * self.shape[1],), fill)
-        return grid.index_copy(0, self.cells, values).view(self.shape)
-
-    def mask(self, flat: Mask) -> Mask:
-        return Mask(self.spread(flat.order[0]), self.spread(flat.group[0], -1), self.spread(flat.position[0]))
-
-
 def _query_states(body: Transformer, batch: Batch) -> Tensor:
     """The query stream's hidden states (M, W) where there is a label; it reads the cache of the content stream.
 
@@ -137,9 +114,16 @@ def _query_states(body: Transformer, batch: Batch) -> Tensor:
     predicted, group = batch.labels[0] >= 0, batch.mask.group[0]
     text = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).long().cumsum(0)])
     texts = int(text[-1]) + 1
-    known, queries = _Grid.of(text, texts), _Grid.of(text[predicted], texts)
+    known, queries = Table.by_row(text, texts), Table.by_row(text[predicted], texts)
+    assert known.cells is not None
     ids = queries.spread(torch.full_like(text[predicted], batch.query))
     segments = queries.spread(batch.segments[0, predicted])
-    memory = content.branch(known.mask(batch.mask), known.cells)
-    hidden = body.query_stream(ids, queries.mask(batch.mask[:, predicted]), memory, segments=segments)
-    return hidden.flatten(0, 1)[queries.cells]
+    memory = content.branch(_spread(known, batch.mask), known.cells)
+    hidden = body.query_stream(ids, _spread(queries, batch.mask[:, predicted]), memory, segments=segments)
+    return queries.gather(hidden)
+
+
+def _spread(table: Table, flat: Mask) -> Mask:
+    """The mask of a flat row as a table with a row for each text; the rest of it is padding."""
+    order, shifted_group, position = (table.spread(x[0]) for x in (flat.order, flat.group + 1, flat.position))
+    return Mask(order, shifted_group - 1, position)

@@ -67,40 +67,27 @@ static float activate_row(int64_t kind, float *x, int64_t n) { /* compiled once 
 
 /* ---- the parts of a layer; each returns 0 if there is no memory ---------------------------------------------------- */
 
-/* y (rows, out) = f(x), x (rows, in); both fp32 or bf16 */
-int apply_linear(const Linear *f, int64_t rows, const void *x, int64_t x_kind, void *y, int64_t y_kind) {
-    float *in = aligned_alloc(64, CHUNK * (f->in + f->out) * sizeof(float) + int8_size(CHUNK, f->in));
-    if (!in) return 0;
-    float *out = in + CHUNK * f->in;
-    Int8 *buffer = (Int8 *)(out + CHUNK * f->out);
-    for (int64_t r = 0; r < rows; r += CHUNK) {
-        int64_t count = smaller(CHUNK, rows - r);
-        float *to = y_kind == FP32 ? (float *)y + r * f->out : out;
-        linear(f, as_fp32(x, x_kind, r * f->in, count * f->in, in), count, to, buffer);
-        if (y_kind == BF16) to_bf16(to, count * f->out, (uint16_t *)y + r * f->out);
-    }
-    free(in);
-    return 1;
-}
-
 /* One row: y = x + step, then the norm if it comes after */
 static void add_residual(const Residual *residual, const float *x, const float *step, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++) y[i] = x[i] + step[i];
     if (residual->norm.weight && !residual->pre) normalize(y, y, residual->norm, n, residual->epsilon);
 }
 
-/* y = x + f(h): the end of the attention step; h is the output of attention */
-int residual_linear(const Linear *f, const Residual *residual, int64_t rows, const void *h, int64_t kind, const float *x,
-                    float *y) {
+/* y (rows, out) = f(h), h (rows, in), both fp32 or bf16; with a `residual` y = x + f(h) in fp32, the end of the attention
+   step, where h is the output of attention */
+int apply_linear(const Linear *f, const Residual *residual, int64_t rows, const void *h, int64_t h_kind, const float *x,
+                 void *y, int64_t y_kind) {
     float *in = aligned_alloc(64, CHUNK * (f->in + f->out) * sizeof(float) + int8_size(CHUNK, f->in));
     if (!in) return 0;
     float *step = in + CHUNK * f->in;
     Int8 *buffer = (Int8 *)(step + CHUNK * f->out);
     for (int64_t r = 0; r < rows; r += CHUNK) {
         int64_t count = smaller(CHUNK, rows - r);
-        linear(f, as_fp32(h, kind, r * f->in, count * f->in, in), count, step, buffer);
-        for (int64_t i = 0; i < count; i++)
-            add_residual(residual, x + (r + i) * f->out, step + i * f->out, f->out, y + (r + i) * f->out);
+        float *to = residual || y_kind == BF16 ? step : (float *)y + r * f->out;
+        linear(f, as_fp32(h, h_kind, r * f->in, count * f->in, in), count, to, buffer);
+        if (y_kind == BF16) to_bf16(to, count * f->out, (uint16_t *)y + r * f->out);
+        for (int64_t i = 0; residual && i < count; i++)
+            add_residual(residual, x + (r + i) * f->out, step + i * f->out, f->out, (float *)y + (r + i) * f->out);
     }
     free(in);
     return 1;

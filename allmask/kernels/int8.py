@@ -132,7 +132,7 @@ def linear(packed: PackedLinear, x: Tensor, dtype: torch.dtype = torch.float32) 
     layer = packed.structure
 
     def run(rows: int, x: Tensor, y: Tensor) -> int:
-        return library().apply_linear(ctypes.byref(layer), rows, *_typed(x), *_typed(y))
+        return library().apply_linear(ctypes.byref(layer), None, rows, *_typed(x), None, *_typed(y))
 
     _on_threads(run, x, y)
     return y
@@ -144,8 +144,8 @@ def residual_linear(packed: PackedLinear, residual: ctypes.Structure, h: Tensor,
     y, layer = torch.empty_like(x), packed.structure
 
     def run(rows: int, h: Tensor, x: Tensor, y: Tensor) -> int:
-        arguments = *_typed(h), pointer(x), pointer(y)
-        return library().residual_linear(ctypes.byref(layer), ctypes.byref(residual), rows, *arguments)
+        arguments = *_typed(h), pointer(x), *_typed(y)
+        return library().apply_linear(ctypes.byref(layer), ctypes.byref(residual), rows, *arguments)
 
     _on_threads(run, h, x, y)
     return y

@@ -17,11 +17,11 @@
 
 typedef struct {
     const float *x, *weight, *grad;
-    float *out;     /* y, or the gradient of x */
-    float *partial; /* (blocks, width) the gradient of the weight by block of rows, or NULL */
-    int64_t rows, width;
+    float *out;         /* y, or the gradient of x */
+    float *weight_grad; /* (blocks, width) by block of rows; NULL if it is not wanted */
+    int64_t rows, width, threads;
     double epsilon;
-} Call;
+} Call; /* as packed by rms_norm.py */
 
 INLINE vec load_up_to(int64_t n, const float *from) { return n >= LANES ? load(from) : load_some(first(n), from); }
 INLINE void save_up_to(int64_t n, float *to, vec x) {
@@ -76,7 +76,7 @@ INLINE void backward_step(int64_t n, const float *x, const float *grad, const fl
 static void backward_block(const void *context, int64_t block, int64_t worker) {
     const Call *call = context;
     int64_t n = call->width, end = (block + 1) * BLOCK < call->rows ? (block + 1) * BLOCK : call->rows;
-    float *sums = call->partial ? call->partial + block * n : NULL;
+    float *sums = call->weight_grad ? call->weight_grad + block * n : NULL;
     for (int64_t i = 0; sums && i < n; i++) sums[i] = 0;
     for (int64_t row = block * BLOCK; row < end; row++) {
         const float *x = call->x + row * n, *grad = call->grad + row * n;
@@ -96,9 +96,9 @@ static void backward_block(const void *context, int64_t block, int64_t worker) {
 
 static int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
-static void run(Work *work, const Call *call, int64_t threads) {
+static void run(Work *work, const Call *call) {
     int64_t blocks = blocks_of(call->rows), most = blocks < MAX_THREADS ? blocks : MAX_THREADS;
-    share_work(work, call, blocks, threads < most ? threads : most);
+    share_work(work, call, blocks, call->threads < most ? call->threads : most);
 }
 
 /* Add up the gradients of the weight over the blocks */
@@ -112,19 +112,20 @@ static void sum_blocks(const float *partial, int64_t blocks, int64_t n, float *o
     }
 }
 
-void rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, double epsilon, int64_t threads, float *y) {
-    Call call = {x, weight, NULL, y, NULL, rows, width, epsilon};
-    run(forward_block, &call, threads);
-}
+void rms_norm(const Call *call) { run(forward_block, call); }
 
-/* Without `weight_grad` only the gradient of x is computed. Returns 0 if there is no memory. */
-int rms_norm_backward(const float *x, const float *weight, int64_t rows, int64_t width, double epsilon, int64_t threads,
-                      const float *grad, float *x_grad, float *weight_grad) {
-    float *partial = weight_grad ? malloc(blocks_of(rows) * width * sizeof(float)) : NULL;
-    if (weight_grad && !partial) return 0;
-    Call call = {x, weight, grad, x_grad, partial, rows, width, epsilon};
-    run(backward_block, &call, threads);
-    if (weight_grad) sum_blocks(partial, blocks_of(rows), width, weight_grad);
-    free(partial);
+/* Returns 0 if there is no memory. */
+int rms_norm_backward(const Call *call) {
+    int64_t blocks = blocks_of(call->rows);
+    if (!call->weight_grad || blocks == 1) {
+        run(backward_block, call);
+        return 1;
+    }
+    Call by_block = *call;
+    by_block.weight_grad = malloc(blocks * call->width * sizeof(float));
+    if (!by_block.weight_grad) return 0;
+    run(backward_block, &by_block);
+    sum_blocks(by_block.weight_grad, blocks, call->width, call->weight_grad);
+    free(by_block.weight_grad);
     return 1;
 }

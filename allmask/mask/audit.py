@@ -149,12 +149,20 @@ def compare(model: nn.Module, folder: str | Path, tokens: int = 10, seed: int = 
 
 
 def _find(library: str, kind: str, way: str, subject: Subject, tokens: int, seed: int) -> Finding:
-    rng = torch.Generator().manual_seed(seed)
-    try:
+    def run() -> tuple[int, int]:
+        rng = torch.Generator().manual_seed(seed)
         result = audit(subject, probe_mask(kind, tokens, rng), rng)
+        return len(result.leaks), len(result.blind)
+
+    return _attempt(library, kind, way, run)
+
+
+def _attempt(library: str, kind: str, way: str, run: Callable[[], tuple[int, int]]) -> Finding:
+    """Count leaks and blind spots by `run`, or report the error with which the mask is refused."""
+    try:
+        return Finding(library, kind, way, *run())
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        return Finding(library, kind, way, None, None, _first_line(error))
-    return Finding(library, kind, way, len(result.leaks), len(result.blind))
+        return Finding(library, kind, way, None, None, f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def _transformers_body(folder: str | Path, attention: str) -> nn.Module:
@@ -172,14 +180,10 @@ def _try_generate(folder: str | Path, tokens: int) -> Finding:
     from transformers import AutoModelForCausalLM
 
     writer: Any = AutoModelForCausalLM.from_pretrained(folder, is_decoder=True, local_files_only=True).eval()
-    ids, mask = torch.arange(tokens)[None], probe_mask("prefix", tokens)
-    way = "generate() with a 4D boolean"
-    try:
-        writer.generate(ids, attention_mask=mask.visible()[:, None], max_new_tokens=2, pad_token_id=0)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return Finding("transformers", "prefix", way, None, None, _first_line(error))
-    return Finding("transformers", "prefix", way, 0, 0)
+    visible = probe_mask("prefix", tokens).visible()[:, None]
 
+    def run() -> tuple[int, int]:
+        writer.generate(torch.arange(tokens)[None], attention_mask=visible, max_new_tokens=2, pad_token_id=0)
+        return 0, 0
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return _attempt("transformers", "prefix", "generate() with a 4D boolean", run)

@@ -217,8 +217,10 @@ def _document(mask: Mask | Tensor) -> Tensor:
 
 def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor:
     """(Q, K, 3): the tint of the column's number where visible, by the strength of its weight; grey elsewhere."""
-    tint = torch.tensor([_rgb(tint) for tint in _TINTS])[numbers % len(_TINTS)]
-    grey = torch.tensor(_rgb(_EMPTY))
+    from matplotlib.colors import to_rgb
+
+    tint = torch.tensor([to_rgb(tint) for tint in _TINTS])[numbers % len(_TINTS)]
+    grey = torch.tensor(to_rgb(_EMPTY))
     strength = visible.float()
     if weights is not None:
         if weights.shape != visible.shape:
@@ -226,10 +228,6 @@ def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor
         share = weights.detach().cpu().float() * strength
         strength = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).clamp(0, 1)
     return grey + strength[..., None] * (tint - grey)
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
 
 
 # ---- fonts --------------------------------------------------------------------------------------------------

@@ -244,11 +244,18 @@ class _Kernel(NamedTuple):
     dropout: float
     scale: float | None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Attention with an additive bias, which may contain -inf but not a whole row of it."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
-        if visible is None and self._by_hand(q, k):
-            return self._weighted(q @ k.transpose(2, 3), v).transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
+        bias = None if bias is None else bias.to(q.dtype)
+        if self._by_hand(q, k):
+            return self._weighted(q @ k.transpose(2, 3), v, bias).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, bias, self.dropout, scale=self.scale).transpose(1, 2)
+
+    def masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Attention with a boolean mask or a bias that may forbid all keys of a query, whose result is then zeros."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, mask, self.dropout, scale=self.scale).transpose(1, 2)
 
     def causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of the last Q of K tokens: each reads the keys up to its own."""
@@ -261,14 +268,6 @@ class _Kernel(NamedTuple):
         if self._by_hand(q, k):
             return self._weighted((q @ k.transpose(2, 3)).masked_fill(~visible, -torch.inf), v).transpose(1, 2)
         return F.scaled_dot_product_attention(q, k, v, visible, self.dropout, scale=self.scale).transpose(1, 2)
-
-    def biased(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Attention with an additive bias, which may contain -inf but not a whole row of it."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        bias = bias.to(q.dtype)
-        if self._by_hand(q, k):
-            return self._weighted(q @ k.transpose(2, 3), v, bias).transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, bias, self.dropout, scale=self.scale).transpose(1, 2)
 
     def _by_hand(self, q: Tensor, k: Tensor) -> bool:
         """Whether plain products beat the fused kernel: for short rows on a CPU, with dropout or training in bf16."""
@@ -288,11 +287,11 @@ def _attend_block(
 ) -> Tensor:
     """Attention within one block; a `bias` already contains the block's mask."""
     if block.kind == "dense":
-        return _dense(kernel, q, k, v, route, block) if bias is None else kernel(q, k, v, bias.to(q.dtype))
+        return _dense(kernel, q, k, v, route, block) if bias is None else kernel.masked(q, k, v, bias.to(q.dtype))
     if block.kind == "empty":
         return q.masked_fill(q.new_ones((), dtype=torch.bool), 0.0)  # zeros, with a gradient
     if bias is not None:
-        run = partial(kernel.biased, bias=bias)
+        run = partial(kernel, bias=bias)
     else:
         kinds = {"full": kernel, "causal": kernel.causal, "prefix": partial(_prefix, kernel, source=block.source)}
         run = kinds[block.kind]
@@ -326,13 +325,13 @@ def _dense(
         if bias is not None:
             visible = route.visible(first, last, block)[:, None]  # (B, 1, Q, K)
             part = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
-            parts.append(kernel(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
+            parts.append(kernel.masked(q[:, start:stop], k, v, torch.where(visible, part, -torch.inf)))
             continue
         near = route.near(first, last, block)
         visible = route.visible(first, last, block, near)[:, None]
         read = _span(visible.flatten(0, -2).any(0))  # only these are kept for the backward pass
         keys, values = k[:, near][:, read], v[:, near][:, read]
-        parts.append(kernel(q[:, start:stop], keys, values, visible[..., read].clone()))
+        parts.append(kernel.masked(q[:, start:stop], keys, values, visible[..., read].clone()))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -363,6 +362,14 @@ class Table:
         cells = np.arange(lengths.sum()) + begins.repeat(lengths)
         return cls(len(lengths), width, torch.from_numpy(cells).to(device))
 
+    @classmethod
+    def by_row(cls, row: Tensor, rows: int) -> Table:
+        """The table of items whose row is given, (N,); the items of a row are in order."""
+        lengths = row.bincount(minlength=rows)
+        width = max(1, int(lengths.max()))
+        column = torch.arange(len(row), device=row.device) - (lengths.cumsum(0) - lengths)[row]
+        return cls(rows, width, row * width + column)
+
     def spread(self, x: Tensor) -> Tensor:
         """(N, …) -> (rows, width, …)"""
         if self.cells is not None:
@@ -386,7 +393,7 @@ class Pairs:
 
     @classmethod
     def find(cls, queries: Mask, keys: Mask) -> Pairs | None:
-        """None if the documents differ, are not contiguous, or have a key that is younger than one of their queries."""
+        """Return None if documents differ, are in pieces, or have a key that is younger than one of their queries."""
         if len(queries) != 1 or queries.window is not None or queries.matrix is not None or not queries.shape[1]:
             return None
         (names, starts, lengths), (others, key_starts, key_lengths) = _runs(queries), _runs(keys)
@@ -405,8 +412,7 @@ class Pairs:
         if suits_partners(q, k, v, self.documents, kernel.dropout):
             return attend_partners(q, k, v, self.documents, *kernel)
         q, k, v = self.queries.spread(q[0]), self.keys.spread(k[0]), self.keys.spread(v[0])
-        out = kernel(q, k, v) if self.hidden is None else kernel.biased(q, k, v, self.hidden)
-        return self.queries.gather(out)[None]
+        return self.queries.gather(kernel(q, k, v, self.hidden))[None]
 
 
 def _runs(mask: Mask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from allmask.config import Config
+from allmask.nn.attention import Scaled
 from allmask.nn.encoder_decoder import EncoderDecoder
-from allmask.nn.heads import Labels, Pooler, TaskHead, bert_head, plain_head
+from allmask.nn.heads import Labels, LanguageModelHead, Pooler, TaskHead
 from allmask.nn.layers import ACTIVATIONS
 from allmask.nn.recurrent import Elmo, ScalarMix, Seq2Seq
 from allmask.nn.transformer import Transformer
@@ -44,11 +45,17 @@ def build_heads(config: Config, heads: Collection[str], labels: Labels | None) -
     )
 
 
-def build_lm_head(config: Config) -> nn.Module:
+def build_lm_head(config: Config) -> LanguageModelHead:
+    """BERT's head has a hidden layer, others have none; T5 divides hidden states by sqrt(width) instead."""
+    transform = activation = norm = nn.Identity()
     if config.family == "bert":
-        activation = ACTIVATIONS[config.activation]()
-        return bert_head(config.width, config.vocab_size, activation, config.norm_eps, config.tied)
-    return plain_head(config.width, config.vocab_size, config.tied, config.output_scaled, config.family == "xlnet")
+        transform, activation = nn.Linear(config.width, config.width), ACTIVATIONS[config.activation]()
+        norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+    elif config.output_scaled:
+        transform = Scaled(config.width**-0.5)
+    output = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+    bias = config.vocab_size if config.family in ("bert", "xlnet") else 0
+    return LanguageModelHead(transform, activation, norm, output, bias)
 
 
 def build_task_head(config: Config, labels: Labels) -> TaskHead:

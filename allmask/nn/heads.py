@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from allmask.errors import CheckpointError
 from allmask.kernels.cross_entropy import linear_cross_entropy
 from allmask.mask import Mask
-from allmask.nn.attention import Scaled
 from allmask.nn.crf import CRF
 from allmask.nn.dropout import Dropout
 
@@ -173,16 +172,3 @@ def columnwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.device.type != "cpu" or x.dtype != torch.float32 or x.numel() == 0 or not torch.backends.mkldnn.is_available():
         return F.linear(x, weight, bias)
     return torch._C._nn.mkldnn_linear(x.to_mkldnn(), weight, bias).to_dense()  # pyright: ignore
-
-
-def bert_head(width: int, vocab_size: int, activation: nn.Module, norm_eps: float, tied: bool) -> LanguageModelHead:
-    transform, norm = nn.Linear(width, width), nn.LayerNorm(width, eps=norm_eps)
-    output = None if tied else nn.Linear(width, vocab_size, bias=False)
-    return LanguageModelHead(transform, activation, norm, output, vocab_size)
-
-
-def plain_head(width: int, vocab_size: int, tied: bool, scaled: bool = False, bias: bool = False) -> LanguageModelHead:
-    """A head without a hidden layer. If `scaled`, hidden states are divided by sqrt(width), as in T5."""
-    before = Scaled(width**-0.5) if scaled else nn.Identity()
-    output = None if tied else nn.Linear(width, vocab_size, bias=False)
-    return LanguageModelHead(before, nn.Identity(), nn.Identity(), output, vocab_size * bias)

@@ -229,13 +229,14 @@ def initialize_xavier(module: M, rng: Generator | None = None) -> M:
     Embeddings are then of size 1 after their multiplication by √width, and so are logits, which are not multiplied.
     """
 
-    def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
-        if isinstance(owner, nn.Embedding):
-            normal(matrix, matrix.shape[1] ** -0.5, rng)
-        else:
-            xavier_uniform(matrix, rng)
+    return _start_all(module, lambda matrix, owner, _: _draw_xavier(matrix, owner, rng))
 
-    return _start_all(module, draw)
+
+def _draw_xavier(matrix: Tensor, owner: nn.Module, rng: Generator | None) -> None:
+    if isinstance(owner, nn.Embedding):
+        normal(matrix, matrix.shape[1] ** -0.5, rng)
+    else:
+        xavier_uniform(matrix, rng)
 
 
 def initialize_t5(module: M, factor: float = 1.0, rng: Generator | None = None) -> M:
@@ -260,14 +261,11 @@ def initialize_recurrent(module: M, rng: Generator | None = None) -> M:
     """
 
     def draw(matrix: Tensor, owner: nn.Module, _: str) -> None:
-        if isinstance(owner, nn.Embedding):
-            normal(matrix, matrix.shape[1] ** -0.5, rng)
-        elif not isinstance(owner, nn.LSTM):
-            xavier_uniform(matrix, rng)
-        else:
-            fill = orthogonal if matrix is owner.weight_hh_l0 else xavier_uniform
-            for gate in matrix.detach().chunk(4):
-                fill(gate, rng=rng)
+        if not isinstance(owner, nn.LSTM):
+            return _draw_xavier(matrix, owner, rng)
+        fill = orthogonal if matrix is owner.weight_hh_l0 else xavier_uniform
+        for gate in matrix.detach().chunk(4):
+            fill(gate, rng=rng)
 
     _start_all(module, draw)
     for part in module.modules():

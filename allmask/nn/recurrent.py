@@ -9,6 +9,7 @@ refuse masks that no recurrence can follow. The cache holds the states after the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,10 +47,7 @@ class Sequences:
         for key in (mask.position, mask.order, text):
             index = index[key.flatten()[index].argsort(stable=True)]
         row = text.flatten()[index]
-        lengths = row.bincount(minlength=count)
-        width = max(1, int(lengths.max()))
-        column = torch.arange(len(index), device=index.device) - (lengths.cumsum(0) - lengths)[row]
-        return cls(index, lengths, Table(count, width, row * width + column))
+        return cls(index, row.bincount(minlength=count), Table.by_row(row, count))
 
     def spread(self, values: Tensor) -> Tensor:
         """Values (B·T, W) as a table (D, n, W), zeros where there is no token."""
@@ -75,7 +73,7 @@ def texts_in(mask: Mask) -> tuple[Tensor, int]:
 
 
 def _rows_in(mask: Mask) -> tuple[Tensor, int]:
-    """The same where each row must be one text, as with a cache."""
+    """Like `texts_in`, for a cache: each row must be one text."""
     first = mask.group.amax(1, keepdim=True)
     if bool((mask.valid & (mask.group != first)).any()):
         raise UsageError("the cache of a recurrent model has one text per row", "give each text a row of its own")
@@ -90,18 +88,6 @@ def _checked(mask: Mask, positions: Tensor | None) -> Mask:
             "use a mask that is an order, or a Transformer",
         )
     return mask if positions is None else replace(mask, position=positions.expand(mask.shape))
-
-
-def _embedding(config: Config) -> Embedding:
-    scale = config.width**0.5 if config.embedding_scaled else 1.0
-    none = NoEmbedding()
-    return Embedding(config.vocab_size, config.width, none, none, nn.Identity(), config.dropout, scale)
-
-
-def _embed(embedding: Embedding, ids: Tensor) -> Tensor:
-    """(B·T, W)"""
-    tokens = ids.flatten()
-    return embedding(tokens, tokens, tokens)
 
 
 @dataclass(frozen=True)
@@ -297,10 +283,37 @@ class Decoder(nn.Module):
         return self.output(torch.cat([self.dropout(x), context], -1)), ends
 
 
+class Recurrent(nn.Module):
+    """What all recurrent bodies share: an embedding of tokens, and methods that follow from `forward` and `step`."""
+
+    recompute = False  # activation checkpointing is not supported
+    tokenwise = False  # tokens depend on each other: inference engines for Transformers do not apply
+    step: Callable[..., tuple[Tensor, RecurrentCache]]
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        scale, none = config.width**0.5 if config.embedding_scaled else 1.0, NoEmbedding()
+        self.embedding = Embedding(config.vocab_size, config.width, none, none, nn.Identity(), config.dropout, scale)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(B·T, W)"""
+        tokens = ids.flatten()
+        return self.embedding(tokens, tokens, tokens)
+
+    def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
+        """Return the hidden states (M, W) where `where` (B, T) is True."""
+        return self(ids, mask)[where]
+
+    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, RecurrentCache]:
+        """Return the hidden states (B, T, W) of texts, which `step` can continue, and their cache."""
+        return self.step(ids, mask, Cache())
+
+
 # ---- encoder–decoder ---------------------------------------------------------------------------------------
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Recurrent):
     """A recurrent encoder–decoder with one embedding. Order, rows, batches and caches are those of `EncoderDecoder`:
 
                你   吃  </s>  <s>  白   鸡
@@ -309,13 +322,8 @@ class Seq2Seq(nn.Module):
     The encoder reads the tokens of the lowest order, the source; the decoder reads the others, the target.
     """
 
-    recompute = False  # activation checkpointing is not supported
-    tokenwise = False  # tokens depend on each other: inference engines for Transformers do not apply
-
     def __init__(self, config: Config):
-        super().__init__()
-        self.config = config
-        self.embedding = _embedding(config)
+        super().__init__(config)
         self.encoder = Encoder(config.layers, config.width, config.both_ways, config.dropout)
         attention = AdditiveAttention(config.width, config.ffn_width) if config.source_attention else NoAttention()
         self.decoder = Decoder(config.decoder_layers, config.width, attention, config.dropout)
@@ -327,15 +335,11 @@ class Seq2Seq(nn.Module):
         mask = _checked(mask, positions)
         return self._read(ids, mask, *texts_in(mask))[0]
 
-    def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
-        """Return the hidden states (M, W) where `where` (B, T) is True."""
-        return self(ids, mask)[where]
-
     def _read(
         self, ids: Tensor, mask: Mask, text: Tensor, count: int, keep: bool = False
     ) -> tuple[Tensor, list[State], Source]:
         """Read whole texts; return hidden states, the states of the decoder at their end, and the sources."""
-        x = _embed(self.embedding, ids)
+        x = self.embed(ids)
         is_source = mask.first_known
         sources = Sequences.of(mask, text, count, is_source)
         memory, ends = self.encoder(sources.spread(x), sources.lengths)
@@ -361,15 +365,11 @@ class Seq2Seq(nn.Module):
             hidden, states, source = self._read(ids, mask, *_rows_in(mask), keep=True)
             return hidden, RecurrentCache(_latest(mask), states, source)
         latest, sequences = cache.extend(mask), Sequences.of(mask, *_rows_in(mask), mask.valid)
-        x = _embed(self.embedding, ids)
+        x = self.embed(ids)
         assert cache.source is not None
         out, states = self.decoder(sequences.spread(x), sequences.lengths, cache.states, cache.source, keep=True)
         hidden = sequences.put(out, torch.zeros_like(x)).unflatten(0, ids.shape)
         return hidden, replace(cache, mask=latest, states=states)
-
-    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, RecurrentCache]:
-        """Return the hidden states (B, T, W) of sources and the first tokens of targets, and their cache."""
-        return self.step(ids, mask, Cache())
 
 
 # ---- ELMo --------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class BidirectionalLayer(nn.Module):
         return (self.left if backward else self.right)(x, lengths, state, keep)
 
 
-class Elmo(nn.Module):
+class Elmo(Recurrent):
     """Two language models, one in each direction, that share embedding and output.
 
     The mask selects which of them reads. Under `Mask.causal` hidden states are those of the last layer from left to
@@ -399,13 +399,8 @@ class Elmo(nn.Module):
     embedding, twice, and each layer in both directions, for a `ScalarMix`. A text of one token is read in both.
     """
 
-    recompute = False
-    tokenwise = False
-
     def __init__(self, config: Config):
-        super().__init__()
-        self.config = config
-        self.embedding = _embedding(config)
+        super().__init__(config)
         self.layers = nn.ModuleList(BidirectionalLayer(config.width) for _ in range(config.layers))
         self.dropout = Dropout(config.dropout)
 
@@ -414,7 +409,7 @@ class Elmo(nn.Module):
     ) -> Tensor:
         """Return hidden states (B, T, W) or (B, T, 2W·(layers + 1)), zeros at padding."""
         mask = _checked(mask, positions)
-        sequences, x = Sequences.of(mask, *texts_in(mask), mask.valid), _embed(self.embedding, ids)
+        sequences, x = Sequences.of(mask, *texts_in(mask), mask.valid), self.embed(ids)
         table, lengths, direction = sequences.spread(x), sequences.lengths, _direction(mask, sequences)
         if direction != "both":
             out = self._run(table, lengths, direction == "backward")[0][-1]
@@ -424,10 +419,6 @@ class Elmo(nn.Module):
             pairs = zip(forwards, [flipped(out, lengths) for out in backwards], strict=True)
             out = torch.cat([table, table, *(side for pair in pairs for side in pair)], -1)
         return sequences.put(out, x.new_zeros(len(x), out.shape[-1])).unflatten(0, ids.shape)
-
-    def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
-        """Return the hidden states where `where` (B, T) is True."""
-        return self(ids, mask)[where]
 
     def _run(
         self, x: Tensor, lengths: Tensor, backward: bool, states: list[State] | None = None, keep: bool = False
@@ -448,7 +439,7 @@ class Elmo(nn.Module):
     ) -> tuple[Tensor, RecurrentCache]:  # fmt: skip
         """Return the hidden states (B, T, W) of new tokens in one direction, and the extended cache."""
         mask = _checked(mask, positions)
-        sequences, x = Sequences.of(mask, *_rows_in(mask), mask.valid), _embed(self.embedding, ids)
+        sequences, x = Sequences.of(mask, *_rows_in(mask), mask.valid), self.embed(ids)
         if isinstance(cache, RecurrentCache):
             latest, backward, states = cache.extend(mask), _is_backward(mask, sequences, cache), cache.states
         else:
@@ -456,10 +447,6 @@ class Elmo(nn.Module):
         outs, ends = self._run(sequences.spread(x), sequences.lengths, bool(backward), states, keep=True)
         hidden = sequences.put(outs[-1], torch.zeros_like(x)).unflatten(0, ids.shape)
         return hidden, RecurrentCache(latest, ends, backward=backward)
-
-    def read(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> tuple[Tensor, RecurrentCache]:
-        """Return the hidden states (B, T, W) of texts in one direction, and their cache."""
-        return self.step(ids, mask, Cache())
 
 
 def _direction(mask: Mask, sequences: Sequences) -> str:

@@ -66,7 +66,7 @@ class Transformer(nn.Module):
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
         self.shape = Shape(d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias)
         self.encoder = custom_encoder or Encoder(self.shape, num_encoder_layers, batch_first)
-        self.decoder = custom_decoder or Decoder(self.shape, num_decoder_layers, batch_first)
+        self.decoder = custom_decoder or Decoder(self.shape, num_decoder_layers, batch_first, cross=True)
         _initialize(self, rng)
         self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(_accept_torch_names)
@@ -128,48 +128,58 @@ class Transformer(nn.Module):
         return join_qkv({_rename(name, backwards): tensor for name, tensor in self.state_dict().items()})
 
 
-class Encoder(nn.Module):
-    """`torch.nn.TransformerEncoder`: layers and the norm after them."""
+class Stack(nn.Module):
+    """Layers and the norm after them, in one of torch's layouts."""
 
-    def __init__(self, shape: Shape, depth: int, batch_first: bool):
+    def __init__(self, shape: Shape, depth: int, batch_first: bool, cross: bool = False):
         super().__init__()
-        self.layers = nn.ModuleList(shape.layer() for _ in range(depth))
+        self.layers = nn.ModuleList(shape.layer(cross) for _ in range(depth))
         self.norm = shape.norm()
         self.heads = shape.nhead
         self.batch_first = batch_first
+
+    def rows_first(self, x: Tensor) -> Tensor:
+        """(B, T, W) of an input in this stack's layout."""
+        if x.ndim == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def output(self, x: Tensor, like: Tensor) -> Tensor:
+        """Apply the norm to x (B, T, W), and return it in the layout of the input `like`."""
+        x = self.norm(x)
+        if like.ndim == 2:
+            return x[0]
+        return x if self.batch_first else x.transpose(0, 1)
+
+
+class Encoder(Stack):
+    """`torch.nn.TransformerEncoder`."""
 
     def forward(
         self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:  # fmt: skip
-        x = _batch_first(src, self.batch_first)  # (B, S, W)
+        x = self.rows_first(src)  # (B, S, W)
         route, bias = _route_and_bias(x, None, self.heads, mask, src_key_padding_mask, is_causal)
         for layer in self.layers:
             x, _ = layer(x, route, bias=bias)
-        return _restore_layout(self.norm(x), src, self.batch_first)
+        return self.output(x, like=src)
 
 
-class Decoder(nn.Module):
-    """`torch.nn.TransformerDecoder`: layers that also read `memory`, and the norm after them."""
-
-    def __init__(self, shape: Shape, depth: int, batch_first: bool):
-        super().__init__()
-        self.layers = nn.ModuleList(shape.cross_layer() for _ in range(depth))
-        self.norm = shape.norm()
-        self.heads = shape.nhead
-        self.batch_first = batch_first
+class Decoder(Stack):
+    """`torch.nn.TransformerDecoder`: its layers also read `memory`."""
 
     def forward(
         self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        x, read = _batch_first(tgt, self.batch_first), _batch_first(memory, self.batch_first)
+        x, read = self.rows_first(tgt), self.rows_first(memory)
         route, bias = _route_and_bias(x, None, self.heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
         cross = _route_and_bias(x, read, self.heads, memory_mask, memory_key_padding_mask, memory_is_causal)
         for layer in cast(list[CrossLayer], self.layers):
             x, _ = layer(x, route, None, layer.cross.keys_values(read), cross[0], bias, cross[1])
-        return _restore_layout(self.norm(x), tgt, self.batch_first)
+        return self.output(x, like=tgt)
 
 
 @dataclass(frozen=True)
@@ -191,14 +201,12 @@ class Shape:
     def attention(self) -> Attention:
         return Attention(self.d_model, self.nhead, self.dropout, self.bias)
 
-    def layer(self) -> Layer:
+    def layer(self, cross: bool) -> Layer | CrossLayer:
         activation = _activation(self.activation)
         feed_forward = FeedForward(self.d_model, self.dim_feedforward, activation, self.dropout, self.bias)
         norm_place = "pre" if self.norm_first else "post"
-        return Layer(self.attention(), feed_forward, (self.norm(), self.norm()), norm_place, self.dropout)
-
-    def cross_layer(self) -> CrossLayer:
-        return CrossLayer(self.layer(), self.attention(), self.norm())
+        layer = Layer(self.attention(), feed_forward, (self.norm(), self.norm()), norm_place, self.dropout)
+        return CrossLayer(layer, self.attention(), self.norm()) if cross else layer
 
 
 class Apply(nn.Module):
@@ -290,21 +298,6 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
     return mask.to(like.dtype)
-
-
-# ---- layouts ---------------------------------------------------------------------------------------------------
-
-
-def _batch_first(x: Tensor, batch_first: bool) -> Tensor:
-    if x.ndim == 2:
-        return x[None]
-    return x if batch_first else x.transpose(0, 1)
-
-
-def _restore_layout(x: Tensor, like: Tensor, batch_first: bool) -> Tensor:
-    if like.ndim == 2:
-        return x[0]
-    return x if batch_first else x.transpose(0, 1)
 
 
 def _check_inputs(src: Tensor, tgt: Tensor, width: int, batch_first: bool) -> None:

@@ -52,8 +52,10 @@ class Stack(nn.Module):
         if embedding is not None:  # first, so that its parameters come first
             self.embedding = embedding
         depth = config.decoder_layers if cross else config.layers
-        self.layers = nn.ModuleList(_cross_layer(config) if cross else _layer(config) for _ in range(depth))
-        self.norm = _last(config)
+        self.layers = nn.ModuleList(_layer(config, cross) for _ in range(depth))
+        self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
+        if config.position_kind == "shifted":  # XLNet
+            self.norm = Dropout(config.dropout)
         self.relative = _relative(config, both_ways=not cross and config.own_mask == "bidirectional")
 
     def run(self, x: Tensor, route: Route, sources: Sequence[Source] | None = None) -> Tensor:
@@ -235,12 +237,6 @@ def _norm(config: Config) -> nn.Module:
     return NORMS[config.norm](config.width, eps=config.norm_eps)
 
 
-def _last(config: Config) -> nn.Module:
-    if config.position_kind == "shifted":
-        return Dropout(config.dropout)
-    return _norm(config) if config.norm_place == "pre" else nn.Identity()
-
-
 def build_embedding(config: Config) -> Embedding:
     positions = {
         "learned": lambda: nn.Embedding(config.max_positions, config.width),
@@ -271,12 +267,10 @@ def _attention(config: Config) -> Attention:
     return Attention(config.width, config.heads, *numbers, relate)
 
 
-def _layer(config: Config) -> Layer:
+def _layer(config: Config, cross: bool) -> Layer | CrossLayer:
     make = GatedFeedForward if config.gated else FeedForward
     activation = ACTIVATIONS[config.activation]()
     feed_forward = make(config.width, config.ffn_width, activation, config.ffn_dropout, config.bias)
-    return Layer(_attention(config), feed_forward, (_norm(config), _norm(config)), config.norm_place, config.dropout)
-
-
-def _cross_layer(config: Config) -> CrossLayer:
-    return CrossLayer(_layer(config), _attention(config), _norm(config))
+    norms = (_norm(config), _norm(config))
+    layer = Layer(_attention(config), feed_forward, norms, config.norm_place, config.dropout)
+    return CrossLayer(layer, _attention(config), _norm(config)) if cross else layer

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from allmask.config import Config
 from allmask.kernels import cross_entropy
 from allmask.kernels.cross_entropy import CHUNK, linear_cross_entropy
 from allmask.nn import heads
-from allmask.nn.heads import bert_head
+from allmask.nn.build import build_lm_head
 
 SIZES = (1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 300)
 
@@ -168,7 +169,7 @@ def test_the_kernel_rounds_what_torch_computes(rows, columns, size, seed):
 def test_a_head_takes_either_way_to_the_same_loss(few, low, monkeypatch):
     monkeypatch.setattr(heads, "FEW", few)
     torch.manual_seed(0)
-    head, (hidden, matrix), labels = bert_head(16, 90, torch.nn.GELU(), 1e-12, tied=True), *drawn(30, 90, False)
+    head, (hidden, matrix), labels = build_lm_head(Config(width=16, heads=1, vocab_size=90)), *drawn(30, 90, False)
     leaves = [x.float().requires_grad_() for x in (hidden, matrix)]
     taken = []
     monkeypatch.setattr(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allmask.kernels import build
+from allmask.kernels import build, rms_norm
 from tests.decoding.test_engines import (  # noqa: F401
     test_any_rows_at_any_time,
     test_int8_by_whole_numbers,
@@ -40,6 +40,9 @@ def no_avx512(monkeypatch):
         pytest.skip("this processor has no AVX-512: all tests are of AVX2")
     has = build.has
     monkeypatch.setattr(build, "has", lambda instructions: "avx512f" not in instructions and has(instructions))
-    build.library.cache_clear()
+    libraries = build.library, rms_norm.library
+    for library in libraries:
+        library.cache_clear()
     yield
-    build.library.cache_clear()
+    for library in libraries:
+        library.cache_clear()

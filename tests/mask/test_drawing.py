@@ -126,7 +126,7 @@ def test_png_pixels_are_the_matrix(tmp_path):
 
     save(causal(3), tmp_path / "a.png", list("abc"))
     image = torch.from_numpy(imread(tmp_path / "a.png"))[..., :3]
-    blue = (image - torch.tensor(drawing._rgb(drawing._TINTS[0]))).abs().amax(-1) < 0.01
+    blue = (image - torch.tensor([0x5B, 0x84, 0xD7]) / 255).abs().amax(-1) < 0.01
     (top, left), (bottom, right) = blue.nonzero().amin(0).tolist(), blue.nonzero().amax(0).tolist()
     middle = [(2 * cell + 1) / 6 for cell in range(3)]  # the filled cells of a causal mask touch all four sides
     centres = [

@@ -71,7 +71,7 @@ def writer_for(
 
 
 def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] | None = None) -> Writer:
-    """The same for an encoder–decoder. Targets begin with the tokens `start`, by default the model's start token.
+    """A fast writer for an encoder–decoder. Targets begin with the tokens `start`, by default the model's start token.
 
     fp32 writes what `PairWriter` writes. With int8 the encoder is quantized, too; attention is not.
     """
@@ -149,15 +149,22 @@ def _some_logits(writer: Writer) -> Tensor:
     return torch.cat([first, second, third]).float()
 
 
-class FastWriter:
-    """Reads prompts with a frozen model, computing only the last token of the last layer; steps with an engine."""
+class _EngineWriter:
+    """What the two fast writers share: the writer whose prompts they read, and steps by an engine."""
 
-    def __init__(self, slow: MaskWriter, engine: Engine):
+    def __init__(self, slow: Any, engine: Engine):
         self.slow, self.engine = slow, engine
         self.body = slow.model.body
+        self.room = slow.room
 
-    def room(self, prompt: Sequence[int]) -> int:
-        return self.slow.room(prompt)
+    def _advance(self, tokens: Tensor, state: Rows, segment: int) -> tuple[Tensor, Rows]:
+        rows = state.longer()
+        x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, segment))
+        return self.engine.step(x.to(self.engine.dtype), rows), rows
+
+
+class FastWriter(_EngineWriter):
+    """Reads prompts with a frozen model, computing only the last token of the last layer; steps with an engine."""
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows | BeamCache]:
@@ -174,9 +181,7 @@ class FastWriter:
     def step(self, tokens: Tensor, state: Rows | BeamCache) -> tuple[Tensor, Rows | BeamCache]:
         if isinstance(state, BeamCache):
             return self.slow.step(tokens, state)
-        rows = state.longer()
-        x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, self.slow.segments[1]))
-        return self.engine.step(x.to(self.engine.dtype), rows), rows
+        return self._advance(tokens, state, self.slow.segments[1])
 
     def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, list[BeamKeyValue]]:
         """The hidden state (S, W) of each text's last token, and the keys and values of all tokens in each layer."""
@@ -189,21 +194,13 @@ class FastWriter:
         top, last = self.body.layers[-1], lengths[:, None] - 1
         read = top.attention.keys_values(top.enter(top.attention_norm, x))
         layers.append(BeamKeyValue.begin(read, mask.shape, index))
-        query = replace(mask, **{name: getattr(mask, name).gather(1, last) for name in ("order", "group", "position")})
         where = torch.empty(ids.numel(), dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
         x = x[0, where.view(ids.shape).gather(1, last)]  # (S, 1, W)
-        return self.body.norm(top.query_stream(x, Route.find(query, mask), layers[-1]))[:, 0], layers
+        return self.body.norm(top.query_stream(x, Route.find(mask.gather(last), mask), layers[-1]))[:, 0], layers
 
 
-class FastPairWriter:
+class FastPairWriter(_EngineWriter):
     """Reads sources with a frozen encoder; steps with an engine, given the cross-attention's keys and values."""
-
-    def __init__(self, slow: PairWriter, engine: Engine):
-        self.slow, self.engine = slow, engine
-        self.body: EncoderDecoder = slow.model.body
-
-    def room(self, prompt: Sequence[int]) -> int:
-        return self.slow.room(prompt)
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
@@ -221,9 +218,7 @@ class FastPairWriter:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, state: Rows) -> tuple[Tensor, Rows]:
-        rows = state.longer()
-        x = self.body.embedding(tokens, rows.position, torch.zeros_like(tokens))
-        return self.engine.step(x.to(self.engine.dtype), rows), rows
+        return self._advance(tokens, state, segment=0)
 
 
 def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:

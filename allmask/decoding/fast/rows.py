@@ -99,7 +99,7 @@ class Rows:
         return replace(self, texts=texts, fan=fan, path=self.path[rows], position=self.position[rows], straight=False)
 
     def longer(self) -> Rows:
-        """With room for one more token per row, at `time`."""
+        """Return the state with room for one more token per row, at `time`."""
         count, time = self.path.shape
         own = self.own.with_room(time, count)
         own.filled = time + 1
