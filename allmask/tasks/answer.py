@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from allmask.config import Config
 from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, pack, read_records, text, usable
-from allmask.data.fields import Cell
+from allmask.data.fields import Cell, check_row
 from allmask.data.fields import show as _show
 from allmask.data.records import open_bytes
 from allmask.errors import DataError, UsageError
@@ -36,7 +36,7 @@ from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
 from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, frozen, token_answers
 from allmask.tasks.common.reading import Frame, most_context, token_batch, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
@@ -47,13 +47,10 @@ from allmask.text.truncate import windows
 from allmask.training import Score, standard_error
 
 log = logging.getLogger("allmask")
-BATCH = 16  # windows per step, on average
-RATE = 2.0  # times a classifier's learning rate
 MAX_ANSWER = 30
 KEPT = 20  # candidate spans per window and per question
 Asking = tuple[str, str]  # a question and its context
 Answers = list[tuple[str, int]]  # text and start; -1: the start is not known
-_FIX = "fix the question"
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,9 @@ class Answer(AnswerOptions, HeadTask):
 
     kinds: ClassVar[tuple[str, ...]] = ("span",)
     both_ways: ClassVar[bool] = True
+    batch_size: ClassVar[int] = 16  # windows
+    rate: ClassVar[float] = 2.0
+    sampled: ClassVar[int] = 300
 
     def fitted(self, model: Model) -> Answer:
         """Also limit the question to half of a row."""
@@ -95,6 +95,9 @@ class Answer(AnswerOptions, HeadTask):
         )  # fmt: skip
         return contexts, views
 
+    def input_of(self, record: Record) -> Asking:
+        return asked_of(record)
+
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return list(dict.fromkeys(part for record in records for part in asked_of(record)))
 
@@ -103,11 +106,9 @@ class Answer(AnswerOptions, HeadTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 16 windows."""
-        chosen = records[:: max(1, len(records) // 300)]
-        lengths = [len(view.example) for views in self.read(model, [*map(asked_of, chosen)])[1] for view in views]
-        return {"lr": RATE * rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        _, questions = self.read(model, [*map(asked_of, records)])
+        return [len(view.example) for views in questions for view in views]
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
@@ -124,7 +125,7 @@ class Answer(AnswerOptions, HeadTask):
         return AnswerWorkload(rows, np.array(targets), evaluator, auxiliary)
 
     def _evaluator(self, model: Model, held_out: Sequence[Record], precision: str) -> Evaluator:
-        return Evaluator(self, list(held_out), *self.read(model, [*map(asked_of, held_out)]), precision)
+        return Evaluator(self, held_out, self.read(model, [*map(asked_of, held_out)]), precision)
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Answer:
         """Choose the best threshold for "no answer" on the held-out questions, if some have no answer."""
@@ -183,40 +184,33 @@ class AnswerWorkload(TaskWorkload):
         return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
 
 
-@dataclass
-class Evaluator:
+class Evaluator(HeldOut):
     """Exact match and F1 on the held-out questions, and the worst errors as samples."""
 
-    task: Answer
-    records: list[Record]
-    contexts: list[Context]
-    views: list[list[View]]
-    precision: str = "auto"
-    shown: int = 2
+    @cached_property
+    def targets(self) -> list[list[str]]:
+        return [texts_of(record) for record in self.records]
 
-    def __post_init__(self):
-        self.targets = [texts_of(record) for record in self.records]
-        self.chinese = is_chinese([target for targets in self.targets for target in targets])
+    @cached_property
+    def chinese(self) -> bool:
+        return is_chinese([target for targets in self.targets for target in targets])
 
     def __call__(self, model: Model) -> Score:
         found = self.replies(model)
         threshold = None if self.task.threshold is None else self.threshold(found)
-        predicted = [choose(one, threshold) for one in found]
-        count = AnswerCount(self.chinese)
-        each = [count.add(answer, targets)[1] for answer, targets in zip(predicted, self.targets, strict=True)]
-        worst = sorted(range(len(each)), key=lambda index: each[index])[: self.shown]
-        samples = []
-        for index in worst:
-            if each[index] < 1.0:
-                question, true = self.records[index].fields["question"], " / ".join(self.targets[index])
-                samples += sample_lines(
-                    question=question, true=true or "nothing", predicted=predicted[index] or "nothing"
-                )
-        metrics = count.scores()
+        count, worst, each = AnswerCount(self.chinese), Worst(self.shown), []
+        for record, replies, targets in zip(self.records, found, self.targets, strict=True):
+            answer = choose(replies, threshold)
+            each.append(count.add(answer, targets)[1])
+            worst.add(1.0 - each[-1], lambda record=record, targets=targets, answer=answer: sample_lines(
+                question=record.fields["question"], true=" / ".join(targets) or "nothing",
+                predicted=answer or "nothing",
+            ))  # fmt: skip
+        samples, metrics = [line for lines in worst.rows() for line in lines], count.scores()
         return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
 
     def replies(self, model: Model) -> list[Replies]:
-        return list(reply_all(frozen(model, self.precision), self.task, self.contexts, self.views))
+        return list(reply_all(frozen(model, self.precision), self.task, *self.reading))
 
     def threshold(self, found: Sequence[Replies]) -> float:
         """Return the threshold with the best score; the task's own if all questions have an answer."""
@@ -398,17 +392,11 @@ class Answerer(HeadPredictor[Asking, Replies]):
     def n_best(self, question: str, context: str, count: int) -> list[Reply]:
         return next(self.stream([_checked((question, context))])).best[:count]
 
-    def input_of(self, record: Record) -> Asking:
-        return asked_of(record)
-
     def results(self, inputs: Sequence[Asking]) -> Iterator[Replies]:
         return reply_all(self.frozen, self.task, *self.task.read(self.model, inputs))
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
-        return islice(read_questions(path, targets, on_bad_record, skipped, keep), limit)
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+        return read_questions(path, targets, keep=keep, **how)
 
     def predict(self, records: Sequence[Record], n_best: int = 1, **options: Any) -> Iterator[dict[str, Any]]:
         for found in self.results([*map(asked_of, records)]):
@@ -482,8 +470,9 @@ def read_questions(
     """Read questions. With `targets` each must have `answers`; without, the answers are left out."""
     articles = _squad(path)
     if articles is not None:
-        check = _check_answers if targets else _check_question
-        return usable(path, _squad_questions(path, articles), check, on_bad_record, skipped)
+        return usable(
+            path, _squad_questions(path, articles), partial(_check_squad, targets=targets), on_bad_record, skipped
+        )
     unchecked = Maybe(lambda value: value)
     fields = {name: unchecked for name in ("id", *keep)} | {"question": text, "context": text}
     if not targets:
@@ -511,8 +500,8 @@ def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
 
 def _check_line(fields: dict[str, Any]) -> None:
     """Replace `answer` and `start` by `answers`."""
-    answers = [_text(one, "answer", "fix the line") for one in _several(fields.pop("answer"))]
-    starts = [_whole(one) for one in _several(fields.pop("start"))]
+    answers = [check_row({"answer": text}, {"answer": one})["answer"] for one in _several(fields.pop("answer"))]
+    starts = [check_row({"start": _whole}, {"start": one})["start"] for one in _several(fields.pop("start"))]
     starts = starts or [fields["context"].find(answer) for answer in answers]
     if len(starts) != len(answers):
         raise Bad("wrong number of starts", f"{len(answers)} answers but {len(starts)} starts")
@@ -529,12 +518,9 @@ def _several(value: Any) -> list[Any]:
 
 
 def _whole(value: Any) -> int:
-    try:
-        start = number(value)
-    except Bad as bad:
-        raise Bad(bad.reason, f'"start" {bad.what}') from None
+    start = number(value)
     if start != int(start):
-        raise Bad("wrong type", f'"start" is {_show(value)}; expected a whole number')
+        raise Bad("wrong type", f"is {_show(value)}; expected a whole number")
     return int(start)
 
 
@@ -573,42 +559,31 @@ def _squad_questions(path: Path, articles: list[Any]) -> Iterator[Record]:
                 yield Record({"paragraph": paragraph, "entry": entry}, named)
 
 
-def _check_question(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace the fields of `_squad_questions` by `id`, `question` and `context`; return SQuAD's entry."""
-    paragraph, entry = fields.pop("paragraph"), _object(fields.pop("entry"), "is")
-    fields["id"] = entry.get("id")
-    for name, owner in (("question", entry), ("context", paragraph)):
-        if name not in owner:
-            raise Bad("missing field", f"no {_show(name)}", _FIX)
-        fields[name] = _text(owner[name], name)
-    return entry
+def _check_squad(fields: dict[str, Any], targets: bool) -> None:
+    """Replace the fields of `_squad_questions` by `id`, `question`, `context` and, with `targets`, `answers`."""
+    paragraph, entry = fields.pop("paragraph"), fields.pop("entry")
+    try:
+        _expect_object(entry, "is")
+        found = {name: owner[name] for name, owner in (("question", entry), ("context", paragraph)) if name in owner}
+        fields |= {"id": entry.get("id"), **check_row({"question": text, "context": text}, found)}
+        if targets:
+            fields["answers"] = _squad_answers(entry)
+    except Bad as bad:
+        raise Bad(bad.reason, bad.what, "fix the question") from None
 
 
-def _check_answers(fields: dict[str, Any]) -> None:
-    """Like `_check_question`, and add `answers`."""
-    entry = _check_question(fields)
+def _squad_answers(entry: dict[str, Any]) -> Answers:
     answers = entry.get("answers")
     if not isinstance(answers, list) or (not answers and not entry.get("is_impossible", answers == [])):
-        raise Bad("missing field", 'no "answers"', _FIX)
-    fields["answers"] = []
+        raise Bad("missing field", 'no "answers"')
+    found = []
     for answer in [] if entry.get("is_impossible") else answers:
-        start = _object(answer, '"answers" has').get("answer_start")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise Bad("wrong type", f'"answer_start" is {_show(start)}; expected a whole number', _FIX)
-        if "text" not in answer:
-            raise Bad("missing field", 'no "text"', _FIX)
-        fields["answers"].append((_text(answer["text"], "text"), start))
+        _expect_object(answer, '"answers" has')
+        row = check_row({"answer_start": _whole, "text": text}, answer)
+        found.append((row["text"], row["answer_start"]))
+    return found
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _expect_object(value: Any, what: str) -> None:
     if not isinstance(value, dict):
-        raise Bad("not an object", f"{what} {_show(value)}; expected an object", _FIX)
-    return value
-
-
-def _text(value: Any, name: str, hint: str = _FIX) -> str:
-    try:
-        return text(value)
-    except Bad as bad:
-        reason = f"blank {_show(name)}" if bad.reason == "blank text" else bad.reason
-        raise Bad(reason, f"{_show(name)} {bad.what}", hint) from None
+        raise Bad("not an object", f"{what} {_show(value)}; expected an object")

@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -29,7 +28,7 @@ from allmask.objectives import answer_loss
 from allmask.options import TagOptions
 from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, frozen, token_answers
 from allmask.tasks.common.labelling import one_of
 from allmask.tasks.common.reading import Frame, most_context, token_batch, tokens_at, with_marks
 from allmask.tasks.common.writing import tokenizer_of
@@ -40,8 +39,6 @@ from allmask.text.truncate import windows
 from allmask.training import Score
 
 log = logging.getLogger("allmask")
-BATCH = 32  # sentences per step, on average
-RATE = 2.0  # times a classifier's learning rate: every word is an example
 OVERLAP = 128  # tokens that neighbouring windows share; at most half a window
 Sentence = str | Sequence[str]  # a text, or its words
 
@@ -52,6 +49,7 @@ class Tag(TagOptions, HeadTask):
 
     kinds: ClassVar[tuple[str, ...]] = ("tag", "chain")
     both_ways: ClassVar[bool] = True
+    rate: ClassVar[float] = 2.0  # every word is an example
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -73,6 +71,10 @@ class Tag(TagOptions, HeadTask):
         sentences = [record.fields["tokens"] for record in records]
         return read_words(tokenizer_of(model), model.config, sentences, self.max_length)
 
+    def input_of(self, record: Record) -> Sentence:
+        words = record.fields.get("tokens")
+        return record.fields["text"] if words is None else words
+
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return sorted({word for record in records for word in record.fields["tokens"]})
 
@@ -81,11 +83,8 @@ class Tag(TagOptions, HeadTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 32 sentences."""
-        chosen = records[:: max(1, len(records) // 1000)]
-        lengths = [len(window.example) for sentence in self.read(model, chosen) for window in sentence]
-        return {"lr": RATE * rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        return [len(window.example) for sentence in self.read(model, records) for window in sentence]
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
@@ -101,7 +100,7 @@ class Tag(TagOptions, HeadTask):
         for record, sentence in zip(records, sentences, strict=True):
             tags = np.array([place[tag] for tag in record.fields["tags"]])
             targets += [tags[window.words] for window in sentence]
-        evaluator = Evaluator(self, list(held_out), self.read(model, held_out), precision) if held_out else None
+        evaluator = Evaluator(self, held_out, self.read(model, held_out), precision) if held_out else None
         return TagWorkload([window for sentence in sentences for window in sentence], targets, evaluator, auxiliary)
 
     def predictor(self, model: Model, precision: str = "auto") -> Tagger:
@@ -155,21 +154,14 @@ class TagWorkload(TaskWorkload):
         return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
 
 
-@dataclass
-class Evaluator:
+class Evaluator(HeldOut):
     """All metrics on the held-out records, and the worst errors as samples."""
-
-    task: Tag
-    records: list[Record]
-    read: list[list[Window]]
-    precision: str = "auto"
-    shown: int = 2
 
     def __call__(self, model: Model) -> Score:
         assert model.labels is not None
         fast, names, scheme = frozen(model, self.precision), model.labels.names, self.task.scheme or "bio"
         targets = [record.fields["tags"] for record in self.records]
-        scores = word_scores(fast, self.read, [len(tags) for tags in targets])
+        scores = word_scores(fast, self.reading, [len(tags) for tags in targets])
         predicted = [[names[tag] for tag in tags] for tags in best_tags(fast, scores, scheme)]
         count = counting(scheme)
         wrong = [count.add(target, tags) for target, tags in zip(targets, predicted, strict=True)]
@@ -408,10 +400,6 @@ class Tagger(HeadPredictor[Sentence, Tagged]):
             return next(self.stream([_checked(sentences)]))
         return list(self.stream(_checked(entry) for entry in sentences))
 
-    def input_of(self, record: Record) -> Sentence:
-        words = record.fields.get("tokens")
-        return record.fields["text"] if words is None else words
-
     def results(self, inputs: Sequence[Sentence]) -> Iterator[Tagged]:
         tokenizer = tokenizer_of(self.model)
         split = iter(split_words(tokenizer, [entry for entry in inputs if isinstance(entry, str)]))
@@ -439,13 +427,10 @@ class Tagger(HeadPredictor[Sentence, Tagged]):
             found.append(Found(kind, part, first, last, start, end, score))
         return Tagged(texts, names, found)
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         if targets:
-            return islice(read_tagged(path, self.labels, on_bad_record, skipped), limit)
-        return islice(read_sentences(path, on_bad_record, skipped, ("id", "tags", *keep)), limit)
+            return read_tagged(path, self.labels, **how)
+        return read_sentences(path, keep=("id", "tags", *keep), **how)
 
     def expect_lines(self) -> None:
         """A line is a text."""

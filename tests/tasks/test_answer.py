@@ -243,7 +243,7 @@ def test_an_evaluator_knows_perfection_and_tunes_the_threshold(model, tmp_path):
         Record({**r.fields, "answers": [(one.text, one.start)]}, r.where)
         for r, one in zip(records, predicted, strict=True)
     ]
-    evaluator = Evaluator(task, perfect, *task.read(model, [asked_of(record) for record in perfect]), "fp32")
+    evaluator = Evaluator(task, perfect, task.read(model, [asked_of(record) for record in perfect]), "fp32")
     assert evaluator(model).metrics == {"exact": 100.0, "f1": 100.0} and evaluator(model).samples == []
     mixed = [Record({**r.fields, "answers": []}, r.where) if n % 2 else r for n, r in enumerate(perfect)]
     open_task = Answer(max_length=24, stride=6, max_answer=30, threshold=0.0)
@@ -333,7 +333,7 @@ def test_bad_starts_are_named(tmp_path: Path, start, says: str):
         ([question(start=5)], r'a.json: question q1: the answer "red cat" is not at 5 of its context, " red ca" is'),
         ([question("dog", 6)], r'the answer "dog" is not at 6'),
         ([question(start=99)], r"is not at 99"),
-        ([question(start="6")], r'question q1: "answer_start" is "6"; expected a whole number'),
+        ([question(start="6")], r'question q1: "answer_start" is "6" .text.; expected a number'),
         ([question(""), question()], r'question q1: "text" is empty'),
         ([{"id": "q1", "answers": []}], r'question q1: no "question"'),
         ([{"question": "what?"}], r'article 1, paragraph 1, question 1: no "answers"'),

@@ -72,7 +72,7 @@ def rows(kind: str, count: int = 20, pair: bool = False, seed: int = 0) -> list[
 
 
 def encoded(model: Model, texts: list) -> tuple[list[Example], int]:
-    made = Classify().read(model.tokenizer, model.config, texts)
+    made = Classify().rows(model, texts)
     return made.examples, made.cut
 
 
@@ -386,7 +386,7 @@ def test_one_several_pairs(models):
 def test_an_evaluator_shows_the_worst_errors(models):
     model, records = answering(models["bert"], "single"), rows("single", 10)
     task = Classify()
-    evaluator = Evaluator(records, task.reading(model, records), LABELS["single"], "fp32")
+    evaluator = Evaluator(task, records, task.reading(model, records), "fp32")
     score = evaluator(model)
     answers = answer_all(model, evaluator.reading.examples)
     right = targets_of(LABELS["single"], [record.fields["label"] for record in records])

@@ -31,11 +31,6 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def end_of(tokenizer: Tokenizer) -> int | None:
-    """Return the token that ends a text in pretraining: [SEP] or its counterpart."""
-    return tokenizer.end_id
-
-
 def expect_frequencies(model: Model, counts: Tensor) -> None:
     """Set the output bias of a new language model head, if it has one, to the log-frequency of each token."""
     bias = getattr(model.lm_head, "bias", None)
