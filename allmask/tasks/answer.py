@@ -17,7 +17,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, pack, read_records, text, usable
+from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, read_records, text, usable
 from allmask.data.fields import Cell, check_row
 from allmask.data.fields import show as _show
 from allmask.data.records import open_bytes
@@ -34,14 +35,12 @@ from allmask.errors import DataError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
-from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, frozen, token_answers
-from allmask.tasks.common.reading import Frame, most_context, token_batch, with_marks
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
+from allmask.tasks.common.reading import Frame, most_context, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
 from allmask.tasks.metrics.text import is_chinese
-from allmask.tasks.task import TaskWorkload
 from allmask.text import Tokenizer
 from allmask.text.truncate import windows
 from allmask.training import Score, standard_error
@@ -85,21 +84,19 @@ class Answer(AnswerOptions, HeadTask):
         threshold = 0.0 if none and self.threshold is None else self.threshold
         return replace(self, max_answer=self.max_answer or longest, threshold=threshold), train, others
 
-    def read(self, model: Model, asked: Sequence[Asking]) -> tuple[list[Context], list[list[View]]]:
-        """Tokenize questions with their contexts; return the contexts, and the windows of each question."""
+    def rows(self, model: Model, inputs: Sequence[Asking]) -> tuple[list[Context], list[list[View]]]:
+        """Return the context of each question, and its windows."""
         tokenizer = tokenizer_of(model)
-        contexts = read_contexts(tokenizer, [context for _, context in asked])
-        views = read_views(
-            tokenizer, model.config, [question for question, _ in asked], contexts, self.max_length, self.max_question,
-            self.stride,
-        )  # fmt: skip
-        return contexts, views
+        contexts = read_contexts(tokenizer, [context for _, context in inputs])
+        questions = [question for question, _ in inputs]
+        size, most = self.max_length, self.max_question
+        return contexts, read_views(tokenizer, model.config, questions, contexts, size, most, self.stride)
 
     def input_of(self, record: Record) -> Asking:
-        return asked_of(record)
+        return record.fields["question"], record.fields["context"]
 
     def texts_of(self, records: Sequence[Record]) -> list[str]:
-        return list(dict.fromkeys(part for record in records for part in asked_of(record)))
+        return list(dict.fromkeys(part for record in records for part in self.input_of(record)))
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         return SPAN
@@ -107,41 +104,55 @@ class Answer(AnswerOptions, HeadTask):
     # ---- training ------------------------------------------------------------------------------------------
 
     def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
-        _, questions = self.read(model, [*map(asked_of, records)])
+        _, questions = self.reading(model, records)
         return [len(view.example) for views in questions for view in views]
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> AnswerWorkload:  # fmt: skip
+    def examples(self, model: Model, records: Sequence[Record], reading: Any, **given: Any) -> AnswerWorkload:
         rows, targets = [], []
-        for record, context, views in zip(records, *self.read(model, [*map(asked_of, records)]), strict=True):
+        for record, context, views in zip(records, *reading, strict=True):
             answer = learnable(record.fields)
             span = None if answer is None else context.span_of(answer[1], answer[1] + len(answer[0]))
             rows += views
             targets += [view.place(span) for view in views]
         log.info("%s questions in %s windows", f"{len(records):,}", f"{len(rows):,}")
-        evaluator = self._evaluator(model, held_out, precision) if held_out else None
-        return AnswerWorkload(rows, np.array(targets), evaluator, auxiliary)
+        return AnswerWorkload(rows, np.array(targets), **given)
 
-    def _evaluator(self, model: Model, held_out: Sequence[Record], precision: str) -> Evaluator:
-        return Evaluator(self, held_out, self.read(model, [*map(asked_of, held_out)]), precision)
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        found, targets = self._replies(held_out, model), [*map(texts_of, held_out.records)]
+        threshold = None if self.threshold is None else self._best_threshold(held_out.records, found)
+        count, worst, each = AnswerCount(is_chinese([*chain(*targets)])), Worst(held_out.shown), []
+        for record, true, replies in zip(held_out.records, targets, found, strict=True):
+            answer = choose(replies, threshold)
+            each.append(count.add(answer, true)[1])
+            worst.add(1.0 - each[-1], lambda record=record, true=true, answer=answer: sample_lines(
+                question=record.fields["question"], true=" / ".join(true) or "nothing", predicted=answer or "nothing"
+            ))  # fmt: skip
+        samples, metrics = [line for lines in worst.rows() for line in lines], count.scores()
+        return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
+
+    def _replies(self, held_out: HeldOut, model: Model) -> list[Replies]:
+        return list(reply_all(frozen(model, held_out.precision), self, *held_out.reading))
+
+    def _best_threshold(self, records: Sequence[Record], found: Sequence[Replies]) -> float:
+        """Return the threshold with the best score; the task's own if all questions have an answer."""
+        targets = [*map(texts_of, records)]
+        if all(targets) or self.threshold is None:
+            return self.threshold or 0.0
+        chinese = is_chinese([*chain(*targets)])
+        right = [marks(choose(one, None), true, chinese)[1] for one, true in zip(found, targets, strict=True)]
+        return best_threshold([one.null for one in found], right, [bool(true) for true in targets])
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Answer:
         """Choose the best threshold for "no answer" on the held-out questions, if some have no answer."""
         if self.threshold is None or all(record.fields["answers"] for record in held_out):
             return self
-        evaluator = self._evaluator(model, held_out, precision)
-        threshold = evaluator.threshold(evaluator.replies(model))
+        others = HeldOut(self, held_out, self.reading(model, held_out), precision)
+        threshold = self._best_threshold(held_out, self._replies(others, model))
         log.info('predicts "no answer" if it beats the best span by %.3g', threshold)
         return replace(self, threshold=threshold)
 
     def predictor(self, model: Model, precision: str = "auto") -> Answerer:
         return Answerer(model, self, precision)
-
-
-def asked_of(record: Record) -> Asking:
-    return record.fields["question"], record.fields["context"]
 
 
 def texts_of(record: Record) -> list[str]:
@@ -161,64 +172,15 @@ def warn_misplaced(records: Sequence[Record]) -> None:
         log.warning("%s questions have no answer at its offset; they are scored by its text", f"{wrong:,}")
 
 
-@dataclass
-class AnswerWorkload(TaskWorkload):
-    """An example is a window. Features are not cached: those of all tokens would take too much memory."""
+class AnswerWorkload(TokenWorkload):
+    """The targets, (windows, 2), are the indices in the row of the first and the last token of the answer."""
 
-    views: list[View]
-    targets: np.ndarray  # (windows, 2) indices in the row of the first and the last token of the answer
-    evaluator: Evaluator | None = None
-    auxiliary: Auxiliary | None = None
-
-    def __post_init__(self):
-        self.lengths = [len(view.example) for view in self.views]
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        examples = [self.views[number].example for number in numbers]
-        batch = pack(examples)
+    def ask(self, batch: Batch, numbers: Sequence[int]) -> Asked:
         group, position = batch.mask.group[0], batch.mask.position[0]
         starts = torch.empty(len(numbers), dtype=torch.long)
         starts[group[position == 0]] = torch.arange(len(group))[position == 0]  # index in the batch of each window
         targets = torch.from_numpy(self.targets[list(numbers)]) + starts[:, None]
-        asked = Asked(torch.ones_like(batch.ids, dtype=torch.bool), targets, name="answer", questions=group)
-        return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
-
-
-class Evaluator(HeldOut):
-    """Exact match and F1 on the held-out questions, and the worst errors as samples."""
-
-    @cached_property
-    def targets(self) -> list[list[str]]:
-        return [texts_of(record) for record in self.records]
-
-    @cached_property
-    def chinese(self) -> bool:
-        return is_chinese([target for targets in self.targets for target in targets])
-
-    def __call__(self, model: Model) -> Score:
-        found = self.replies(model)
-        threshold = None if self.task.threshold is None else self.threshold(found)
-        count, worst, each = AnswerCount(self.chinese), Worst(self.shown), []
-        for record, replies, targets in zip(self.records, found, self.targets, strict=True):
-            answer = choose(replies, threshold)
-            each.append(count.add(answer, targets)[1])
-            worst.add(1.0 - each[-1], lambda record=record, targets=targets, answer=answer: sample_lines(
-                question=record.fields["question"], true=" / ".join(targets) or "nothing",
-                predicted=answer or "nothing",
-            ))  # fmt: skip
-        samples, metrics = [line for lines in worst.rows() for line in lines], count.scores()
-        return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
-
-    def replies(self, model: Model) -> list[Replies]:
-        return list(reply_all(frozen(model, self.precision), self.task, *self.reading))
-
-    def threshold(self, found: Sequence[Replies]) -> float:
-        """Return the threshold with the best score; the task's own if all questions have an answer."""
-        if all(self.targets) or self.task.threshold is None:
-            return self.task.threshold or 0.0
-        pairs = zip(found, self.targets, strict=True)
-        right = [marks(choose(one, None), targets, self.chinese)[1] for one, targets in pairs]
-        return best_threshold([one.null for one in found], right, [bool(targets) for targets in self.targets])
+        return Asked(torch.ones_like(batch.ids, dtype=torch.bool), targets, name="answer", questions=group)
 
 
 def choose(found: Replies, threshold: float | None) -> str:
@@ -393,20 +355,20 @@ class Answerer(HeadPredictor[Asking, Replies]):
         return next(self.stream([_checked((question, context))])).best[:count]
 
     def results(self, inputs: Sequence[Asking]) -> Iterator[Replies]:
-        return reply_all(self.frozen, self.task, *self.task.read(self.model, inputs))
+        return reply_all(self.frozen, self.task, *self.task.rows(self.model, inputs))
 
     def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         return read_questions(path, targets, keep=keep, **how)
 
     def predict(self, records: Sequence[Record], n_best: int = 1, **options: Any) -> Iterator[dict[str, Any]]:
-        for found in self.results([*map(asked_of, records)]):
+        for found in self.results([*map(self.task.input_of, records)]):
             best = [one.to_dict() for one in found.best[:n_best]]
             yield {"answers": best} if n_best > 1 else best[0]
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         chosen = list(records)
         warn_misplaced(chosen)
-        count = AnswerCount(is_chinese([answer for record in chosen for answer in texts_of(record)]))
+        count = AnswerCount(is_chinese([*chain(*map(texts_of, chosen))]))
         worst = Worst(show)
         for record, found in self.stream_records(chosen):
             reply = found.best[0]

@@ -73,11 +73,25 @@ class Choose(ChooseOptions, PooledTask):
         chosen = super().suggested_settings(model, records)
         return chosen | {"batch_tokens": min(chosen["batch_tokens"], MOST_TOKENS)}
 
-    def evaluator(self, held_out: Sequence[Record], reading: Reading, precision: str) -> Evaluator:
-        return Evaluator(self, held_out, reading, precision)
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ChooseWorkload:
+        return ChooseWorkload(self, reading, **given, records=records)
 
-    def examples(self, model: Model, records: Sequence[Record], **given: Any) -> ChooseWorkload:
-        return ChooseWorkload(self, **given, records=records)
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        questions = [record.fields for record in held_out.records]
+        scores = held_out.answers(model)
+        summed = answer_loss("choice", scores, targets_of(questions), questions=question_of_choice(questions))
+        tally = Tally(held_out.shown)
+        for record, choice in zip(held_out.records, choices_of(questions, scores[:, 0]), strict=True):
+            tally.add(record, choice)
+        loss = summed.item() / len(questions)
+        stderr = standard_error([1.0] * tally.right + [0.0] * (len(questions) - tally.right))
+        samples = []
+        for error in tally.worst.rows():
+            asked = " ".join(" ".join(error[name].split()) for name in ("context", "question") if name in error)
+            asked = asked if len(asked) <= 100 else "…" + asked[-99:]
+            samples += [f"  question   {asked}", f"  choice     {_compared(error)}", ""]
+        metrics = {"loss": loss, **tally.scores}
+        return Score(metrics["accuracy"], metrics, samples, loss=loss, stderr=stderr, metric="accuracy")
 
     def predictor(self, model: Model, precision: str = "auto") -> Chooser:
         return Chooser(model, self, precision)
@@ -116,27 +130,6 @@ def question_of_choice(questions: Sequence[Question]) -> Tensor:
     """Return (choices,) the index of the question that each choice belongs to."""
     counts = torch.tensor([len(fields["choices"]) for fields in questions])
     return torch.arange(len(counts)).repeat_interleave(counts)
-
-
-class Evaluator(HeldOut):
-    """The accuracy on the held-out questions, and the worst errors as samples."""
-
-    def __call__(self, model: Model) -> Score:
-        questions = [record.fields for record in self.records]
-        scores = self.answers(model)
-        summed = answer_loss("choice", scores, targets_of(questions), questions=question_of_choice(questions))
-        tally = Tally(self.shown)
-        for record, choice in zip(self.records, choices_of(questions, scores[:, 0]), strict=True):
-            tally.add(record, choice)
-        loss = summed.item() / len(questions)
-        stderr = standard_error([1.0] * tally.right + [0.0] * (len(questions) - tally.right))
-        samples = []
-        for error in tally.worst.rows():
-            asked = " ".join(" ".join(error[name].split()) for name in ("context", "question") if name in error)
-            asked = asked if len(asked) <= 100 else "…" + asked[-99:]
-            samples += [f"  question   {asked}", f"  choice     {_compared(error)}", ""]
-        metrics = {"loss": loss, **tally.scores}
-        return Score(metrics["accuracy"], metrics, samples, loss=loss, stderr=stderr, metric="accuracy")
 
 
 def _compared(error: dict[str, Any]) -> str:

@@ -69,20 +69,28 @@ class Classify(ClassifyOptions, PooledTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def evaluator(self, held_out: Sequence[Record], reading: Reading, precision: str) -> Evaluator:
-        return Evaluator(self, held_out, reading, precision)
-
-    def examples(self, model: Model, records: Sequence[Record], **given: Any) -> ClassifyWorkload:
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ClassifyWorkload:
         assert model.labels is not None
         targets = targets_of(model.labels, [record.fields["label"] for record in records])
         weights = balanced(targets, len(model.labels)) if self.class_weights == "balanced" else None
-        return ClassifyWorkload(self, **given, targets=targets, weights=weights)
+        return ClassifyWorkload(self, reading, **given, targets=targets, weights=weights)
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        labels, given = model.labels, [record.fields["label"] for record in held_out.records]
+        assert labels is not None
+        targets, answers = targets_of(labels, given), held_out.answers(model)
+        loss = answer_loss(labels.kind, answers, targets).item() / targets.numel()
+        scores, metric = mark(labels, answers, targets).scores, MAIN[labels.kind]
+        worst = mistakes(zip(held_out.records, given, predictions(labels, answers), strict=True), held_out.shown)
+        samples = [line for one in worst for line in (f"  text       {one.text()}", f"  label      {one.labels()}", "")]
+        stderr = standard_error((answers.argmax(-1) == targets).tolist()) if labels.kind == "single" else None
+        return Score(scores[metric], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric=metric)
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Classify:
         """Draw the confusion matrix of the held-out texts, confusion.png."""
         if not held_out or model.labels is None or model.labels.kind != "single":
             return self
-        answers = self.evaluator(held_out, self.reading(model, held_out), precision).answers(model)
+        answers = HeldOut(self, held_out, self.reading(model, held_out), precision).answers(model)
         targets = targets_of(model.labels, [record.fields["label"] for record in held_out])
         draw_confusion(mark(model.labels, answers, targets).confusion, model.labels.names, out / "confusion.png")
         return self
@@ -119,21 +127,6 @@ class ClassifyWorkload(PooledWorkload):
             return Asked(where, targets, weights, self.task.name, texts_asked, self.task.pool_windows)
 
         return row_batch(self.reading, rows, ask, self.auxiliary, epoch)
-
-
-class Evaluator(HeldOut):
-    """All metrics on the held-out records, and the worst errors as samples."""
-
-    def __call__(self, model: Model) -> Score:
-        labels, given = model.labels, [record.fields["label"] for record in self.records]
-        assert labels is not None
-        targets, answers = targets_of(labels, given), self.answers(model)
-        loss = answer_loss(labels.kind, answers, targets).item() / targets.numel()
-        scores, metric = mark(labels, answers, targets).scores, MAIN[labels.kind]
-        worst = mistakes(zip(self.records, given, predictions(labels, answers), strict=True), self.shown)
-        samples = [line for one in worst for line in (f"  text       {one.text()}", f"  label      {one.labels()}", "")]
-        stderr = standard_error((answers.argmax(-1) == targets).tolist()) if labels.kind == "single" else None
-        return Score(scores[metric], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric=metric)
 
 
 # ---- using a trained model -------------------------------------------------------------------------------------

@@ -90,14 +90,18 @@ class TextTask(Options, PooledTask):
         texts: Any = [tuple(record.fields[name] for name in self.inputs) for record in inputs]
         return [text if len(text) == 2 else text[0] for text in texts]
 
-    def evaluator(self, held_out: Sequence[Record], reading: Reading, precision: str) -> TextEvaluator:
-        return TextEvaluator(self, held_out, reading, precision)
-
-    def examples(self, model: Model, records: Sequence[Record], **given: Any) -> ClassifyWorkload:
-        return ClassifyWorkload(self, **given, targets=self.targets_of(records))
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ClassifyWorkload:
+        return ClassifyWorkload(self, reading, **given, targets=self.targets_of(records))
 
     def targets_of(self, records: Sequence[Record]) -> Tensor:
         return torch.tensor([self.target(record.fields) for record in records])
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        scores, targets = held_out.answers(model), self.targets_of(held_out.records)
+        loss = answer_loss(self.labels.kind, scores, targets).item() / targets.numel()
+        metrics = self.score([self.prediction(row) for row in scores], held_out.records)
+        first = next(iter(metrics))
+        return Score(metrics[first], {"loss": loss, **metrics}, loss=loss, metric=first)
 
     # ---- using a trained model -----------------------------------------------------------------------------
 
@@ -107,17 +111,6 @@ class TextTask(Options, PooledTask):
 
     def predictor(self, model: Model, precision: str = "auto") -> TextPredictor:
         return TextPredictor(model, self, precision)
-
-
-class TextEvaluator(HeldOut):
-    """The loss and the metrics on the held-out records."""
-
-    def __call__(self, model: Model) -> Score:
-        scores, targets = self.answers(model), self.task.targets_of(self.records)
-        loss = answer_loss(self.task.labels.kind, scores, targets).item() / targets.numel()
-        metrics = self.task.score([self.task.prediction(row) for row in scores], self.records)
-        first = next(iter(metrics))
-        return Score(metrics[first], {"loss": loss, **metrics}, loss=loss, metric=first)
 
 
 @dataclass

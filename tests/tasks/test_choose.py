@@ -15,7 +15,8 @@ from allmask.errors import DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels, grouped_log_softmax, pool_answers
 from allmask.objectives import answer_loss, losses_of
-from allmask.tasks.choose import LABELS, Choose, Chooser, Evaluator, Tally, read_questions, texts_of
+from allmask.tasks.choose import LABELS, Choose, Chooser, Tally, read_questions, texts_of
+from allmask.tasks.common.heads import HeldOut
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -235,7 +236,7 @@ def test_ways_to_ask(models):
 def test_an_evaluator_and_its_errors(models):
     records = asked(12)
     task = Choose()
-    score = Evaluator(task, records, task.reading(models["bert"], records), "fp32")(models["bert"])
+    score = HeldOut(task, records, task.reading(models["bert"], records), "fp32")(models["bert"])
     found = list(Chooser(models["bert"], task, "fp32").stream([record.fields for record in records]))
     right = [one.number == record.fields["label"] for one, record in zip(found, records, strict=True)]
     assert score.value == score.metrics["accuracy"] == pytest.approx(sum(right) / 12)

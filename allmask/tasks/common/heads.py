@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Example, Record, pack, rows_by_length
+from allmask.data import Asked, Batch, Example, Record, pack, rows_by_length
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
 from allmask.model import Model
@@ -54,9 +54,24 @@ class HeadTask(Task):
         """Return the input of the predictor for a record."""
         raise NotImplementedError
 
+    def rows(self, model: Model, inputs: Sequence[Any]) -> Any:
+        """Tokenize inputs of the predictor."""
+        raise NotImplementedError
+
     def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
         """Return the number of tokens of each training example."""
         raise NotImplementedError
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        """Return the metrics of a model on held-out records, and the worst errors as samples."""
+        raise NotImplementedError
+
+    def examples(self, model: Model, records: Sequence[Record], reading: Any, **given: Any) -> TaskWorkload:
+        """Return the training examples; `given` has the `evaluator` and the `auxiliary` loss."""
+        raise NotImplementedError
+
+    def reading(self, model: Model, records: Sequence[Record]) -> Any:
+        return self.rows(model, [*map(self.input_of, records)])
 
     def fitted(self, model: Model) -> Self:
         tokenizer_of(model)
@@ -91,6 +106,20 @@ class HeadTask(Task):
         unused = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
         return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
 
+    def workload(
+        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
+        auxiliary: Auxiliary | None = None, precision: str = "auto",
+    ) -> Any:  # fmt: skip
+        evaluator = None
+        if held_out:
+            evaluator = HeldOut(self, held_out, self.logged(self.reading(model, held_out)), precision)
+        reading = self.logged(self.reading(model, records))
+        return self.examples(model, records, reading, evaluator=evaluator, auxiliary=auxiliary)
+
+    def logged(self, reading: Any) -> Any:
+        """Log how many texts are truncated or split into windows; return the reading."""
+        return reading
+
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Self | None:
         labels = opened.model.labels
@@ -99,7 +128,7 @@ class HeadTask(Task):
 
 @dataclass
 class HeldOut:
-    """Held-out records, and what the task has read from them. Subclasses evaluate a model on them."""
+    """The evaluator of a workload: held-out records, and what the task has read from them."""
 
     task: Any
     records: Sequence[Record]
@@ -108,7 +137,7 @@ class HeldOut:
     shown: int = 2  # errors shown as samples
 
     def __call__(self, model: Model) -> Score:
-        raise NotImplementedError
+        return self.task.evaluate(self, model)
 
     def answers(self, model: Model) -> Tensor:
         """For a `PooledTask`: return the scores (texts, labels), from cached features where the body is frozen."""
@@ -190,31 +219,18 @@ class PooledTask(HeadTask):
         task: Any = self
         return read(tokenizer_of(model), model.config, self.texts(inputs), task.max_length, task.truncate)
 
-    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
-        return self.rows(model, [*map(self.input_of, records)])
-
     def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
         return self.reading(model, records).lengths
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> Any:  # fmt: skip
-        """Return what `examples` does, with the evaluator for held-out records."""
-        task: Any = self
-        evaluator = None
-        if held_out:
-            reading = self.reading(model, held_out).log_lengths(task.max_length)
-            evaluator = self.evaluator(held_out, reading, precision)
-        reading = self.reading(model, records).log_lengths(task.max_length)
-        return self.examples(model, records, reading=reading, evaluator=evaluator, auxiliary=auxiliary)
-
-    def evaluator(self, held_out: Sequence[Record], reading: Reading, precision: str) -> HeldOut:
-        raise NotImplementedError
-
-    def examples(self, model: Model, records: Sequence[Record], **given: Any) -> PooledWorkload:
-        """Return the training examples; `given` are fields of `PooledWorkload`."""
-        raise NotImplementedError
+    def logged(self, reading: Reading) -> Reading:
+        if reading.cut:
+            task: Any = self
+            log.info("%s of %s texts are cut to %s tokens", f"{reading.cut:,}", f"{len(reading):,}", task.max_length)
+        split = int((np.diff(reading.starts) > 1).sum())
+        if split:
+            rows = f"{len(reading.examples) - len(reading) + split:,}"
+            log.info("%s of %s texts are read in windows, %s in all", f"{split:,}", f"{len(reading):,}", rows)
+        return reading
 
 
 @dataclass
@@ -265,6 +281,29 @@ def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BA
 
 
 # ---- scores of tokens ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TokenWorkload(TaskWorkload):
+    """An example is a window, a row of tokens. Features are not cached: those of all tokens would be too large."""
+
+    windows: Sequence[Any]  # each has an `example`
+    targets: Any  # of each window
+    evaluator: HeldOut | None = None
+    auxiliary: Auxiliary | None = None
+
+    def __post_init__(self):
+        self.lengths = [len(window.example) for window in self.windows]
+
+    def ask(self, batch: Batch, numbers: Sequence[int]) -> Asked:
+        """Return the targets of the task head in a batch of these windows."""
+        raise NotImplementedError
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        examples = [self.windows[number].example for number in numbers]
+        batch = pack(examples)
+        also = None if self.auxiliary is None else self.auxiliary.batch(examples, numbers, epoch)
+        return replace(batch, asked=self.ask(batch, numbers), also=also)
 
 
 @torch.no_grad()
