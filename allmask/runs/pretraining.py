@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from allmask.config import Config
 from allmask.data import Batch, expect_held_out, plan_epoch
 from allmask.data.corpus import Corpus, prepare
+from allmask.data.records import reasons
 from allmask.data.sentences import find_files
 from allmask.data.windows import Windows
 from allmask.errors import CheckpointError, DataError, UsageError
@@ -211,7 +212,7 @@ class Pretraining(PretrainOptions, Job):
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "rows": len(data.work.rows),
-            "skipped": _skipped(data.named.values()),
+            "skipped": dict(_skipped(data.named.values())),
         }
 
     def task(self) -> Any | None:
@@ -255,12 +256,9 @@ class TokenData:
         return {"data": self.data} | ({} if self.eval is None else {"eval": self.eval})
 
 
-def _skipped(corpora: Iterable[Corpus]) -> dict[str, int]:
+def _skipped(corpora: Iterable[Corpus]) -> Counter[str]:
     """Count the records that were left out, by reason."""
-    counts: Counter[str] = Counter()
-    for corpus in corpora:
-        counts.update(corpus.meta["skipped"])
-    return dict(counts)
+    return sum((Counter(corpus.meta["skipped"]) for corpus in corpora), Counter())
 
 
 def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool) -> tuple[Corpus, Corpus | None]:
@@ -271,7 +269,7 @@ def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool)
     log.info("text: %s documents, %s sentences, %s tokens", *sizes)
     skipped = _skipped(filter(None, [data, held_out]))
     if skipped:
-        log.info("skipped records: %s", ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
+        log.info("skipped records: %s", reasons(skipped))
     return data, held_out
 
 

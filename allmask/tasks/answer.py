@@ -161,7 +161,7 @@ def texts_of(record: Record) -> list[str]:
 
 
 def warn_misplaced(records: Sequence[Record]) -> None:
-    """Warn about answers that are not at their start; scores compare only texts, so they are still used."""
+    """Warn about answers that are not at their start. They are still used, as scores compare only texts."""
     wrong = 0
     for record in records:
         try:
@@ -169,7 +169,7 @@ def warn_misplaced(records: Sequence[Record]) -> None:
         except Bad:
             wrong += 1
     if wrong:
-        log.warning("%s questions have no answer at its offset; they are scored by its text", f"{wrong:,}")
+        log.warning("%s questions have no answer at its offset; they are scored by the text alone", f"{wrong:,}")
 
 
 class AnswerWorkload(TokenWorkload):
@@ -391,7 +391,7 @@ class Answerer(HeadPredictor[Asking, Replies]):
 def _checked(entry: Any) -> Asking:
     if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) and part for part in entry):
         return entry[0], entry[1]
-    raise UsageError(f"answer: {entry!r} is no question with its context", 'pass ("question", "context")')
+    raise UsageError(f"answer: {entry!r} is not a question with its context", 'pass ("question", "context")')
 
 
 def reply_all(
@@ -444,7 +444,7 @@ def read_questions(
 
 
 def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
-    """Return the answer to train on: the first that is at its start; None if the context has no answer."""
+    """Return the answer to train on, the first one that the context has at its start; None if there is no answer."""
     answers: Answers = fields["answers"]
     if not answers:
         return None

@@ -286,7 +286,7 @@ class Chooser(PooledPredictor[Question, Choice]):
 def _checked(entry: Any) -> Question:
     hint = 'pass {"context": "…", "choices": ["…", "…"]}, perhaps with a "question", or a list of those'
     if not isinstance(entry, dict):
-        raise UsageError(f"choose: {entry!r} is no question", hint)
+        raise UsageError(f"choose: {entry!r} is not a question", hint)
     try:
         fields = {name: Maybe(text)(entry.get(name)) for name in ("context", "question")}
         fields["choices"] = list_of(text)(list(entry.get("choices") or ()))

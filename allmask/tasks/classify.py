@@ -196,4 +196,4 @@ def _checked(entry: Any) -> Text:
         return entry
     if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) for part in entry):
         return entry[0], entry[1]
-    raise UsageError(f"classify: {entry!r} is no text", 'pass "…", a pair ("…", "…"), or a list of those')
+    raise UsageError(f"classify: {entry!r} is not a text", 'pass "…", a pair ("…", "…"), or a list of those')

@@ -436,4 +436,4 @@ def _checked(entry: Any) -> Sentence:
         return entry
     if isinstance(entry, tuple | list) and all(isinstance(word, str) for word in entry):
         return list(entry)
-    raise UsageError(f"tag: {entry!r} is no sentence", 'pass "…", a tuple of words, or a list of those')
+    raise UsageError(f"tag: {entry!r} is not a sentence", 'pass "…", a tuple of words, or a list of those')

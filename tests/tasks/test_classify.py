@@ -375,7 +375,7 @@ def test_one_several_pairs(models):
     number = Classifier(answering(models["bert"], "number"), Classify(), "fp32")("red")
     assert isinstance(number.label, float) and number.to_dict() == {"prediction": number.label}
     for bad in (7, ("a", "b", "c"), ["a", 3], [None]):
-        with pytest.raises(UsageError, match="is no text"):
+        with pytest.raises(UsageError, match="is not a text"):
             classify(bad)
     with pytest.raises(CheckpointError, match="predicts 2 numbers"):
         Classifier(models["bert"].with_labels(Labels("number", ("x", "y"))), Classify())

@@ -80,7 +80,7 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 @dataclass
 class Steady:
-    """Yields the part of a growing text that will not change any more: a later piece may still join the last word."""
+    """Yields the part of a growing text that is final. A later piece may still join the last word."""
 
     versions: tuple[str, ...] = ()
     shown: int = 0
