@@ -160,7 +160,7 @@ class Predictor(Protocol):
 
     def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         """Read all records of a file for `read`; `how` is `on_bad_record` and `skipped`, as `read_records` has them."""
-        raise NotImplementedError
+        raise UsageError(f"this model {self.does}; it does not read files")
 
     def expect_lines(self) -> None:
         """Raise UsageError unless a line of stdin, as the field `text`, is a complete input."""

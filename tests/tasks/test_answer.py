@@ -229,7 +229,7 @@ def test_answers_do_not_depend_on_the_batch(model):
     for one, (_, context) in zip(result, pairs, strict=True):
         assert context[one.start : one.end] == one.text and 0 < one.score <= 1
     assert len(answer.n_best(*pairs[0], 3)) == 3
-    with pytest.raises(UsageError, match="no question"):
+    with pytest.raises(UsageError, match="not a question"):
         answer("red")
 
 

@@ -250,7 +250,7 @@ def test_entities_of_a_text_have_their_characters(bert):
     result = tagger(("red", "北"))
     assert result.words == ["red", "北"] and all(entity.start is None for entity in result.entities)
     assert tagger([]) == [] and tagger("").tags == []
-    with pytest.raises(UsageError, match="no sentence"):
+    with pytest.raises(UsageError, match="not a sentence"):
         tagger(7)
 
 
