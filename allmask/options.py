@@ -11,7 +11,7 @@ task of another package can declare its fields in the same way:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -495,6 +495,14 @@ def objective_weights(text: str) -> dict[str, float]:
     return weights
 
 
+def expect_one_model(pairs: Sequence[str], others: Sequence[str]) -> None:
+    """Refuse objectives for an encoder–decoder, `pairs`, together with others, which are for a single stack."""
+    if pairs and others:
+        paired, single = ", ".join(pairs), ", ".join(others)
+        hint = f"{paired}: for an encoder–decoder; {single}: for a single stack"
+        raise UsageError(f"{paired} and {single} cannot be trained in one model", hint)
+
+
 @dataclass(frozen=True)
 class PretrainOptions(RunOptions):
     """A run that trains on plain text."""
@@ -570,9 +578,7 @@ class PretrainOptions(RunOptions):
         pairs = [name for name, (_, pair) in frames.items() if pair]
         others = [name for name in frames if name not in pairs]
         names = ", ".join(frames)
-        if pairs and others:
-            hint = "mass and span are for an encoder–decoder, the others for a single stack"
-            raise UsageError(f"{', '.join(pairs)} and {', '.join(others)} cannot be trained in one model", hint)
+        expect_one_model(pairs, others)
         streamed = self.across and frames.keys() <= set(STREAMED)
         least = max(1, 0 if streamed else max(frame for frame, _ in frames.values())) + 1
         if self.length < least:

@@ -255,7 +255,7 @@ def predicting_rows(ours: Ours, records: list[Record], folder: Path, rounds: int
 def our_cases(ours: Ours, texts: list[str]) -> dict[str, Case]:
     def case(precision: str) -> Case:
         classifier = Classifier(ours.model, ours.task, precision)
-        reading = ours.task.read(ours.model.tokenizer, ours.model.config, texts)
+        reading = ours.task.rows(ours.model, texts)
         return Case(
             lambda: torch.tensor([LABELS.index(one.label) for one in classifier(texts)]),
             lambda: hidden_all(classifier.frozen, reading.examples),

@@ -98,7 +98,7 @@ class Experiment:
         }
 
     def run(self, minutes: float, quiet: bool = False) -> None:
-        """Rounds of turns until the time is over; a round that would take too long is not started."""
+        """Train all networks in turns until the time is over; a round that would take too long is not started."""
         start = time.monotonic()
         longest = 0.0
         while not longest or time.monotonic() - start + longest <= 60 * minutes:
@@ -110,7 +110,7 @@ class Experiment:
 
     @property
     def rounds(self) -> int:
-        """Turns that all networks have had."""
+        """The number of turns that every network has had."""
         return min(len(self.errors(name)) for name in self.names)
 
 

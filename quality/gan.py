@@ -87,7 +87,7 @@ def toys(out: Path, seeds: int, quick: bool) -> str:
 
 
 def starving(out: Path, ahead: tuple[int, ...]) -> str:
-    """The gradient norm of a generator far from the data, after so many steps of the discriminator alone."""
+    """The gradient norm of a generator far from the data, by the steps of the discriminator alone."""
     model = fresh(GanConfig("toy", (1,), **PRESETS["toy"]), torch.Generator().manual_seed(1))
     with torch.no_grad():
         list(model.generator.parameters())[-1].fill_(-1.0)  # far from the data

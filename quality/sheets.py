@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allmask.data import Example, Record
 from allmask.model import Model
-from allmask.tasks.answer import Answer, View, asked_of, best_spans, choose, replies, texts_of
+from allmask.tasks.answer import Answer, View, best_spans, choose, replies, texts_of
 from allmask.tasks.choose import Choose
 from allmask.tasks.classify import Classify
 from allmask.tasks.common.heads import answer_all, frozen, token_answers
@@ -68,7 +68,7 @@ class Tagged:
         windows: list[Window] = work.windows
         self.rows, self.positions = [window.example for window in windows], [window.places for window in windows]
         self.lengths, self.targets = work.lengths, work.targets
-        self.read = self.task.read(self.model, self.records)  # the windows of each sentence
+        self.read = self.task.reading(self.model, self.records)  # the windows of each sentence
 
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]
@@ -99,10 +99,10 @@ class Asked:
 
     def __post_init__(self):
         work = self.task.workload(self.model, self.records)
-        views: list[View] = work.views
+        views: list[View] = work.windows
         self.rows, self.lengths, self.targets = [view.example for view in views], work.lengths, work.targets
         self.positions = [np.arange(len(row)) for row in self.rows]
-        self.read = self.task.read(self.model, [asked_of(record) for record in self.records])
+        self.read = self.task.reading(self.model, self.records)
 
     def rows_of(self, unit: int) -> Sequence[int]:
         return [unit]

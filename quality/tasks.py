@@ -138,7 +138,7 @@ def around(context: str, start: int, end: int, longest: int, seed: str) -> tuple
 
 
 def split(train: list[T], dev: list[T], test: list[T], trains: int, devs: int, tests: int) -> dict[str, list[T]]:
-    """At most so many of each part, evenly spaced. Without test, dev is the test set; without dev, the end of train."""
+    """Limit each part to its size, evenly spaced. Without test, dev is the test set; without dev, the end of train."""
     if not test:
         dev, test = [], dev
     if not dev:
@@ -209,7 +209,7 @@ def ours(case: Case, seed: int, run: Path) -> dict[str, Any]:
 
 
 def theirs(case: Case, seed: int, rate: float) -> dict[str, Any]:
-    """The same by transformers, at a learning rate."""
+    """Fine-tune with transformers at a given learning rate, and score the model on test."""
     job, settings = case.job, replace(case.plan.settings, lr=rate, seed=seed)
     data = job.records()
     body = Path(job.model or "")

@@ -207,7 +207,7 @@ class Peer:
         return step, seconds / 60, curve
 
     def take_mean(self, dev: Sequence[Record], best: float) -> bool:
-        """Load the mean of the last weights that were evaluated; return whether it is better than the best of them."""
+        """Load the mean of the last evaluated weights; return whether it is better than the best single ones."""
         mean = {name: torch.stack([one[name] for one in self.last]).mean(0) for name in self.last[0]}
         self.model.load_state_dict(mean)
         bleu = self.bleu(dev)

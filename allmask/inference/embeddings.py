@@ -44,7 +44,7 @@ def embed_ids(
     model: Model, ids: Sequence[Sequence[int]], pool: str = "mean", normalize: bool = False,
     batch_tokens: int = BATCH_TOKENS, progress: Callable[[int], None] | None = None,
 ) -> Tensor:  # fmt: skip
-    """The same for texts as token ids. The vector of an empty text is zeros."""
+    """Like `embed`, for texts given as token ids. The vector of an empty text is zeros."""
     if pool not in POOLS:
         raise UsageError(f"pool is {pool!r}; expected one of {', '.join(POOLS)}")
     device = model.body.embedding.tokens.weight.device

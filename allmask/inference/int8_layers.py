@@ -86,7 +86,7 @@ class Int8Layer(Layer):
         return int8.feed_forward(feed.expand, feed.contract, feed.activation, x, residual)
 
     def _join(self, x: Tensor, step: Tensor) -> Tensor:
-        """`step` is the output of attention before its output projection, which is part of the call."""
+        """Add the residual. `step` is the output of attention before its output projection, which is done here."""
         return int8.residual_linear(self.output, int8.residual_structure(self.attention_norm, self.pre), step, x)
 
 
@@ -128,12 +128,12 @@ def _is_supported(layer: Layer) -> bool:
 
 
 def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | None]:
-    """The smoothing scale of each linear layer that reads the output of a norm."""
+    """Return the smoothing scale of each linear layer that reads the output of a norm."""
     return {linear: smoothing_scale(norm, linear.weight) for linear, norm in input_norms(body, norm_place).items()}
 
 
 def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
-    """For each linear layer that reads the output of a norm, that norm; for a stack or an encoder–decoder."""
+    """Map each linear layer that reads the output of a norm to that norm; for a stack or an encoder–decoder."""
     stacks, source = ([body.encoder, body.decoder] if hasattr(body, "decoder") else [body]), nn.Identity()
     found = {}
     for stack in stacks:
@@ -152,7 +152,7 @@ def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
 def _norms_and_readers(
     layer: Any, before: nn.Module, source: nn.Module, pre: bool
 ) -> list[tuple[nn.Module, list[nn.Linear]]]:
-    """Norms, each with the linear layers in this layer that read its output."""
+    """Return norms, each with those linear layers of this layer that read its output."""
     cross, layer = (layer, layer.layer) if isinstance(layer, CrossLayer) else (None, layer)
     steps = [(layer.attention_norm, [layer.attention.query, layer.attention.key, layer.attention.value])]
     if cross is not None:

@@ -26,7 +26,7 @@ from allmask.nn.cache import Cache
 
 
 def following(cache: Cache, mask: Mask) -> Mask:
-    """The mask of the next segment: shifted to a higher order and later positions than everything in the cache."""
+    """Return the mask of the next segment, with a higher order and later positions than everything in the cache."""
     if cache.mask is None:
         return mask
     known = cache.mask.valid
@@ -37,7 +37,7 @@ def following(cache: Cache, mask: Mask) -> Mask:
 
 
 def recent(cache: Cache, count: int) -> Cache:
-    """The cache of the last `count` tokens, detached from the graph."""
+    """Return the cache of the last `count` tokens, detached from the graph."""
     if count < 1 or cache.mask is None:
         return Cache()
     layers = tuple(KeyValue(*(x[:, -count:].detach() for x in layer)) for layer in cache.layers)
@@ -46,7 +46,7 @@ def recent(cache: Cache, count: int) -> Cache:
 
 @torch.no_grad()
 def surprisals(model: Model, ids: Tensor, length: int, memory: int = 0, query: int | None = None) -> Tensor:
-    """The surprisal -log p (N - 1,) of each token of a text (N,) but the first, for a model with two streams.
+    """Return the surprisal, -log p, of each token of a text (N,) except the first: (N - 1,), by a two-stream model.
 
     The text is read from left to right in segments of `length` tokens. Each token is predicted from those before it in
     its segment and the last `memory` tokens of earlier segments. `query` is the token put at the predicted position,
@@ -72,5 +72,5 @@ def surprisals(model: Model, ids: Tensor, length: int, memory: int = 0, query: i
 
 
 def perplexity(model: Model, ids: Tensor, length: int, memory: int = 0, query: int | None = None) -> float:
-    """The perplexity of a text, see `surprisals`."""
+    """Return the perplexity of a text; the arguments are those of `surprisals`."""
     return math.exp(float(surprisals(model, ids, length, memory, query).mean()))

@@ -20,7 +20,7 @@ from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
 from allmask.objectives.objective import Objective, Samples
 from allmask.objectives.vocabulary import Vocabulary
-from allmask.options import objective_weights
+from allmask.options import expect_one_model, objective_weights
 from allmask.registry import OBJECTIVES
 
 
@@ -36,7 +36,8 @@ class Mixture:
         weights = objective_weights(text)
         for name in weights:
             _expect_objective(name)
-        _expect_one_kind(weights)
+        pairs = [name for name in weights if OBJECTIVES[name].pairs]
+        expect_one_model(pairs, [name for name in weights if name not in pairs])
         total = sum(weights.values())
         return cls({name: weight / total for name, weight in weights.items()})
 
@@ -91,13 +92,3 @@ def _expect_objective(name: str) -> None:
         raise UsageError(f"objective {name}: its class has no {', '.join(lacking)}", "see Objective in objective.py")
     if kind.name != name:
         raise UsageError(f"objective {name}: the name of {kind!r} is {kind.name!r}", f'write name = "{name}" in it')
-
-
-def _expect_one_kind(names: Mapping[str, float]) -> None:
-    pairs = [name for name in names if OBJECTIVES[name].pairs]
-    if pairs and len(pairs) < len(names):
-        others = [name for name in names if name not in pairs]
-        raise UsageError(
-            f"{', '.join(pairs)} and {', '.join(others)} cannot be trained in one model",
-            f"{', '.join(pairs)}: for an encoder–decoder; {', '.join(others)}: for a single stack",
-        )

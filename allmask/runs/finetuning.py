@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from allmask.data import Record, expect_held_out
+from allmask.data.records import reasons
 from allmask.errors import UsageError
 from allmask.files import sha256
 from allmask.model import Model, load
@@ -90,8 +91,7 @@ class FineTuning(FinetuneOptions, Job):
         task, train, others = self.task.read_data(Path(self.data), held_out, self.on_bad_record, skipped)
         log.info("data: %s to learn from, %s held out", f"{len(train):,}", f"{len(others):,}")
         if skipped:
-            reasons = ", ".join(f"{count:,} × {reason}" for reason, count in skipped.most_common())
-            log.info("skipped records: %s", reasons)
+            log.info("skipped records: %s", reasons(skipped))
         files = {"data": self.data, "eval": self.eval}
         return Records(train, others, skipped, task, {name: sha256(file) for name, file in files.items() if file})
 

@@ -118,6 +118,5 @@ class Plan:
         run = run_in(values)
         given = run.parse(values, where)
         known = run.kind.usual(given) | given
-        task = str(values.get("task"))
-        job = JOBS["pretrain" if "objective" in values else task if task in JOBS else "finetune"].of(known)
+        job = JOBS[run.task if run.task in JOBS else run.command].of(known)
         return cls(job, run.settings(known), job.open_settings - given.keys())

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from allmask.config import Config
 from allmask.data import Batch, expect_held_out, plan_epoch
 from allmask.data.corpus import Corpus, prepare
+from allmask.data.records import reasons
 from allmask.data.sentences import find_files
 from allmask.data.windows import Windows
 from allmask.errors import CheckpointError, DataError, UsageError
@@ -35,7 +36,7 @@ from allmask.registry import OBJECTIVES, TASKS
 from allmask.runs.folder import START, save_model
 from allmask.runs.fresh import shaped
 from allmask.runs.plan import Job, Plan
-from allmask.tasks.common.writing import end_of, expect_frequencies, tokenizer_of
+from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
 from allmask.tasks.continuation import FRAME, Continuation
 from allmask.text import Tokenizer
 from allmask.training import Result, Score, Workload
@@ -207,7 +208,7 @@ class Pretraining(PretrainOptions, Job):
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "rows": len(data.work.rows),
-            "skipped": _skipped(data.named.values()),
+            "skipped": dict(_skipped(data.named.values())),
         }
 
     def task(self) -> Any | None:
@@ -251,12 +252,9 @@ class TokenData:
         return {"data": self.data} | ({} if self.eval is None else {"eval": self.eval})
 
 
-def _skipped(corpora: Iterable[Corpus]) -> dict[str, int]:
+def _skipped(corpora: Iterable[Corpus]) -> Counter[str]:
     """Count the records that were left out, by reason."""
-    counts: Counter[str] = Counter()
-    for corpus in corpora:
-        counts.update(corpus.meta["skipped"])
-    return dict(counts)
+    return sum((Counter(corpus.meta["skipped"]) for corpus in corpora), Counter())
 
 
 def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool) -> tuple[Corpus, Corpus | None]:
@@ -267,7 +265,7 @@ def read_corpora(job: Pretraining, tokenizer: Tokenizer, out: Path, quiet: bool)
     log.info("text: %s documents, %s sentences, %s tokens", *sizes)
     skipped = _skipped(filter(None, [data, held_out]))
     if skipped:
-        log.info("skipped records: %s", ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
+        log.info("skipped records: %s", reasons(skipped))
     return data, held_out
 
 
@@ -307,7 +305,7 @@ def split_rows(
     """Return the training rows, and those of --eval or of a share of the documents."""
 
     def windows(corpus: Corpus) -> Windows:
-        return Windows(corpus, job.length - job.frame, across=job.across, separator=end_of(tokenizer))
+        return Windows(corpus, job.length - job.frame, across=job.across, separator=tokenizer.end_id)
 
     rows = windows(data)
     if held_out is not None:
@@ -334,16 +332,12 @@ class RowWorkload:
         return self.rows.lengths + self.frame
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        return self._made(Draw(self.seed, epoch, numbers))
+        return self.objective.batch(self.rows, Draw(self.seed, epoch, numbers))
 
     def part(self, numbers: Sequence[int], whole: Sequence[int], epoch: int) -> Batch:
         """Return the batch of some rows of a whole batch, identical to those rows in it."""
-        return self._made(PartDraw(self.seed, epoch, numbers, Draw(self.seed, epoch, whole)))
-
-    def _made(self, draw: Draw) -> Batch:
-        made = self.objective.batch(self.rows, draw)
-        assert isinstance(made, Batch)
-        return made
+        draw = PartDraw(self.seed, epoch, numbers, Draw(self.seed, epoch, whole))
+        return self.objective.batch(self.rows, draw)
 
     def evaluate(self, model: Model, step: int = 0) -> Score | None:
         return None if self.evaluator is None else self.evaluator(model)
@@ -374,8 +368,7 @@ class Evaluator:
         chosen = np.unique(np.linspace(0, len(rows) - 1, EVALUATED_ROWS).astype(np.int64))
         plan = [chosen[numbers] for numbers in plan_epoch(rows.lengths[chosen], EVALUATED_TOKENS, seed, 0)]
         draws = [Draw(seed, 0, numbers) for numbers in plan]
-        made = {one.name: [one.batch(rows, draw) for draw in draws] for one in objective.objectives}
-        return cls(shares, {name: [b for b in batches if isinstance(b, Batch)] for name, batches in made.items()})
+        return cls(shares, {one.name: [one.batch(rows, draw) for draw in draws] for one in objective.objectives})
 
     def __call__(self, model: Model) -> Score:
         """Evaluate. `loss`, the sum of the objectives' losses by their shares, chooses the best checkpoint."""

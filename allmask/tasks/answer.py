@@ -17,7 +17,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -26,34 +27,29 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, pack, read_records, text, usable
-from allmask.data.fields import Cell
+from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, read_records, text, usable
+from allmask.data.fields import Cell, check_row
 from allmask.data.fields import show as _show
 from allmask.data.records import open_bytes
 from allmask.errors import DataError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
-from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
-from allmask.tasks.common.reading import Frame, most_context, token_batch, with_marks
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
+from allmask.tasks.common.reading import Frame, most_context, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
 from allmask.tasks.metrics.text import is_chinese
-from allmask.tasks.task import TaskWorkload
 from allmask.text import Tokenizer
 from allmask.text.truncate import windows
 from allmask.training import Score, standard_error
 
 log = logging.getLogger("allmask")
-BATCH = 16  # windows per step, on average
-RATE = 2.0  # times a classifier's learning rate
 MAX_ANSWER = 30
 KEPT = 20  # candidate spans per window and per question
 Asking = tuple[str, str]  # a question and its context
 Answers = list[tuple[str, int]]  # text and start; -1: the start is not known
-_FIX = "fix the question"
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,9 @@ class Answer(AnswerOptions, HeadTask):
 
     kinds: ClassVar[tuple[str, ...]] = ("span",)
     both_ways: ClassVar[bool] = True
+    batch_size: ClassVar[int] = 16  # windows
+    rate: ClassVar[float] = 2.0
+    sampled: ClassVar[int] = 300
 
     def fitted(self, model: Model) -> Answer:
         """Also limit the question to half of a row."""
@@ -85,62 +84,75 @@ class Answer(AnswerOptions, HeadTask):
         threshold = 0.0 if none and self.threshold is None else self.threshold
         return replace(self, max_answer=self.max_answer or longest, threshold=threshold), train, others
 
-    def read(self, model: Model, asked: Sequence[Asking]) -> tuple[list[Context], list[list[View]]]:
-        """Tokenize questions with their contexts; return the contexts, and the windows of each question."""
+    def rows(self, model: Model, inputs: Sequence[Asking]) -> tuple[list[Context], list[list[View]]]:
+        """Return the context of each question, and its windows."""
         tokenizer = tokenizer_of(model)
-        contexts = read_contexts(tokenizer, [context for _, context in asked])
-        views = read_views(
-            tokenizer, model.config, [question for question, _ in asked], contexts, self.max_length, self.max_question,
-            self.stride,
-        )  # fmt: skip
-        return contexts, views
+        contexts = read_contexts(tokenizer, [context for _, context in inputs])
+        questions = [question for question, _ in inputs]
+        size, most = self.max_length, self.max_question
+        return contexts, read_views(tokenizer, model.config, questions, contexts, size, most, self.stride)
+
+    def input_of(self, record: Record) -> Asking:
+        return record.fields["question"], record.fields["context"]
 
     def texts_of(self, records: Sequence[Record]) -> list[str]:
-        return list(dict.fromkeys(part for record in records for part in asked_of(record)))
+        return list(dict.fromkeys(part for record in records for part in self.input_of(record)))
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         return SPAN
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 16 windows."""
-        chosen = records[:: max(1, len(records) // 300)]
-        lengths = [len(view.example) for views in self.read(model, [*map(asked_of, chosen)])[1] for view in views]
-        return {"lr": RATE * rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        _, questions = self.reading(model, records)
+        return [len(view.example) for views in questions for view in views]
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> AnswerWorkload:  # fmt: skip
+    def examples(self, model: Model, records: Sequence[Record], reading: Any, **given: Any) -> AnswerWorkload:
         rows, targets = [], []
-        for record, context, views in zip(records, *self.read(model, [*map(asked_of, records)]), strict=True):
+        for record, context, views in zip(records, *reading, strict=True):
             answer = learnable(record.fields)
             span = None if answer is None else context.span_of(answer[1], answer[1] + len(answer[0]))
             rows += views
             targets += [view.place(span) for view in views]
         log.info("%s questions in %s windows", f"{len(records):,}", f"{len(rows):,}")
-        evaluator = self._evaluator(model, held_out, precision) if held_out else None
-        return AnswerWorkload(rows, np.array(targets), evaluator, auxiliary)
+        return AnswerWorkload(rows, np.array(targets), **given)
 
-    def _evaluator(self, model: Model, held_out: Sequence[Record], precision: str) -> Evaluator:
-        return Evaluator(self, list(held_out), *self.read(model, [*map(asked_of, held_out)]), precision)
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        found, targets = self._replies(held_out, model), [*map(texts_of, held_out.records)]
+        threshold = None if self.threshold is None else self._best_threshold(held_out.records, found)
+        count, worst, each = AnswerCount(is_chinese([*chain(*targets)])), Worst(held_out.shown), []
+        for record, true, replies in zip(held_out.records, targets, found, strict=True):
+            answer = choose(replies, threshold)
+            each.append(count.add(answer, true)[1])
+            worst.add(1.0 - each[-1], lambda record=record, true=true, answer=answer: sample_lines(
+                question=record.fields["question"], true=" / ".join(true) or "nothing", predicted=answer or "nothing"
+            ))  # fmt: skip
+        samples, metrics = [line for lines in worst.rows() for line in lines], count.scores()
+        return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
+
+    def _replies(self, held_out: HeldOut, model: Model) -> list[Replies]:
+        return list(reply_all(frozen(model, held_out.precision), self, *held_out.reading))
+
+    def _best_threshold(self, records: Sequence[Record], found: Sequence[Replies]) -> float:
+        """Return the threshold with the best score; the task's own if all questions have an answer."""
+        targets = [*map(texts_of, records)]
+        if all(targets) or self.threshold is None:
+            return self.threshold or 0.0
+        chinese = is_chinese([*chain(*targets)])
+        right = [marks(choose(one, None), true, chinese)[1] for one, true in zip(found, targets, strict=True)]
+        return best_threshold([one.null for one in found], right, [bool(true) for true in targets])
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Answer:
         """Choose the best threshold for "no answer" on the held-out questions, if some have no answer."""
         if self.threshold is None or all(record.fields["answers"] for record in held_out):
             return self
-        evaluator = self._evaluator(model, held_out, precision)
-        threshold = evaluator.threshold(evaluator.replies(model))
+        others = HeldOut(self, held_out, self.reading(model, held_out), precision)
+        threshold = self._best_threshold(held_out, self._replies(others, model))
         log.info('predicts "no answer" if it beats the best span by %.3g', threshold)
         return replace(self, threshold=threshold)
 
     def predictor(self, model: Model, precision: str = "auto") -> Answerer:
         return Answerer(model, self, precision)
-
-
-def asked_of(record: Record) -> Asking:
-    return record.fields["question"], record.fields["context"]
 
 
 def texts_of(record: Record) -> list[str]:
@@ -149,7 +161,7 @@ def texts_of(record: Record) -> list[str]:
 
 
 def warn_misplaced(records: Sequence[Record]) -> None:
-    """Warn about answers that are not at their start; scores compare only texts, so they are still used."""
+    """Warn about answers that are not at their start. They are still used, as scores compare only texts."""
     wrong = 0
     for record in records:
         try:
@@ -157,74 +169,18 @@ def warn_misplaced(records: Sequence[Record]) -> None:
         except Bad:
             wrong += 1
     if wrong:
-        log.warning("%s questions have no answer at its offset; they are scored by its text", f"{wrong:,}")
+        log.warning("%s questions have no answer at its offset; they are scored by the text alone", f"{wrong:,}")
 
 
-@dataclass
-class AnswerWorkload(TaskWorkload):
-    """An example is a window. Features are not cached: those of all tokens would take too much memory."""
+class AnswerWorkload(TokenWorkload):
+    """The targets, (windows, 2), are the indices in the row of the first and the last token of the answer."""
 
-    views: list[View]
-    targets: np.ndarray  # (windows, 2) indices in the row of the first and the last token of the answer
-    evaluator: Evaluator | None = None
-    auxiliary: Auxiliary | None = None
-
-    def __post_init__(self):
-        self.lengths = [len(view.example) for view in self.views]
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        examples = [self.views[number].example for number in numbers]
-        batch = pack(examples)
+    def ask(self, batch: Batch, numbers: Sequence[int]) -> Asked:
         group, position = batch.mask.group[0], batch.mask.position[0]
         starts = torch.empty(len(numbers), dtype=torch.long)
         starts[group[position == 0]] = torch.arange(len(group))[position == 0]  # index in the batch of each window
         targets = torch.from_numpy(self.targets[list(numbers)]) + starts[:, None]
-        asked = Asked(torch.ones_like(batch.ids, dtype=torch.bool), targets, name="answer", questions=group)
-        return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
-
-
-@dataclass
-class Evaluator:
-    """Exact match and F1 on the held-out questions, and the worst errors as samples."""
-
-    task: Answer
-    records: list[Record]
-    contexts: list[Context]
-    views: list[list[View]]
-    precision: str = "auto"
-    shown: int = 2
-
-    def __post_init__(self):
-        self.targets = [texts_of(record) for record in self.records]
-        self.chinese = is_chinese([target for targets in self.targets for target in targets])
-
-    def __call__(self, model: Model) -> Score:
-        found = self.replies(model)
-        threshold = None if self.task.threshold is None else self.threshold(found)
-        predicted = [choose(one, threshold) for one in found]
-        count = AnswerCount(self.chinese)
-        each = [count.add(answer, targets)[1] for answer, targets in zip(predicted, self.targets, strict=True)]
-        worst = sorted(range(len(each)), key=lambda index: each[index])[: self.shown]
-        samples = []
-        for index in worst:
-            if each[index] < 1.0:
-                question, true = self.records[index].fields["question"], " / ".join(self.targets[index])
-                samples += sample_lines(
-                    question=question, true=true or "nothing", predicted=predicted[index] or "nothing"
-                )
-        metrics = count.scores()
-        return Score(metrics["f1"], metrics, samples, stderr=standard_error(100 * f1 for f1 in each), metric="f1")
-
-    def replies(self, model: Model) -> list[Replies]:
-        return list(reply_all(frozen(model, self.precision), self.task, self.contexts, self.views))
-
-    def threshold(self, found: Sequence[Replies]) -> float:
-        """Return the threshold with the best score; the task's own if all questions have an answer."""
-        if all(self.targets) or self.task.threshold is None:
-            return self.task.threshold or 0.0
-        pairs = zip(found, self.targets, strict=True)
-        right = [marks(choose(one, None), targets, self.chinese)[1] for one, targets in pairs]
-        return best_threshold([one.null for one in found], right, [bool(targets) for targets in self.targets])
+        return Asked(torch.ones_like(batch.ids, dtype=torch.bool), targets, name="answer", questions=group)
 
 
 def choose(found: Replies, threshold: float | None) -> str:
@@ -398,27 +354,21 @@ class Answerer(HeadPredictor[Asking, Replies]):
     def n_best(self, question: str, context: str, count: int) -> list[Reply]:
         return next(self.stream([_checked((question, context))])).best[:count]
 
-    def input_of(self, record: Record) -> Asking:
-        return asked_of(record)
-
     def results(self, inputs: Sequence[Asking]) -> Iterator[Replies]:
-        return reply_all(self.frozen, self.task, *self.task.read(self.model, inputs))
+        return reply_all(self.frozen, self.task, *self.task.rows(self.model, inputs))
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
-        return islice(read_questions(path, targets, on_bad_record, skipped, keep), limit)
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+        return read_questions(path, targets, keep=keep, **how)
 
     def predict(self, records: Sequence[Record], n_best: int = 1, **options: Any) -> Iterator[dict[str, Any]]:
-        for found in self.results([*map(asked_of, records)]):
+        for found in self.results([*map(self.task.input_of, records)]):
             best = [one.to_dict() for one in found.best[:n_best]]
             yield {"answers": best} if n_best > 1 else best[0]
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         chosen = list(records)
         warn_misplaced(chosen)
-        count = AnswerCount(is_chinese([answer for record in chosen for answer in texts_of(record)]))
+        count = AnswerCount(is_chinese([*chain(*map(texts_of, chosen))]))
         worst = Worst(show)
         for record, found in self.stream_records(chosen):
             reply = found.best[0]
@@ -441,7 +391,7 @@ class Answerer(HeadPredictor[Asking, Replies]):
 def _checked(entry: Any) -> Asking:
     if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) and part for part in entry):
         return entry[0], entry[1]
-    raise UsageError(f"answer: {entry!r} is no question with its context", 'pass ("question", "context")')
+    raise UsageError(f"answer: {entry!r} is not a question with its context", 'pass ("question", "context")')
 
 
 def reply_all(
@@ -482,8 +432,9 @@ def read_questions(
     """Read questions. With `targets` each must have `answers`; without, the answers are left out."""
     articles = _squad(path)
     if articles is not None:
-        check = _check_answers if targets else _check_question
-        return usable(path, _squad_questions(path, articles), check, on_bad_record, skipped)
+        return usable(
+            path, _squad_questions(path, articles), partial(_check_squad, targets=targets), on_bad_record, skipped
+        )
     unchecked = Maybe(lambda value: value)
     fields = {name: unchecked for name in ("id", *keep)} | {"question": text, "context": text}
     if not targets:
@@ -493,7 +444,7 @@ def read_questions(
 
 
 def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
-    """Return the answer to train on: the first that is at its start; None if the context has no answer."""
+    """Return the answer to train on, the first one that the context has at its start; None if there is no answer."""
     answers: Answers = fields["answers"]
     if not answers:
         return None
@@ -511,8 +462,8 @@ def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
 
 def _check_line(fields: dict[str, Any]) -> None:
     """Replace `answer` and `start` by `answers`."""
-    answers = [_text(one, "answer", "fix the line") for one in _several(fields.pop("answer"))]
-    starts = [_whole(one) for one in _several(fields.pop("start"))]
+    answers = [check_row({"answer": text}, {"answer": one})["answer"] for one in _several(fields.pop("answer"))]
+    starts = [check_row({"start": _whole}, {"start": one})["start"] for one in _several(fields.pop("start"))]
     starts = starts or [fields["context"].find(answer) for answer in answers]
     if len(starts) != len(answers):
         raise Bad("wrong number of starts", f"{len(answers)} answers but {len(starts)} starts")
@@ -529,12 +480,9 @@ def _several(value: Any) -> list[Any]:
 
 
 def _whole(value: Any) -> int:
-    try:
-        start = number(value)
-    except Bad as bad:
-        raise Bad(bad.reason, f'"start" {bad.what}') from None
+    start = number(value)
     if start != int(start):
-        raise Bad("wrong type", f'"start" is {_show(value)}; expected a whole number')
+        raise Bad("wrong type", f"is {_show(value)}; expected a whole number")
     return int(start)
 
 
@@ -573,42 +521,31 @@ def _squad_questions(path: Path, articles: list[Any]) -> Iterator[Record]:
                 yield Record({"paragraph": paragraph, "entry": entry}, named)
 
 
-def _check_question(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace the fields of `_squad_questions` by `id`, `question` and `context`; return SQuAD's entry."""
-    paragraph, entry = fields.pop("paragraph"), _object(fields.pop("entry"), "is")
-    fields["id"] = entry.get("id")
-    for name, owner in (("question", entry), ("context", paragraph)):
-        if name not in owner:
-            raise Bad("missing field", f"no {_show(name)}", _FIX)
-        fields[name] = _text(owner[name], name)
-    return entry
+def _check_squad(fields: dict[str, Any], targets: bool) -> None:
+    """Replace the fields of `_squad_questions` by `id`, `question`, `context` and, with `targets`, `answers`."""
+    paragraph, entry = fields.pop("paragraph"), fields.pop("entry")
+    try:
+        _expect_object(entry, "is")
+        found = {name: owner[name] for name, owner in (("question", entry), ("context", paragraph)) if name in owner}
+        fields |= {"id": entry.get("id"), **check_row({"question": text, "context": text}, found)}
+        if targets:
+            fields["answers"] = _squad_answers(entry)
+    except Bad as bad:
+        raise Bad(bad.reason, bad.what, "fix the question") from None
 
 
-def _check_answers(fields: dict[str, Any]) -> None:
-    """Like `_check_question`, and add `answers`."""
-    entry = _check_question(fields)
+def _squad_answers(entry: dict[str, Any]) -> Answers:
     answers = entry.get("answers")
     if not isinstance(answers, list) or (not answers and not entry.get("is_impossible", answers == [])):
-        raise Bad("missing field", 'no "answers"', _FIX)
-    fields["answers"] = []
+        raise Bad("missing field", 'no "answers"')
+    found = []
     for answer in [] if entry.get("is_impossible") else answers:
-        start = _object(answer, '"answers" has').get("answer_start")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise Bad("wrong type", f'"answer_start" is {_show(start)}; expected a whole number', _FIX)
-        if "text" not in answer:
-            raise Bad("missing field", 'no "text"', _FIX)
-        fields["answers"].append((_text(answer["text"], "text"), start))
+        _expect_object(answer, '"answers" has')
+        row = check_row({"answer_start": _whole, "text": text}, answer)
+        found.append((row["text"], row["answer_start"]))
+    return found
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _expect_object(value: Any, what: str) -> None:
     if not isinstance(value, dict):
-        raise Bad("not an object", f"{what} {_show(value)}; expected an object", _FIX)
-    return value
-
-
-def _text(value: Any, name: str, hint: str = _FIX) -> str:
-    try:
-        return text(value)
-    except Bad as bad:
-        reason = f"blank {_show(name)}" if bad.reason == "blank text" else bad.reason
-        raise Bad(reason, f"{_show(name)} {bad.what}", hint) from None
+        raise Bad("not an object", f"{what} {_show(value)}; expected an object")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,34 +17,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.config import Config
 from allmask.data import Asked, Bad, Batch, Maybe, Record, list_of, number, read_records, text, usable
+from allmask.data.fields import check_row
 from allmask.data.fields import show as _show
 from allmask.errors import UsageError
 from allmask.model import Model
 from allmask.nn.heads import Labels, grouped_log_softmax
 from allmask.objectives import answer_loss
 from allmask.options import ChooseOptions
-from allmask.tasks.common import heads
-from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, score_table
-from allmask.tasks.common.heads import BATCH_TOKENS, HeadPredictor, HeadTask, rate_for
-from allmask.tasks.common.reading import Reading, Text, read, row_batch
-from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import TaskWorkload
-from allmask.text import Tokenizer
+from allmask.tasks.common.heads import HeldOut, PooledPredictor, PooledTask, PooledWorkload
+from allmask.tasks.common.reading import Reading, Text, row_batch
 from allmask.training import Score, standard_error
 
-BATCH, MOST_TOKENS = 16, 8192  # questions per step on average, unless they have more tokens than that
+MOST_TOKENS = 8192  # of a batch, unless --batch-tokens is given
 LABELS = Labels("choice", ("choice",))  # the head gives each choice one score
 Question = dict[str, Any]  # the fields of a record
 
 
 @dataclass(frozen=True)
-class Choose(ChooseOptions, HeadTask):
+class Choose(ChooseOptions, PooledTask):
     """The options say how a context and a choice become token ids."""
 
     kinds: ClassVar[tuple[str, ...]] = ("choice",)
+    batch_size: ClassVar[int] = 16  # questions
+    sampled: ClassVar[int] = 300
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -55,52 +51,57 @@ class Choose(ChooseOptions, HeadTask):
         train = list(read_questions(data, True, on_bad_record, skipped))
         return self, train, list(read_questions(held_out, True, on_bad_record, skipped)) if held_out else []
 
-    def read(self, tokenizer: Tokenizer, config: Config, questions: Sequence[Question]) -> Reading:
-        """Tokenize the choices of all questions, in sequence."""
-        texts = [pair for fields in questions for pair in texts_of(fields)]
-        return read(tokenizer, config, texts, self.max_length, self.truncate)
+    def input_of(self, record: Record) -> Question:
+        return record.fields
 
-    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
-        return self.read(tokenizer_of(model), model.config, [record.fields for record in records])
+    def texts(self, inputs: Sequence[Question]) -> list[Text]:
+        """Return the choices of all questions, in sequence."""
+        return [pair for fields in inputs for pair in texts_of(fields)]
 
     def texts_of(self, records: Sequence[Record]) -> list[str]:
-        return list(dict.fromkeys(part for record in records for pair in texts_of(record.fields) for part in pair))
+        return list(dict.fromkeys(part for pair in self.texts([*map(self.input_of, records)]) for part in pair))
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         return LABELS
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 16 questions."""
-        chosen = records[:: max(1, len(records) // 300)]
-        tokens = sum(self.reading(model, chosen).lengths) / len(chosen)
-        return {"lr": rate_for(model), "batch_tokens": min(int(np.ceil(BATCH * tokens)), MOST_TOKENS)}
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        return ChooseWorkload(self, self.reading(model, records), None, None, records).lengths
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> ChooseWorkload:  # fmt: skip
-        evaluator = None
-        if held_out:
-            others = self.reading(model, held_out).log_lengths(self.max_length)
-            evaluator = Evaluator(list(held_out), others, precision, self.pool_windows)
-        reading = self.reading(model, records).log_lengths(self.max_length)
-        return ChooseWorkload(list(records), reading, evaluator, auxiliary, self.pool_windows)
+    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        chosen = super().suggested_settings(model, records)
+        return chosen | {"batch_tokens": min(chosen["batch_tokens"], MOST_TOKENS)}
+
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ChooseWorkload:
+        return ChooseWorkload(self, reading, **given, records=records)
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        questions = [record.fields for record in held_out.records]
+        scores = held_out.answers(model)
+        summed = answer_loss("choice", scores, targets_of(questions), questions=question_of_choice(questions))
+        tally = Tally(held_out.shown)
+        for record, choice in zip(held_out.records, choices_of(questions, scores[:, 0]), strict=True):
+            tally.add(record, choice)
+        loss = summed.item() / len(questions)
+        stderr = standard_error([1.0] * tally.right + [0.0] * (len(questions) - tally.right))
+        samples = []
+        for error in tally.worst.rows():
+            asked = " ".join(" ".join(error[name].split()) for name in ("context", "question") if name in error)
+            asked = asked if len(asked) <= 100 else "…" + asked[-99:]
+            samples += [f"  question   {asked}", f"  choice     {_compared(error)}", ""]
+        metrics = {"loss": loss, **tally.scores}
+        return Score(metrics["accuracy"], metrics, samples, loss=loss, stderr=stderr, metric="accuracy")
 
     def predictor(self, model: Model, precision: str = "auto") -> Chooser:
         return Chooser(model, self, precision)
 
 
 @dataclass
-class ChooseWorkload(TaskWorkload):
+class ChooseWorkload(PooledWorkload):
     """An example is a question with all of its choices."""
 
-    records: list[Record]
-    reading: Reading
-    evaluator: Evaluator | None = None
-    auxiliary: Auxiliary | None = None
-    pool: str = "mean"  # of windows
+    records: Sequence[Record]
 
     def __post_init__(self):
         counts = [len(record.fields["choices"]) for record in self.records]
@@ -114,12 +115,9 @@ class ChooseWorkload(TaskWorkload):
         questions, targets = question_of_choice(chosen), targets_of(chosen)
 
         def ask(where: Tensor, row: Tensor) -> Asked:
-            return Asked(where, targets, None, "choose", text_of_row[row], self.pool, questions)
+            return Asked(where, targets, None, self.task.name, text_of_row[row], self.task.pool_windows, questions)
 
         return row_batch(self.reading, rows, ask, self.auxiliary, epoch)
-
-    def cache_features(self, model: Model, precision: str) -> None:
-        heads.cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
 
 
 def targets_of(questions: Sequence[Question]) -> Tensor:
@@ -132,34 +130,6 @@ def question_of_choice(questions: Sequence[Question]) -> Tensor:
     """Return (choices,) the index of the question that each choice belongs to."""
     counts = torch.tensor([len(fields["choices"]) for fields in questions])
     return torch.arange(len(counts)).repeat_interleave(counts)
-
-
-@dataclass
-class Evaluator:
-    """The accuracy on the held-out questions, and the worst errors as samples."""
-
-    records: list[Record]
-    reading: Reading
-    precision: str = "auto"
-    pool: str = "mean"  # of windows
-    shown: int = 2
-
-    def __call__(self, model: Model) -> Score:
-        questions = [record.fields for record in self.records]
-        scores = self.reading.pooled(heads.answers_to(self.reading, model, self.precision), self.pool)
-        summed = answer_loss("choice", scores, targets_of(questions), questions=question_of_choice(questions))
-        tally = Tally(self.shown)
-        for record, choice in zip(self.records, choices_of(questions, scores[:, 0]), strict=True):
-            tally.add(record, choice)
-        loss = summed.item() / len(questions)
-        stderr = standard_error([1.0] * tally.right + [0.0] * (len(questions) - tally.right))
-        samples = []
-        for error in tally.worst.rows():
-            asked = " ".join(" ".join(error[name].split()) for name in ("context", "question") if name in error)
-            asked = asked if len(asked) <= 100 else "…" + asked[-99:]
-            samples += [f"  question   {asked}", f"  choice     {_compared(error)}", ""]
-        metrics = {"loss": loss, **tally.scores}
-        return Score(metrics["accuracy"], metrics, samples, loss=loss, stderr=stderr, metric="accuracy")
 
 
 def _compared(error: dict[str, Any]) -> str:
@@ -236,10 +206,7 @@ def _right(fields: Question) -> int:
         raise Bad("answer not among choices", f'"answer" is {_show(answer)}, which is none of the choices')
     if label is None:
         return choices.index(answer)
-    try:
-        index = number(label)
-    except Bad as bad:
-        raise Bad(bad.reason, f'"label" {bad.what}', bad.hint) from None
+    index = check_row({"label": number}, fields)["label"]
     if index != int(index) or not 0 <= index < len(choices):
         last = len(choices) - 1
         raise Bad("label out of range", f'"label" is {_show(label)}; expected a whole number from 0 to {last}')
@@ -285,7 +252,7 @@ def choices_of(questions: Sequence[Question], scores: Tensor) -> Iterator[Choice
 
 
 @dataclass
-class Chooser(HeadPredictor[Question, Choice]):
+class Chooser(PooledPredictor[Question, Choice]):
     does: ClassVar[str] = "chooses"
     done: ClassVar[str] = "answered"
 
@@ -297,26 +264,11 @@ class Chooser(HeadPredictor[Question, Choice]):
             return next(self.stream([_checked(questions)]))
         return list(self.stream(_checked(entry) for entry in questions))
 
-    def input_of(self, record: Record) -> Question:
-        return record.fields
-
     def results(self, inputs: Sequence[Question]) -> Iterator[Choice]:
-        return choices_of(inputs, self.answers(inputs))
+        return choices_of(inputs, self.answers(inputs)[:, 0])
 
-    def answers(self, questions: Sequence[Question], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-        """Return the scores (choices,) of all choices of all questions, in sequence."""
-        reading = self.task.read(tokenizer_of(self.model), self.model.config, questions)
-        self.cut += reading.cut
-        return reading.pooled(heads.answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)[
-            :, 0
-        ]
-
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
-        others = keep if targets else ("id", *keep)
-        return islice(read_questions(path, targets, on_bad_record, skipped, others), limit)
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+        return read_questions(path, targets, keep=keep if targets else ("id", *keep), **how)
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         tally = Tally(show)
@@ -334,7 +286,7 @@ class Chooser(HeadPredictor[Question, Choice]):
 def _checked(entry: Any) -> Question:
     hint = 'pass {"context": "…", "choices": ["…", "…"]}, perhaps with a "question", or a list of those'
     if not isinstance(entry, dict):
-        raise UsageError(f"choose: {entry!r} is no question", hint)
+        raise UsageError(f"choose: {entry!r} is not a question", hint)
     try:
         fields = {name: Maybe(text)(entry.get(name)) for name in ("context", "question")}
         fields["choices"] = list_of(text)(list(entry.get("choices") or ()))

@@ -10,37 +10,29 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.config import Config
 from allmask.data import Asked, Batch, Record
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import ClassifyOptions
-from allmask.tasks.common import heads
-from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, label_table, score_table
-from allmask.tasks.common.heads import BATCH_TOKENS, HeadPredictor, HeadTask, rate_for
+from allmask.tasks.common.heads import HeldOut, PooledPredictor, PooledTask, PooledWorkload
 from allmask.tasks.common.labelling import Label, Survey, balanced, read_texts, targets_of
 from allmask.tasks.common.marks import Prediction, mark, mistakes, predictions
-from allmask.tasks.common.reading import Reading, Text, read, row_batch
-from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.common.reading import Reading, Text, row_batch
 from allmask.tasks.metrics.classification import MAIN
 from allmask.tasks.metrics.confusion import draw_confusion
-from allmask.tasks.task import TaskWorkload
-from allmask.text import Tokenizer
 from allmask.training import Score, standard_error
 
 log = logging.getLogger("allmask")
-BATCH = 32  # texts per step, on average
 
 
 @dataclass(frozen=True)
-class Classify(ClassifyOptions, HeadTask):
+class Classify(ClassifyOptions, PooledTask):
     """The options say how texts become token ids; the labels are saved with the model."""
 
     kinds: ClassVar[tuple[str, ...]] = ("single", "multi", "number")
@@ -61,12 +53,9 @@ class Classify(ClassifyOptions, HeadTask):
         log.info("labels: %s", _in_words(labels, [record.fields["label"] for record in train]))
         return replace(self, pair=pair, kind=labels.kind), train, others
 
-    def read(self, tokenizer: Tokenizer, config: Config, texts: Sequence[Text]) -> Reading:
-        """Tokenize texts or pairs into rows."""
-        return read(tokenizer, config, texts, self.max_length, self.truncate)
-
-    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
-        return self.read(tokenizer_of(model), model.config, [text_of(record) for record in records])
+    def input_of(self, record: Record) -> Text:
+        first, second = record.fields["text"], record.fields.get("text_b")
+        return first if second is None else (first, second)
 
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return [part for record in records for part in (record.fields["text"], record.fields["text_b"]) if part]
@@ -80,42 +69,34 @@ class Classify(ClassifyOptions, HeadTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 32 texts."""
-        reading = self.reading(model, records[:: max(1, len(records) // 1000)])
-        return {"lr": rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(reading.lengths)))}
-
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> ClassifyWorkload:  # fmt: skip
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ClassifyWorkload:
         assert model.labels is not None
         targets = targets_of(model.labels, [record.fields["label"] for record in records])
         weights = balanced(targets, len(model.labels)) if self.class_weights == "balanced" else None
-        evaluator = None
-        if held_out:
-            others = self.reading(model, held_out).log_lengths(self.max_length)
-            evaluator = Evaluator(list(held_out), others, model.labels, precision, self.pool_windows)
-        reading = self.reading(model, records).log_lengths(self.max_length)
-        return ClassifyWorkload(reading, targets, evaluator, weights, auxiliary, self.pool_windows)
+        return ClassifyWorkload(self, reading, **given, targets=targets, weights=weights)
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        labels, given = model.labels, [record.fields["label"] for record in held_out.records]
+        assert labels is not None
+        targets, answers = targets_of(labels, given), held_out.answers(model)
+        loss = answer_loss(labels.kind, answers, targets).item() / targets.numel()
+        scores, metric = mark(labels, answers, targets).scores, MAIN[labels.kind]
+        worst = mistakes(zip(held_out.records, given, predictions(labels, answers), strict=True), held_out.shown)
+        samples = [line for one in worst for line in (f"  text       {one.text()}", f"  label      {one.labels()}", "")]
+        stderr = standard_error((answers.argmax(-1) == targets).tolist()) if labels.kind == "single" else None
+        return Score(scores[metric], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric=metric)
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Classify:
         """Draw the confusion matrix of the held-out texts, confusion.png."""
         if not held_out or model.labels is None or model.labels.kind != "single":
             return self
-        reading = self.reading(model, held_out)
-        answers = reading.pooled(heads.answer_all(heads.frozen(model, precision), reading.examples), self.pool_windows)
+        answers = HeldOut(self, held_out, self.reading(model, held_out), precision).answers(model)
         targets = targets_of(model.labels, [record.fields["label"] for record in held_out])
         draw_confusion(mark(model.labels, answers, targets).confusion, model.labels.names, out / "confusion.png")
         return self
 
     def predictor(self, model: Model, precision: str = "auto") -> Classifier:
         return Classifier(model, self, precision)
-
-
-def text_of(record: Record) -> Text:
-    first, second = record.fields["text"], record.fields.get("text_b")
-    return first if second is None else (first, second)
 
 
 def _in_words(labels: Labels, given: Sequence[Any]) -> str:
@@ -127,13 +108,9 @@ def _in_words(labels: Labels, given: Sequence[Any]) -> str:
 
 
 @dataclass
-class ClassifyWorkload(TaskWorkload):
-    reading: Reading
+class ClassifyWorkload(PooledWorkload):
     targets: Tensor
-    evaluator: Evaluator | None = None
     weights: Tensor | None = None  # of each label
-    auxiliary: Auxiliary | None = None
-    pool: str = "mean"  # of windows
 
     def __post_init__(self):
         self.lengths = self.reading.lengths
@@ -146,42 +123,17 @@ class ClassifyWorkload(TaskWorkload):
             several = len(row) > len(texts)  # pooled tokens per text
             targets = self.targets[texts if several else texts[text_of_row[row]]]
             weights = None if self.weights is None else self.weights[targets]
-            return Asked(where, targets, weights, "classify", text_of_row[row] if several else None, self.pool)
+            texts_asked = text_of_row[row] if several else None
+            return Asked(where, targets, weights, self.task.name, texts_asked, self.task.pool_windows)
 
         return row_batch(self.reading, rows, ask, self.auxiliary, epoch)
-
-    def cache_features(self, model: Model, precision: str) -> None:
-        heads.cache_features(model, precision, self.reading, self.evaluator and self.evaluator.reading)
-
-
-@dataclass
-class Evaluator:
-    """All metrics on the held-out records, and the worst errors as samples."""
-
-    records: list[Record]
-    reading: Reading
-    labels: Labels
-    precision: str = "auto"
-    pool: str = "mean"  # of windows
-    shown: int = 2
-
-    def __call__(self, model: Model) -> Score:
-        given = [record.fields["label"] for record in self.records]
-        targets = targets_of(self.labels, given)
-        answers = self.reading.pooled(heads.answers_to(self.reading, model, self.precision), self.pool)
-        loss = answer_loss(self.labels.kind, answers, targets).item() / targets.numel()
-        scores, metric = mark(self.labels, answers, targets).scores, MAIN[self.labels.kind]
-        worst = mistakes(zip(self.records, given, predictions(self.labels, answers), strict=True), self.shown)
-        samples = [line for one in worst for line in (f"  text       {one.text()}", f"  label      {one.labels()}", "")]
-        stderr = standard_error((answers.argmax(-1) == targets).tolist()) if self.labels.kind == "single" else None
-        return Score(scores[metric], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric=metric)
 
 
 # ---- using a trained model -------------------------------------------------------------------------------------
 
 
 @dataclass
-class Classifier(HeadPredictor[Text, Prediction]):
+class Classifier(PooledPredictor[Text, Prediction]):
     does: ClassVar[str] = "classifies"
     done: ClassVar[str] = "classified"
     window = 1024
@@ -202,24 +154,12 @@ class Classifier(HeadPredictor[Text, Prediction]):
             return next(self.stream([_checked(texts)]))
         return list(self.stream(_checked(entry) for entry in texts))
 
-    def input_of(self, record: Record) -> Text:
-        return text_of(record)
-
     def results(self, inputs: Sequence[Text]) -> Iterator[Prediction]:
         return predictions(self.labels, self.answers(inputs))
 
-    def answers(self, texts: Sequence[Text], batch_tokens: int = BATCH_TOKENS) -> Tensor:
-        """Return the scores (n, labels) of the task head."""
-        reading = self.task.read(tokenizer_of(self.model), self.model.config, texts)
-        self.cut += reading.cut
-        return reading.pooled(heads.answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
-
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         labels, others = (self.labels, keep) if targets else (None, ("id", "label", *keep))
-        return islice(read_texts(path, labels, self.task.pair, on_bad_record, skipped, others), limit)
+        return read_texts(path, labels, self.task.pair, keep=others, **how)
 
     def expect_lines(self) -> None:
         if self.task.pair:
@@ -232,7 +172,7 @@ class Classifier(HeadPredictor[Text, Prediction]):
 
         def predicted() -> Iterator[tuple[Record, Label, Prediction]]:
             while window := list(islice(source, self.window)):
-                answers.append(self.answers([text_of(record) for record in window]))
+                answers.append(self.answers([*map(self.task.input_of, window)]))
                 labels = [record.fields["label"] for record in window]
                 given.extend(labels)
                 yield from zip(window, labels, predictions(self.labels, answers[-1]), strict=True)
@@ -256,4 +196,4 @@ def _checked(entry: Any) -> Text:
         return entry
     if isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(part, str) for part in entry):
         return entry[0], entry[1]
-    raise UsageError(f"classify: {entry!r} is no text", 'pass "…", a pair ("…", "…"), or a list of those')
+    raise UsageError(f"classify: {entry!r} is not a text", 'pass "…", a pair ("…", "…"), or a list of those')

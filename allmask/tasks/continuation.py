@@ -65,14 +65,14 @@ class Continuation(ContinuationOptions, WritingTask):
 
     def fitted(self, model: Model) -> Continuation:
         """Return the task for the positions of the model, and no more than in its training."""
-        positions = min(self.positions, model.config.max_positions)
-        return self.within(positions, None, self.framed, self.blanks, self.leftwards)
+        return self._within(min(self.positions, model.config.max_positions))
 
     def sized(self, max_new: int | None) -> Continuation:
         """Return the task with a shorter source for more new tokens."""
-        if max_new is None:
-            return self
-        return self.within(self.positions, max_new, self.framed, self.blanks, self.leftwards)
+        return self if max_new is None else self._within(self.positions, max_new)
+
+    def _within(self, positions: int, max_target: int | None = None) -> Continuation:
+        return self.within(positions, max_target, self.framed, self.blanks, self.leftwards)
 
     @property
     def positions(self) -> int:

@@ -25,8 +25,8 @@ POOLING = Path("1_Pooling") / "config.json"  # pooling settings of sentence-tran
 
 class Found(NamedTuple, Generic[T]):
     score: float  # the cosine, from -1 to 1
-    number: int  # its index, from 0
-    what: T  # the text
+    number: int  # index of the text, from 0
+    what: T  # the text itself
 
 
 def open_embedder(opened: ModelFolder, precision: str = "auto") -> Embedder:

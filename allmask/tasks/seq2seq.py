@@ -40,7 +40,7 @@ NO_REPEAT = 3  # beams of a model with little training repeat themselves: this r
 WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is used
 SMOOTHING = 0.1
 TIE = 1e-4  # weight of chrF beside BLEU, which is 0 if no target has four words
-JUDGED = 200  # records that are translated at each evaluation; the loss is that of all
+JUDGED = 200  # records that are translated at each evaluation; the loss is computed on all
 COLUMNS = {
     "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L",
     "bleu": "BLEU", "chrf": "chrF", "exact": "exact", "length": "length",
@@ -265,12 +265,18 @@ class TitleEvaluator:
     def __call__(self, model: Model) -> Score:
         loss = mean_loss(model, packs(self.examples))
         chosen = self.records[: self.written]
-        titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
-        references = [record.fields["target"] for record in chosen]
-        each = metrics.rouge_of_each(titles, references, metrics.is_chinese(references))
+        texts = self.texts(model, chosen)
+        lines = _samples(chosen[: self.shown], texts)
+        return self.score(texts, [record.fields["target"] for record in chosen], loss, lines)
+
+    def texts(self, model: Model, records: Sequence[Record]) -> list[str]:
+        """Write a text for each record."""
+        return [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in records])]
+
+    def score(self, texts: Sequence[str], references: Sequence[str], loss: float, samples: Sequence[str]) -> Score:
+        each = metrics.rouge_of_each(texts, references, metrics.is_chinese(references))
         scores, stderr = metrics.mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
-        lines = _samples(chosen[: self.shown], titles)
-        return Score(scores["rouge_l"], {"loss": loss, **scores}, lines, loss=loss, stderr=stderr, metric="rouge_l")
+        return Score(scores["rouge_l"], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric="rouge_l")
 
 
 # ---- translations ----------------------------------------------------------------------------------------------
@@ -302,20 +308,15 @@ class TranslateEvaluator(TitleEvaluator):
     task: Translate
     written: int = JUDGED
 
-    def __call__(self, model: Model) -> Score:
-        loss = mean_loss(model, packs(self.examples))
-        chosen = self.records[: self.written]
-        texts = self._translations(model, chosen)
-        references = [record.fields["target"] for record in chosen]
+    def score(self, texts: Sequence[str], references: Sequence[str], loss: float, samples: Sequence[str]) -> Score:
         scores = metrics.score_translations(texts, references)
         values = {"loss": loss, "bleu": scores["bleu"], "chrf": scores["chrf"]}
-        lines = _samples(chosen[: self.shown], texts)
         if self.task.best == "loss":
-            return Score(-loss, values, lines, loss=loss)
+            return Score(-loss, values, samples, loss=loss)
         value, stderr = scores["bleu"] + TIE * scores["chrf"], metrics.bleu_stderr(texts, references)
-        return Score(value, values, lines, loss=loss, stderr=stderr, metric="bleu")
+        return Score(value, values, samples, loss=loss, stderr=stderr, metric="bleu")
 
-    def _translations(self, model: Model, records: Sequence[Record]) -> list[str]:
+    def texts(self, model: Model, records: Sequence[Record]) -> list[str]:
         """Translate records; stop at twice the longest target, as a model with little training does not end."""
         lengths = [int((example.labels >= 0).sum()) for example in self.examples[: len(records)]]
         order = sorted(range(len(records)), key=lambda number: len(records[number].fields["source"]))

@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -20,28 +19,24 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, list_of, pack, read_records, text, usable
+from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, list_of, read_records, text, usable
 from allmask.errors import DataError, UsageError
 from allmask.model import Model
 from allmask.nn.crf import CRF
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import TagOptions
-from allmask.tasks.common.auxiliary import Auxiliary
 from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, frozen, rate_for, token_answers
+from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
 from allmask.tasks.common.labelling import one_of
-from allmask.tasks.common.reading import Frame, most_context, token_batch, tokens_at, with_marks
+from allmask.tasks.common.reading import Frame, most_context, tokens_at, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.entities import OUTSIDE, TagSurvey, counting, entities, scheme_of, split_tag, steps
-from allmask.tasks.task import TaskWorkload
 from allmask.text import Tokenizer
 from allmask.text.truncate import windows
 from allmask.training import Score
 
 log = logging.getLogger("allmask")
-BATCH = 32  # sentences per step, on average
-RATE = 2.0  # times a classifier's learning rate: every word is an example
 OVERLAP = 128  # tokens that neighbouring windows share; at most half a window
 Sentence = str | Sequence[str]  # a text, or its words
 
@@ -52,6 +47,7 @@ class Tag(TagOptions, HeadTask):
 
     kinds: ClassVar[tuple[str, ...]] = ("tag", "chain")
     both_ways: ClassVar[bool] = True
+    rate: ClassVar[float] = 2.0  # every word is an example
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -69,9 +65,13 @@ class Tag(TagOptions, HeadTask):
         log.info("tags (%s): %s", scheme, _in_words(train, scheme))
         return replace(self, scheme=self.scheme or scheme), train, others
 
-    def read(self, model: Model, records: Sequence[Record]) -> list[list[Window]]:
-        sentences = [record.fields["tokens"] for record in records]
-        return read_words(tokenizer_of(model), model.config, sentences, self.max_length)
+    def rows(self, model: Model, inputs: Sequence[Sequence[str]]) -> list[list[Window]]:
+        """Return the windows of each sentence, given as words."""
+        return read_words(tokenizer_of(model), model.config, inputs, self.max_length)
+
+    def input_of(self, record: Record) -> Sentence:
+        words = record.fields.get("tokens")
+        return record.fields["text"] if words is None else words
 
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return sorted({word for record in records for word in record.fields["tokens"]})
@@ -81,28 +81,44 @@ class Tag(TagOptions, HeadTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """A learning rate for the model's width, and batches of about 32 sentences."""
-        chosen = records[:: max(1, len(records) // 1000)]
-        lengths = [len(window.example) for sentence in self.read(model, chosen) for window in sentence]
-        return {"lr": RATE * rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        return [len(window.example) for sentence in self.reading(model, records) for window in sentence]
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> TagWorkload:  # fmt: skip
+    def logged(self, reading: list[list[Window]]) -> list[list[Window]]:
+        split = sum(len(sentence) > 1 for sentence in reading)
+        if split:
+            log.info("%s of %s texts are read in windows", f"{split:,}", f"{len(reading):,}")
+        return reading
+
+    def examples(self, model: Model, records: Sequence[Record], reading: Any, **given: Any) -> TagWorkload:
         assert model.labels is not None
         place = {name: number for number, name in enumerate(model.labels.names)}
-        sentences = self.read(model, records)
-        split = sum(len(sentence) > 1 for sentence in sentences)
-        if split:
-            log.info("%s of %s texts are read in windows", f"{split:,}", f"{len(sentences):,}")
         targets = []
-        for record, sentence in zip(records, sentences, strict=True):
+        for record, sentence in zip(records, reading, strict=True):
             tags = np.array([place[tag] for tag in record.fields["tags"]])
             targets += [tags[window.words] for window in sentence]
-        evaluator = Evaluator(self, list(held_out), self.read(model, held_out), precision) if held_out else None
-        return TagWorkload([window for sentence in sentences for window in sentence], targets, evaluator, auxiliary)
+        return TagWorkload([window for sentence in reading for window in sentence], targets, **given)
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        assert model.labels is not None
+        fast, names, scheme = frozen(model, held_out.precision), model.labels.names, self.scheme or "bio"
+        targets = [record.fields["tags"] for record in held_out.records]
+        scores = word_scores(fast, held_out.reading, [len(tags) for tags in targets])
+        predicted = [[names[tag] for tag in tags] for tags in best_tags(fast, scores, scheme)]
+        count, worst = counting(scheme), Worst(held_out.shown)
+        for record, tags in zip(held_out.records, predicted, strict=True):
+            words, true = record.fields["tokens"], record.fields["tags"]
+            worst.add(count.add(true, tags), lambda words=words, true=true, tags=tags: sample_lines(
+                text=" ".join(words), **_compared(words, true, tags)
+            ))  # fmt: skip
+        samples = [line for lines in worst.rows() for line in lines]
+        loss = None  # a CRF scores tags together
+        if model.labels.kind == "tag":
+            numbers = torch.tensor([names.index(tag) for tags in targets for tag in tags])
+            loss = answer_loss("tag", torch.cat(scores).float(), numbers).item() / max(1, len(numbers))
+        metrics, metric = count.scores(), "accuracy" if scheme == "plain" else "f1"
+        stderr = _stderr(scheme, targets, predicted)
+        return Score(metrics[metric], metrics, samples, loss=loss, stderr=stderr, metric=metric)
 
     def predictor(self, model: Model, precision: str = "auto") -> Tagger:
         return Tagger(model, self, precision)
@@ -132,61 +148,15 @@ def _in_words(records: Sequence[Record], scheme: str) -> str:
     return ", ".join(listed[:12]) + (", …" if len(listed) > 12 else "")
 
 
-@dataclass
-class TagWorkload(TaskWorkload):
-    """An example is a window. Features are not cached: those of all words would take too much memory."""
+class TagWorkload(TokenWorkload):
+    """The targets of a window are the tag numbers of its words."""
 
-    windows: list[Window]
-    targets: list[np.ndarray]  # for each window, the tag number of each of its words
-    evaluator: Evaluator | None = None
-    auxiliary: Auxiliary | None = None
-
-    def __post_init__(self):
-        self.lengths = [len(window.example) for window in self.windows]
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        examples: list[Example] = [self.windows[number].example for number in numbers]
-        batch = pack(examples)
+    def ask(self, batch: Batch, numbers: Sequence[int]) -> Asked:
         where = tokens_at(batch, [self.windows[number].places for number in numbers])
         group = batch.mask.group[where]  # tokens of a text are adjacent and in order
         order = torch.unique_consecutive(group).tolist()
         targets = np.concatenate([self.targets[numbers[place]] for place in order])
-        asked = Asked(where, torch.from_numpy(targets).long(), name="tag", questions=group)
-        return token_batch(batch, asked, examples, numbers, epoch, self.auxiliary)
-
-
-@dataclass
-class Evaluator:
-    """All metrics on the held-out records, and the worst errors as samples."""
-
-    task: Tag
-    records: list[Record]
-    read: list[list[Window]]
-    precision: str = "auto"
-    shown: int = 2
-
-    def __call__(self, model: Model) -> Score:
-        assert model.labels is not None
-        fast, names, scheme = frozen(model, self.precision), model.labels.names, self.task.scheme or "bio"
-        targets = [record.fields["tags"] for record in self.records]
-        scores = word_scores(fast, self.read, [len(tags) for tags in targets])
-        predicted = [[names[tag] for tag in tags] for tags in best_tags(fast, scores, scheme)]
-        count = counting(scheme)
-        wrong = [count.add(target, tags) for target, tags in zip(targets, predicted, strict=True)]
-        worst = sorted(range(len(wrong)), key=lambda number: -wrong[number])[: self.shown]
-        samples = []
-        for number in worst:
-            if wrong[number]:
-                words = self.records[number].fields["tokens"]
-                compared = _compared(words, targets[number], predicted[number])
-                samples += sample_lines(text=" ".join(words), **compared)
-        loss = None  # a CRF scores tags together
-        if model.labels.kind == "tag":
-            numbers = torch.tensor([names.index(tag) for tags in targets for tag in tags])
-            loss = answer_loss("tag", torch.cat(scores).float(), numbers).item() / max(1, len(numbers))
-        metrics, metric = count.scores(), "accuracy" if scheme == "plain" else "f1"
-        stderr = _stderr(scheme, targets, predicted)
-        return Score(metrics[metric], metrics, samples, loss=loss, stderr=stderr, metric=metric)
+        return Asked(where, torch.from_numpy(targets).long(), name="tag", questions=group)
 
 
 def _stderr(scheme: str, targets: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float | None:
@@ -408,17 +378,12 @@ class Tagger(HeadPredictor[Sentence, Tagged]):
             return next(self.stream([_checked(sentences)]))
         return list(self.stream(_checked(entry) for entry in sentences))
 
-    def input_of(self, record: Record) -> Sentence:
-        words = record.fields.get("tokens")
-        return record.fields["text"] if words is None else words
-
     def results(self, inputs: Sequence[Sentence]) -> Iterator[Tagged]:
         tokenizer = tokenizer_of(self.model)
         split = iter(split_words(tokenizer, [entry for entry in inputs if isinstance(entry, str)]))
         words = [next(split) if isinstance(entry, str) else [Word(word, -1, -1) for word in entry] for entry in inputs]
         texts = [[word.text for word in sentence] for sentence in words]
-        read = read_words(tokenizer, self.model.config, texts, self.task.max_length)
-        scores = word_scores(self.frozen, read, [len(sentence) for sentence in words])
+        scores = word_scores(self.frozen, self.task.rows(self.model, texts), [len(sentence) for sentence in words])
         chosen = best_tags(self.frozen, scores, self.scheme)
         for entry, sentence, row, tags in zip(inputs, words, scores, chosen, strict=True):
             yield self._tagged(entry, sentence, row, tags)
@@ -439,13 +404,10 @@ class Tagger(HeadPredictor[Sentence, Tagged]):
             found.append(Found(kind, part, first, last, start, end, score))
         return Tagged(texts, names, found)
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         if targets:
-            return islice(read_tagged(path, self.labels, on_bad_record, skipped), limit)
-        return islice(read_sentences(path, on_bad_record, skipped, ("id", "tags", *keep)), limit)
+            return read_tagged(path, self.labels, **how)
+        return read_sentences(path, keep=("id", "tags", *keep), **how)
 
     def expect_lines(self) -> None:
         """A line is a text."""
@@ -474,4 +436,4 @@ def _checked(entry: Any) -> Sentence:
         return entry
     if isinstance(entry, tuple | list) and all(isinstance(word, str) for word in entry):
         return list(entry)
-    raise UsageError(f"tag: {entry!r} is no sentence", 'pass "…", a tuple of words, or a list of those')
+    raise UsageError(f"tag: {entry!r} is not a sentence", 'pass "…", a tuple of words, or a list of those')

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -155,7 +156,11 @@ class Predictor(Protocol):
 
         `keep` names additional fields to take along. With `targets`, each record must have the right answer.
         """
-        ...
+        return islice(self.records(path, keep, targets, on_bad_record=on_bad_record, skipped=skipped), limit)
+
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+        """Read all records of a file for `read`; `how` is `on_bad_record` and `skipped`, as `read_records` has them."""
+        raise UsageError(f"this model {self.does}; it does not read files")
 
     def expect_lines(self) -> None:
         """Raise UsageError unless a line of stdin, as the field `text`, is a complete input."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Bad, Batch, Checker, Maybe, Record, read_records
+from allmask.data import Bad, Checker, Maybe, Record, read_records
 from allmask.data.fields import as_checkers, check_row
 from allmask.data.fields import show as as_json
 from allmask.errors import UsageError
@@ -25,18 +24,16 @@ from allmask.model import Model
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import ClassifyOptions, Options, another_default
-from allmask.tasks.classify import BATCH, Classify, ClassifyWorkload
-from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.classify import Classify, ClassifyWorkload
 from allmask.tasks.common.evaluation import Evaluation, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, answer_all, answers_to, rate_for
-from allmask.tasks.common.reading import Reading, read
-from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.common.heads import HeldOut, PooledPredictor, PooledTask
+from allmask.tasks.common.reading import Reading, Text
 from allmask.tasks.task import ModelFolder
 from allmask.training import Score
 
 
 @dataclass(frozen=True)
-class TextTask(Options, HeadTask):
+class TextTask(Options, PooledTask):
     """Fields of a record have checkers, see allmask/data/fields.py. The kind of `labels` decides the loss."""
 
     inputs: ClassVar[Mapping[str, Checker | type]]  # the fields that the model reads: one text, or two
@@ -86,26 +83,25 @@ class TextTask(Options, HeadTask):
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return [record.fields[name] for record in records for name in self.inputs]
 
-    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        lengths = self.reading(model, records[:: max(1, len(records) // 1000)]).lengths
-        return {"lr": rate_for(model), "batch_tokens": int(np.ceil(BATCH * np.mean(lengths)))}
+    def input_of(self, record: Record) -> Record:
+        return record
 
-    def workload(
-        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
-        auxiliary: Auxiliary | None = None, precision: str = "auto",
-    ) -> TextWorkload:  # fmt: skip
-        evaluator = TextEvaluator(self, held_out, self.reading(model, held_out), precision) if held_out else None
-        reading, targets = self.reading(model, records), self.targets_of(records)
-        return TextWorkload(reading, targets, evaluator, None, auxiliary, self.pool_windows, self.name)
+    def texts(self, inputs: Sequence[Record]) -> list[Text]:
+        texts: Any = [tuple(record.fields[name] for name in self.inputs) for record in inputs]
+        return [text if len(text) == 2 else text[0] for text in texts]
 
-    def reading(self, model: Model, records: Sequence[Record]) -> Reading:
-        """Tokenize the inputs of records into rows."""
-        texts = [tuple(record.fields[name] for name in self.inputs) for record in records]
-        sides: Any = [text if len(text) == 2 else text[0] for text in texts]
-        return read(tokenizer_of(model), model.config, sides, self.max_length, self.truncate)
+    def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ClassifyWorkload:
+        return ClassifyWorkload(self, reading, **given, targets=self.targets_of(records))
 
     def targets_of(self, records: Sequence[Record]) -> Tensor:
         return torch.tensor([self.target(record.fields) for record in records])
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        scores, targets = held_out.answers(model), self.targets_of(held_out.records)
+        loss = answer_loss(self.labels.kind, scores, targets).item() / targets.numel()
+        metrics = self.score([self.prediction(row) for row in scores], held_out.records)
+        first = next(iter(metrics))
+        return Score(metrics[first], {"loss": loss, **metrics}, loss=loss, metric=first)
 
     # ---- using a trained model -----------------------------------------------------------------------------
 
@@ -118,38 +114,7 @@ class TextTask(Options, HeadTask):
 
 
 @dataclass
-class TextWorkload(ClassifyWorkload):
-    """The workload of classification, with a loss that has the name of the task."""
-
-    evaluator: Any = None
-    name: str = "task"
-
-    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        batch = super().batch(numbers, epoch)
-        assert batch.asked is not None
-        return replace(batch, asked=replace(batch.asked, name=self.name))
-
-
-@dataclass
-class TextEvaluator:
-    """The loss and the metrics on the held-out records."""
-
-    task: TextTask
-    records: Sequence[Record]
-    reading: Reading
-    precision: str
-
-    def __call__(self, model: Model) -> Score:
-        scores = self.reading.pooled(answers_to(self.reading, model, self.precision), self.task.pool_windows)
-        targets = self.task.targets_of(self.records)
-        loss = answer_loss(self.task.labels.kind, scores, targets).item() / targets.numel()
-        metrics = self.task.score([self.task.prediction(row) for row in scores], self.records)
-        first = next(iter(metrics))
-        return Score(metrics[first], {"loss": loss, **metrics}, loss=loss, metric=first)
-
-
-@dataclass
-class TextPredictor(HeadPredictor[Record, dict[str, Any]]):
+class TextPredictor(PooledPredictor[Record, dict[str, Any]]):
     does: ClassVar[str] = "predicts"
     done: ClassVar[str] = "predicted"
 
@@ -166,24 +131,15 @@ class TextPredictor(HeadPredictor[Record, dict[str, Any]]):
         except Bad as bad:
             raise UsageError(f"{self.task.name}: {bad.what}", f"it reads {', '.join(self.task.inputs)}") from None
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
-        return islice(self.task.read(path, on_bad_record, skipped, keep, targets), limit)
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+        return self.task.read(path, keep=keep, targets=targets, **how)
 
     def expect_lines(self) -> None:
         if list(self.task.inputs) != ["text"]:
             super().expect_lines()
 
-    def input_of(self, record: Record) -> Record:
-        return record
-
     def results(self, inputs: Sequence[Record]) -> Iterator[dict[str, Any]]:
-        reading = self.task.reading(self.model, inputs)
-        self.cut += reading.cut
-        scores = reading.pooled(answer_all(self.frozen, reading.examples), self.task.pool_windows)
-        return map(self.task.prediction, scores)
+        return map(self.task.prediction, self.answers(inputs))
 
     def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
         return self.results(records)

@@ -81,9 +81,7 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, files: Path, tmp_path: Pa
     ):
         assert words in ran.err, words
     config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-    lengths = [
-        len(example) for example in Classify().read(load(bert).tokenizer, load(bert).config, texts_of(64)).examples
-    ]
+    lengths = [len(example) for example in Classify().rows(load(bert), texts_of(64)).examples]
     assert config["lr"] == 0.01 and config["batch_tokens"] == pytest.approx(32 * sum(lengths) / 64, abs=1)
     assert config["pair"] is False and config["kind"] == "single" and config["prune"] is False
     assert load_task(out / "final") == Classify(max_length=48, pair=False, kind="single")

@@ -22,15 +22,13 @@ from allmask.objectives import losses_of
 from allmask.tasks.answer import (
     Answer,
     Answerer,
-    Evaluator,
     Span,
-    asked_of,
     best_spans,
     read_contexts,
     read_questions,
     replies,
 )
-from allmask.tasks.common.heads import token_answers
+from allmask.tasks.common.heads import HeldOut, token_answers
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -76,7 +74,7 @@ def rows(count: int = 10, longest: int = 60, seed: int = 0, none: bool = False) 
 def test_windows_cover_the_context_and_each_token_belongs_to_one(bert, length: int, size: int, stride: int):
     task = Answer(max_length=size, max_question=4, stride=stride)
     context = " ".join(["red", "blue"] * length)[: 5 * length].strip()
-    (read,), (views,) = task.read(bert, [("cat dog bird runs sleeps sings", context)])
+    (read,), (views,) = task.rows(bert, [("cat dog bird runs sleeps sings", context)])
     home = np.zeros(len(read.ids), dtype=int)
     for view in views:
         assert len(view.example) <= size and view.offset == 6
@@ -94,7 +92,7 @@ def test_same_rows_as_transformers(bert, tmp_path: Path):
     expected = theirs(
         question, context, truncation="only_second", max_length=20, stride=6, return_overflowing_tokens=True
     )
-    _, (views,) = Answer(max_length=20, stride=6).read(bert, [(question, context)])
+    _, (views,) = Answer(max_length=20, stride=6).rows(bert, [(question, context)])
     ours = [view.example.ids.tolist() for view in views]
     assert ours[:-1] == expected["input_ids"][: len(ours) - 1]  # the last of ours is moved back to be full
     assert views[0].example.segments.tolist() == expected["token_type_ids"][0]
@@ -131,7 +129,7 @@ def brute(views, answers, longest: int) -> dict[tuple[int, int], float]:
 def test_the_best_spans_are_the_best_of_all_that_are_valid(model, longest: int):
     task = Answer(max_length=24, stride=6)
     for seed, record in enumerate(rows(6)):
-        _, (views,) = task.read(model, [asked_of(record)])
+        _, (views,) = task.reading(model, [record])
         rng = torch.Generator().manual_seed(seed)
         answers = [torch.randn(len(view.example), 2, generator=rng) for view in views]
         spans, null = best_spans(views, answers, longest)
@@ -165,7 +163,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(model, tmp_path: Pa
     loss, count = losses_of(model, work.batch(numbers, 0))["answer"]
     (loss / count).backward()
     stacked = [
-        torch.from_numpy(np.stack([getattr(work.views[n].example, name) for n in numbers])).long()
+        torch.from_numpy(np.stack([getattr(work.windows[n].example, name) for n in numbers])).long()
         for name in ("ids", "segments")
     ]
     true = torch.from_numpy(work.targets[numbers])
@@ -174,7 +172,7 @@ def test_forward_loss_and_gradient_are_those_of_transformers(model, tmp_path: Pa
     assert len(set(map(tuple, work.targets[numbers].tolist()))) > 2  # answers at several places
     torch.testing.assert_close(loss / count, result.loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.task_head.output.weight.grad, theirs.qa_outputs.weight.grad, atol=1e-5, rtol=1e-4)
-    predicted = token_answers(model, [work.views[n].example for n in numbers], [np.arange(24)] * len(numbers))
+    predicted = token_answers(model, [work.windows[n].example for n in numbers], [np.arange(24)] * len(numbers))
     torch.testing.assert_close(torch.stack(predicted)[..., 0], result.start_logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(torch.stack(predicted)[..., 1], result.end_logits, atol=1e-5, rtol=1e-5)
 
@@ -205,7 +203,7 @@ def test_packed_is_one_by_one(model):
 def test_the_true_span_is_the_answer(model):
     records = rows(12)
     work = Answer(max_length=24, stride=6).workload(model, records)
-    contexts, views = Answer(max_length=24, stride=6).read(model, [asked_of(record) for record in records])
+    contexts, views = Answer(max_length=24, stride=6).reading(model, records)
     true = iter(work.targets.tolist())
     for record, context, some in zip(records, contexts, views, strict=True):
         predicted, start = record.fields["answers"][0]
@@ -222,7 +220,7 @@ def test_the_true_span_is_the_answer(model):
 
 def test_answers_do_not_depend_on_the_batch(model):
     answer = Answerer(model, Answer(max_length=24, stride=6), "fp32")
-    pairs = [asked_of(record) for record in rows(12)] + [("red", ODD)]
+    pairs = [Answer().input_of(record) for record in rows(12)] + [("red", ODD)]
     result = answer(pairs)
     alone = [answer(*pair) for pair in pairs]
     assert [(one.text, one.start, one.end) for one in result] == [(one.text, one.start, one.end) for one in alone]
@@ -231,19 +229,19 @@ def test_answers_do_not_depend_on_the_batch(model):
     for one, (_, context) in zip(result, pairs, strict=True):
         assert context[one.start : one.end] == one.text and 0 < one.score <= 1
     assert len(answer.n_best(*pairs[0], 3)) == 3
-    with pytest.raises(UsageError, match="no question"):
+    with pytest.raises(UsageError, match="not a question"):
         answer("red")
 
 
 def test_an_evaluator_knows_perfection_and_tunes_the_threshold(model, tmp_path):
     task = Answer(max_length=24, stride=6, max_answer=30)
     records = rows(12)
-    predicted = Answerer(model, task, "fp32")([asked_of(record) for record in records])
+    predicted = Answerer(model, task, "fp32")([Answer().input_of(record) for record in records])
     perfect = [
         Record({**r.fields, "answers": [(one.text, one.start)]}, r.where)
         for r, one in zip(records, predicted, strict=True)
     ]
-    evaluator = Evaluator(task, perfect, *task.read(model, [asked_of(record) for record in perfect]), "fp32")
+    evaluator = HeldOut(task, perfect, task.reading(model, perfect), "fp32")
     assert evaluator(model).metrics == {"exact": 100.0, "f1": 100.0} and evaluator(model).samples == []
     mixed = [Record({**r.fields, "answers": []}, r.where) if n % 2 else r for n, r in enumerate(perfect)]
     open_task = Answer(max_length=24, stride=6, max_answer=30, threshold=0.0)
@@ -251,7 +249,7 @@ def test_an_evaluator_knows_perfection_and_tunes_the_threshold(model, tmp_path):
     scores = []
     for threshold in (tuned.threshold, -1e9, 1e9, 0.0):
         answer = Answerer(model, Answer(max_length=24, stride=6, max_answer=30, threshold=threshold), "fp32")
-        result = answer([asked_of(record) for record in mixed])
+        result = answer([Answer().input_of(record) for record in mixed])
         scores.append(
             sum(
                 (one.text == r.fields["answers"][0][0]) if r.fields["answers"] else not one.text
@@ -333,7 +331,7 @@ def test_bad_starts_are_named(tmp_path: Path, start, says: str):
         ([question(start=5)], r'a.json: question q1: the answer "red cat" is not at 5 of its context, " red ca" is'),
         ([question("dog", 6)], r'the answer "dog" is not at 6'),
         ([question(start=99)], r"is not at 99"),
-        ([question(start="6")], r'question q1: "answer_start" is "6"; expected a whole number'),
+        ([question(start="6")], r'question q1: "answer_start" is "6" .text.; expected a number'),
         ([question(""), question()], r'question q1: "text" is empty'),
         ([{"id": "q1", "answers": []}], r'question q1: no "question"'),
         ([{"question": "what?"}], r'article 1, paragraph 1, question 1: no "answers"'),
@@ -379,7 +377,7 @@ def test_the_first_answer_that_is_in_its_place_is_learnt(tmp_path: Path, model):
     _, train, _ = Answer().read_data(squad(tmp_path, [entry]), None, "stop", Counter())
     (context,) = read_contexts(model.tokenizer, [train[0].fields["context"]])
     work = Answer(max_length=40).workload(model, train)
-    first, last = work.targets[0] - work.views[0].offset
+    first, last = work.targets[0] - work.windows[0].offset
     assert context.text[slice(*context.characters(first, last))] == "cat"
 
 

@@ -15,7 +15,8 @@ from allmask.errors import DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels, grouped_log_softmax, pool_answers
 from allmask.objectives import answer_loss, losses_of
-from allmask.tasks.choose import LABELS, Choose, Chooser, Evaluator, Tally, read_questions, texts_of
+from allmask.tasks.choose import LABELS, Choose, Chooser, Tally, read_questions, texts_of
+from allmask.tasks.common.heads import HeldOut
 from tests import tiny
 
 transformers.logging.set_verbosity_error()
@@ -61,7 +62,7 @@ def test_texts_of_a_question():
 def test_the_end_of_a_long_context_is_kept(models):
     model = models["bert"]
     fields = {"context": "red " * 60 + "北京", "choices": ["cat", "dog"], "label": 0}
-    reading = Choose().fitted(model).read(model.tokenizer, model.config, [fields])
+    reading = Choose().fitted(model).rows(model, [fields])
     tokens = model.tokenizer.tokens(reading.examples[0].ids)
     assert len(tokens) == 48 and tokens[-5:] == ["北", "京", "[SEP]", "cat", "[SEP]"] and reading.cut == 2
 
@@ -235,7 +236,7 @@ def test_ways_to_ask(models):
 def test_an_evaluator_and_its_errors(models):
     records = asked(12)
     task = Choose()
-    score = Evaluator(records, task.reading(models["bert"], records), "fp32")(models["bert"])
+    score = HeldOut(task, records, task.reading(models["bert"], records), "fp32")(models["bert"])
     found = list(Chooser(models["bert"], task, "fp32").stream([record.fields for record in records]))
     right = [one.number == record.fields["label"] for one, record in zip(found, records, strict=True)]
     assert score.value == score.metrics["accuracy"] == pytest.approx(sum(right) / 12)

@@ -21,8 +21,8 @@ from allmask.mask import Mask
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
-from allmask.tasks.classify import Classifier, Classify, Evaluator
-from allmask.tasks.common.heads import answer_all
+from allmask.tasks.classify import Classifier, Classify
+from allmask.tasks.common.heads import HeldOut, answer_all
 from allmask.tasks.common.labelling import Survey, balanced, read_texts, targets_of
 from allmask.tasks.common.reading import cut_to
 from allmask.tasks.metrics.confusion import draw_confusion
@@ -72,7 +72,7 @@ def rows(kind: str, count: int = 20, pair: bool = False, seed: int = 0) -> list[
 
 
 def encoded(model: Model, texts: list) -> tuple[list[Example], int]:
-    made = Classify().read(model.tokenizer, model.config, texts)
+    made = Classify().rows(model, texts)
     return made.examples, made.cut
 
 
@@ -124,7 +124,7 @@ def test_long_texts_are_cut_and_counted(models, caplog):
     texts = [Record({"text": text, "text_b": None}, "") for text in ("red blue green cat dog", "red")]
     with caplog.at_level(logging.INFO, "allmask"):
         reading = Classify(max_length=5, truncate="tail").reading(models["bert"], texts)
-        examples = reading.log_lengths(5).examples
+        examples = Classify(max_length=5).logged(reading).examples
     assert models["bert"].tokenizer.tokens(examples[0].ids) == ["[CLS]", "green", "cat", "dog", "[SEP]"]
     assert caplog.messages == ["1 of 2 texts are cut to 5 tokens"]
     assert Classify().fitted(models["bert"]).max_length == 48
@@ -375,7 +375,7 @@ def test_one_several_pairs(models):
     number = Classifier(answering(models["bert"], "number"), Classify(), "fp32")("red")
     assert isinstance(number.label, float) and number.to_dict() == {"prediction": number.label}
     for bad in (7, ("a", "b", "c"), ["a", 3], [None]):
-        with pytest.raises(UsageError, match="is no text"):
+        with pytest.raises(UsageError, match="is not a text"):
             classify(bad)
     with pytest.raises(CheckpointError, match="predicts 2 numbers"):
         Classifier(models["bert"].with_labels(Labels("number", ("x", "y"))), Classify())
@@ -386,7 +386,7 @@ def test_one_several_pairs(models):
 def test_an_evaluator_shows_the_worst_errors(models):
     model, records = answering(models["bert"], "single"), rows("single", 10)
     task = Classify()
-    evaluator = Evaluator(records, task.reading(model, records), LABELS["single"], "fp32")
+    evaluator = HeldOut(task, records, task.reading(model, records), "fp32")
     score = evaluator(model)
     answers = answer_all(model, evaluator.reading.examples)
     right = targets_of(LABELS["single"], [record.fields["label"] for record in records])

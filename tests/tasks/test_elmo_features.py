@@ -114,7 +114,7 @@ def test_scores_of_a_text_are_the_mean_of_those_of_its_tokens(elmo):
     for parameter in model.task_head.parameters():
         torch.nn.init.normal_(parameter, generator=rng)
     task, texts = Classify().fitted(model), ["red cat", "北京欢迎你", "dog sleeps here there"]
-    reading = task.read(model.tokenizer, model.config, texts)
+    reading = task.rows(model, texts)
     expected = []
     for example in reading.examples:
         ids = torch.from_numpy(example.ids).long()[None]

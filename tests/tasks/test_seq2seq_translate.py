@@ -171,7 +171,7 @@ def test_chrf_decides_if_bleu_is_always_0(task: Translate, model: Model):
     evaluator = TranslateEvaluator(task, rows, task.examples(tokenizer_of(model), rows))
     values = []
     for text in ("x", "红", "红猫"):
-        evaluator._translations = lambda model, records, text=text: [text] * len(records)
+        evaluator.texts = lambda model, records, text=text: [text] * len(records)
         values.append(evaluator(model).value)
     assert values == sorted(values) and values[0] < values[1] < values[2]
 

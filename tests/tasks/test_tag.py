@@ -20,10 +20,10 @@ from allmask.errors import CheckpointError, DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
+from allmask.tasks.common.heads import HeldOut
 from allmask.tasks.common.reading import most_context, with_marks
 from allmask.tasks.metrics.entities import entities
 from allmask.tasks.tag import (
-    Evaluator,
     Tag,
     Tagger,
     _check_prefixes,
@@ -250,7 +250,7 @@ def test_entities_of_a_text_have_their_characters(bert):
     result = tagger(("red", "北"))
     assert result.words == ["red", "北"] and all(entity.start is None for entity in result.entities)
     assert tagger([]) == [] and tagger("").tags == []
-    with pytest.raises(UsageError, match="no sentence"):
+    with pytest.raises(UsageError, match="not a sentence"):
         tagger(7)
 
 
@@ -259,9 +259,9 @@ def test_an_evaluator_of_perfect_predictions(bert):
     task = Tag(scheme="bio")
     found = Tagger(model, task, "fp32")([record.fields["tokens"] for record in records])
     perfect = [Record({**r.fields, "tags": one.tags}, r.where) for r, one in zip(records, found, strict=True)]
-    score = Evaluator(task, perfect, task.read(model, perfect), "fp32")(model)
+    score = HeldOut(task, perfect, task.reading(model, perfect), "fp32")(model)
     assert score.value == 1.0 and score.metrics["accuracy"] == 1.0 and score.samples == []
-    score = Evaluator(task, records, task.read(model, records), "fp32")(model)
+    score = HeldOut(task, records, task.reading(model, records), "fp32")(model)
     assert score.value < 1.0 and any("predicted" in line for line in score.samples)
 
 

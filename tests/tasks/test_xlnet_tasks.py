@@ -106,11 +106,11 @@ def test_same_predictions_as_transformers(xlnet: Path, tmp_path: Path):
 def test_rows_are_framed_as_its_tokenizer_frames_them(xlnet: Path):
     model = load(xlnet)
     assert model.tokenizer is not None
-    ((window,),) = Tag().read(model, [Record({"tokens": ["red", "cat"]}, "here")])
+    ((window,),) = Tag().reading(model, [Record({"tokens": ["red", "cat"]}, "here")])
     encoded = model.tokenizer.encode("red cat")
     assert (window.example.ids.tolist(), window.example.segments.tolist()) == (encoded.ids, encoded.segments)
     assert window.places.tolist() == [0, 1]
-    _, ((view,),) = Answer().read(model, [(ASKED, "red cat")])
+    _, ((view,),) = Answer().rows(model, [(ASKED, "red cat")])
     encoded = model.tokenizer.encode(ASKED, "red cat")
     assert (view.example.ids.tolist(), view.example.segments.tolist()) == (encoded.ids, encoded.segments)
     assert (view.offset, view.null) == (3, len(encoded.ids) - 1) and view.place(None) == (view.null, view.null)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
 
@@ -143,13 +141,10 @@ class TextGenerator(Predictor):
         self.settings(**options)
         self.max_tokens = self.task.sized(options.get("max_new")).max_source
 
-    def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
-        targets: bool = False, limit: int | None = None,
-    ) -> Iterator[Record]:  # fmt: skip
+    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
         fields = self.task.fields(targets)
         others = {name: Maybe(lambda value: value) for name in ("id", "target", *keep) if name not in fields}
-        return islice(read_records(path, {**fields, **others}, on_bad_record, skipped), limit)
+        return read_records(path, {**fields, **others}, **how)
 
     def expect_lines(self) -> None:
         raise UsageError("this model writes text; for lines of stdin use allmask generate", "name a file")

@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Example, Record, pack, rows_by_length
+from allmask.data import Asked, Batch, Example, Record, pack, rows_by_length
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
 from allmask.model import Model
 from allmask.nn.heads import Labels, pool_answers
-from allmask.tasks.common.auxiliary import with_language
-from allmask.tasks.common.reading import Reading, tokens_at
+from allmask.tasks.common.auxiliary import Auxiliary, with_language
+from allmask.tasks.common.reading import Reading, Text, read, tokens_at
 from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import ModelFolder, Predictor, Task
+from allmask.tasks.task import ModelFolder, Predictor, Task, TaskWorkload
 from allmask.text import propose_keep_tokens
+from allmask.training import Score
 
 log = logging.getLogger("allmask")
 BATCH_TOKENS = 4096
@@ -37,6 +38,9 @@ class HeadTask(Task):
 
     kinds: ClassVar[tuple[str, ...]]  # kinds of `Labels` that the head may have
     both_ways: ClassVar[bool] = False  # refuse models that read from left to right
+    batch_size: ClassVar[int] = 32  # inputs per step, on average
+    rate: ClassVar[float] = 1.0  # times the learning rate of a classifier
+    sampled: ClassVar[int] = 1000  # records from which the length of inputs is estimated
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         """Return the labels of training records."""
@@ -45,6 +49,29 @@ class HeadTask(Task):
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         """Return the texts of records; a pruned vocabulary keeps their tokens."""
         raise NotImplementedError
+
+    def input_of(self, record: Record) -> Any:
+        """Return the input of the predictor for a record."""
+        raise NotImplementedError
+
+    def rows(self, model: Model, inputs: Sequence[Any]) -> Any:
+        """Tokenize inputs of the predictor."""
+        raise NotImplementedError
+
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        """Return the number of tokens of each training example."""
+        raise NotImplementedError
+
+    def evaluate(self, held_out: HeldOut, model: Model) -> Score:
+        """Return the metrics of a model on held-out records, and the worst errors as samples."""
+        raise NotImplementedError
+
+    def examples(self, model: Model, records: Sequence[Record], reading: Any, **given: Any) -> TaskWorkload:
+        """Return the training examples; `given` has the `evaluator` and the `auxiliary` loss."""
+        raise NotImplementedError
+
+    def reading(self, model: Model, records: Sequence[Record]) -> Any:
+        return self.rows(model, [*map(self.input_of, records)])
 
     def fitted(self, model: Model) -> Self:
         tokenizer_of(model)
@@ -57,10 +84,41 @@ class HeadTask(Task):
         task: Any = self
         return replace(task, max_length=min(task.max_length, config.max_positions))
 
+    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        """Return a learning rate for the model's width, and batches of about `batch_size` examples."""
+        width = model.config.width
+        rate = next((rate for largest, rate in RATES if width <= largest), LARGE_RATE)
+        lengths = self.lengths_of(model, records[:: max(1, len(records) // self.sampled)])
+        return {"lr": self.rate * rate, "batch_tokens": int(np.ceil(self.batch_size * np.mean(lengths)))}
+
     def prepare(
         self, model: Model, records: Sequence[Record], seed: int = 0, prune: bool = False, language: bool = False
     ) -> Model:
-        return with_head(model, self.labels_of(records), self.texts_of(records), seed, prune, language)
+        """Return the model with a head for the labels of the records, and without heads that are not used."""
+        labels, texts = self.labels_of(records), self.texts_of(records)
+        model = with_language(model, texts, seed) if language else model.without("lm")
+        model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
+        if model.labels == labels:
+            log.info("the checkpoint has a head for these labels; it is trained further")
+            return model.without("nsp")
+        if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
+            log.info("the checkpoint has no pooler; a new one is made")
+        unused = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
+        return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
+
+    def workload(
+        self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
+        auxiliary: Auxiliary | None = None, precision: str = "auto",
+    ) -> Any:  # fmt: skip
+        evaluator = None
+        if held_out:
+            evaluator = HeldOut(self, held_out, self.logged(self.reading(model, held_out)), precision)
+        reading = self.logged(self.reading(model, records))
+        return self.examples(model, records, reading, evaluator=evaluator, auxiliary=auxiliary)
+
+    def logged(self, reading: Any) -> Any:
+        """Log how many texts are truncated or split into windows; return the reading."""
+        return reading
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Self | None:
@@ -68,25 +126,27 @@ class HeadTask(Task):
         return cls() if labels is not None and labels.kind in cls.kinds else None
 
 
-def with_head(model: Model, labels: Labels, texts: Sequence[str], seed: int, prune: bool, language: bool) -> Model:
-    """Return the model with a head for the labels, and without heads that are not used.
+@dataclass
+class HeldOut:
+    """The evaluator of a workload: held-out records, and what the task has read from them."""
 
-    `prune` reduces the vocabulary to the tokens of `texts`; `language` keeps or adds a language model head.
-    """
-    model = with_language(model, texts, seed) if language else model.without("lm")
-    model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
-    if model.labels == labels:
-        log.info("the checkpoint has a head for these labels; it is trained further")
-        return model.without("nsp")
-    if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
-        log.info("the checkpoint has no pooler; a new one is made")
-    unused = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
-    return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
+    task: Any
+    records: Sequence[Record]
+    reading: Any
+    precision: str = "auto"
+    shown: int = 2  # errors shown as samples
 
+    def __call__(self, model: Model) -> Score:
+        return self.task.evaluate(self, model)
 
-def rate_for(model: Model) -> float:
-    """Return the default learning rate of a classifier."""
-    return next((rate for width, rate in RATES if model.config.width <= width), LARGE_RATE)
+    def answers(self, model: Model) -> Tensor:
+        """For a `PooledTask`: return the scores (texts, labels), from cached features where the body is frozen."""
+        reading = self.reading
+        if reading.features is None:
+            answers = answer_all(frozen(model, self.precision), reading.examples)
+        else:
+            answers = _head_scores(model.eval(), reading.features)
+        return reading.pooled(answers, self.task.pool_windows)
 
 
 @dataclass
@@ -113,9 +173,6 @@ class HeadPredictor(Predictor, Generic[Input, Result]):
     def max_tokens(self) -> int:
         return self.task.max_length
 
-    def input_of(self, record: Record) -> Input:
-        raise NotImplementedError
-
     def results(self, inputs: Sequence[Input]) -> Iterator[Result]:
         """Yield a result for each input; all of them are in memory."""
         raise NotImplementedError
@@ -130,10 +187,10 @@ class HeadPredictor(Predictor, Generic[Input, Result]):
         """Yield each record with its result; at most `self.window` records are in memory."""
         source = iter(records)
         while some := list(islice(source, self.window)):
-            yield from zip(some, self.results([self.input_of(record) for record in some]), strict=True)
+            yield from zip(some, self.results([*map(self.task.input_of, some)]), strict=True)
 
     def predict(self, records: Sequence[Record], **options: Any) -> Iterator[dict[str, Any]]:
-        found: Iterator[Any] = self.results([self.input_of(record) for record in records])
+        found: Iterator[Any] = self.results([*map(self.task.input_of, records)])
         return (result.to_dict() for result in found)
 
 
@@ -147,16 +204,62 @@ def frozen(model: Model, precision: str) -> Model:
 # ---- scores of texts -------------------------------------------------------------------------------------------
 
 
+class PooledTask(HeadTask):
+    """A task whose head gives scores to texts, pooled over the windows of a long one.
+
+    Its options also have `truncate` and `pool_windows`.
+    """
+
+    def texts(self, inputs: Sequence[Any]) -> Sequence[Text]:
+        """Return the texts or pairs to score; an input may have several."""
+        return inputs
+
+    def rows(self, model: Model, inputs: Sequence[Any]) -> Reading:
+        """Tokenize the texts of inputs into rows."""
+        task: Any = self
+        return read(tokenizer_of(model), model.config, self.texts(inputs), task.max_length, task.truncate)
+
+    def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
+        return self.reading(model, records).lengths
+
+    def logged(self, reading: Reading) -> Reading:
+        if reading.cut:
+            task: Any = self
+            log.info("%s of %s texts are cut to %s tokens", f"{reading.cut:,}", f"{len(reading):,}", task.max_length)
+        split = int((np.diff(reading.starts) > 1).sum())
+        if split:
+            rows = f"{len(reading.examples) - len(reading) + split:,}"
+            log.info("%s of %s texts are read in windows, %s in all", f"{split:,}", f"{len(reading):,}", rows)
+        return reading
+
+
+@dataclass
+class PooledWorkload(TaskWorkload):
+    """Training examples for a `PooledTask`."""
+
+    task: Any
+    reading: Reading
+    evaluator: HeldOut | None
+    auxiliary: Auxiliary | None
+
+    def cache_features(self, model: Model, precision: str) -> None:
+        log.info("the body is frozen: its output for each text is computed once")
+        for reading in (self.reading, self.evaluator and self.evaluator.reading):
+            if reading is not None:
+                reading.features = hidden_all(frozen(model, precision), reading.examples)
+
+
+class PooledPredictor(HeadPredictor[Input, Result]):
+    def answers(self, inputs: Sequence[Input], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+        """Return the scores (texts, labels) of the task head."""
+        reading = self.task.rows(self.model, inputs)
+        self.cut += reading.cut
+        return reading.pooled(answer_all(self.frozen, reading.examples, batch_tokens), self.task.pool_windows)
+
+
 def answer_all(model: Model, examples: Sequence[Example], batch_tokens: int = BATCH_TOKENS) -> Tensor:
     """Return the scores (n, labels) of the examples."""
     return _head_scores(model, hidden_all(model, examples, batch_tokens))
-
-
-def answers_to(reading: Reading, model: Model, precision: str) -> Tensor:
-    """Return the scores (rows, labels) of all rows, from the cached features where the body is frozen."""
-    if reading.features is None:
-        return answer_all(frozen(model, precision), reading.examples)
-    return _head_scores(model.eval(), reading.features)
 
 
 @torch.no_grad()
@@ -177,15 +280,30 @@ def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BA
     return hidden
 
 
-def cache_features(model: Model, precision: str, *readings: Reading | None) -> None:
-    """Compute the output of a frozen body for each text, once for the whole run."""
-    log.info("the body is frozen: its output for each text is computed once")
-    for reading in readings:
-        if reading is not None:
-            reading.features = hidden_all(frozen(model, precision), reading.examples)
-
-
 # ---- scores of tokens ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TokenWorkload(TaskWorkload):
+    """An example is a window, a row of tokens. Features are not cached: those of all tokens would be too large."""
+
+    windows: Sequence[Any]  # each has an `example`
+    targets: Any  # of each window
+    evaluator: HeldOut | None = None
+    auxiliary: Auxiliary | None = None
+
+    def __post_init__(self):
+        self.lengths = [len(window.example) for window in self.windows]
+
+    def ask(self, batch: Batch, numbers: Sequence[int]) -> Asked:
+        """Return the targets of the task head in a batch of these windows."""
+        raise NotImplementedError
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        examples = [self.windows[number].example for number in numbers]
+        batch = pack(examples)
+        also = None if self.auxiliary is None else self.auxiliary.batch(examples, numbers, epoch)
+        return replace(batch, asked=self.ask(batch, numbers), also=also)
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ class Survey:
 
 
 def _any_label(value: Any) -> tuple[str, Any]:
-    """Check a label of unknown kind; return its sort, and its name or names. A csv cell may hold any sort."""
+    """Check a label of unknown kind; return its sort, as in `Survey.sorts`, and its value. A csv cell may have any."""
     parsed = _parsed(value)
     if isinstance(parsed, list):
         return "list", [_name(item) for item in parsed]

@@ -117,16 +117,6 @@ class Reading:
             return answers
         return pool_answers(answers, self.rows(range(len(self)))[1], how)
 
-    def log_lengths(self, max_length: int) -> Reading:
-        """Log how many texts are truncated or split into windows."""
-        if self.cut:
-            log.info("%s of %s texts are cut to %s tokens", f"{self.cut:,}", f"{len(self):,}", max_length)
-        split = int((np.diff(self.starts) > 1).sum())
-        if split:
-            rows = f"{len(self.examples) - len(self) + split:,}"
-            log.info("%s of %s texts are read in windows, %s in all", f"{split:,}", f"{len(self):,}", rows)
-        return self
-
 
 def read(tokenizer: Tokenizer, config: Config, texts: Sequence[Text], max_length: int, rule: str) -> Reading:
     """Tokenize texts or pairs into rows of at most `max_length` tokens; `rule` is the option --truncate."""
@@ -237,15 +227,6 @@ def row_batch(
     if one_pass:
         return replace(batch, name=LEFT_TO_RIGHT, weight=auxiliary.weight)
     return replace(batch, also=auxiliary.batch(examples, rows.tolist(), epoch))
-
-
-def token_batch(
-    batch: Batch, asked: Asked, examples: Sequence[Example], numbers: Sequence[int], epoch: int,
-    auxiliary: Auxiliary | None,
-) -> Batch:  # fmt: skip
-    """Add questions about tokens to a batch and, for an auxiliary loss, the same texts with masked tokens."""
-    batch = replace(batch, asked=asked)
-    return batch if auxiliary is None else replace(batch, also=auxiliary.batch(examples, numbers, epoch))
 
 
 def tokens_at(batch: Batch, positions: Sequence[np.ndarray]) -> Tensor:

@@ -31,11 +31,6 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def end_of(tokenizer: Tokenizer) -> int | None:
-    """Return the token that ends a text in pretraining: [SEP] or its counterpart."""
-    return tokenizer.end_id
-
-
 def expect_frequencies(model: Model, counts: Tensor) -> None:
     """Set the output bias of a new language model head, if it has one, to the log-frequency of each token."""
     bias = getattr(model.lm_head, "bias", None)
@@ -85,7 +80,7 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 @dataclass
 class Steady:
-    """Yields the part of a growing text that will not change any more: a later piece may still join the last word."""
+    """Yields the part of a growing text that is final. A later piece may still join the last word."""
 
     versions: tuple[str, ...] = ()
     shown: int = 0

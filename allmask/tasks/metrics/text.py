@@ -55,17 +55,11 @@ def rouge_of_each(written: Sequence[str], references: Sequence[str], chinese: bo
     return [{name: scores[label].fmeasure for name, label in LABELS.items()} for scores in found]
 
 
-def bleu(written: Sequence[str], references: Sequence[str], chinese: bool) -> float:
-    from sacrebleu.metrics.bleu import BLEU
-
-    metric = BLEU(tokenize="zh" if chinese else "13a", lowercase=True)  # as in ROUGE
-    return metric.corpus_score(list(written), [list(references)]).score
-
-
 def score_texts(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Return ROUGE, BLEU, exact matches and mean lengths; case is ignored."""
     chinese = is_chinese(references)
-    scores = {**rouge(written, references, chinese), "bleu": bleu(written, references, chinese)}
+    bleu = _metrics(chinese, lowercase=True)["bleu"].corpus_score(list(written), [list(references)]).score
+    scores = {**rouge(written, references, chinese), "bleu": bleu}
     lower = [text.lower() for text in written], [text.lower() for text in references]
     return {**scores, **_exact_and_lengths(*lower, chinese)}
 
@@ -106,11 +100,11 @@ def signatures(references: Sequence[str]) -> dict[str, str]:
     return made
 
 
-def _metrics(chinese: bool) -> dict[str, Any]:
+def _metrics(chinese: bool, lowercase: bool = False) -> dict[str, Any]:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    return {"bleu": BLEU(tokenize="zh" if chinese else "13a"), "chrf": CHRF()}
+    return {"bleu": BLEU(tokenize="zh" if chinese else "13a", lowercase=lowercase), "chrf": CHRF(lowercase=lowercase)}
 
 
 def lead_sentence(text: str) -> str:

@@ -77,7 +77,7 @@ def test_very_long_texts_are_counted(model):
 def test_scores_of_windows_are_pooled(model, pool: str):
     texts = ["red blue green cat dog bird runs sleeps sings here there", "北京欢迎你白切鸡想吃啥", "red"]
     task = Classify(max_length=8, truncate="windows", pool_windows=pool)
-    reading = task.read(model.tokenizer, model.config, texts)
+    reading = task.rows(model, texts)
     each = answer_all(model, reading.examples)
     by_hand = [each[a:b].mean(0) if pool == "mean" else each[a:b].amax(0)
                for a, b in zip(reading.starts, reading.starts[1:], strict=False)]  # fmt: skip
