@@ -31,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## the main job: a BERT learns to write titles, offline, in 5 minutes
 	@$(BIN)/allmask demo
 
-test: setup ## run all tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+test: setup ## run all tests; bytecode is kept, since they start many processes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: setup ## ruff and pyright
 	$(BIN)/ruff check .

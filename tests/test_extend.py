@@ -30,7 +30,9 @@ RUNNER = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
 from allmask.cli.main import main
+from allmask.runs import plan
 
+plan.plot_run = lambda run: run / "loss.png"  # drawing takes longer than these runs
 ran, result, given = [], None, json.load(sys.stdin)
 for words in given["commands"]:
     out, err = io.StringIO(), io.StringIO()
@@ -50,16 +52,18 @@ def write_page(folder: Path) -> None:
     (folder / "reviewer" / "__init__.py").touch()
 
 
-def install(folder: Path) -> Path:
-    """Install the package into a folder beside the environment, which stays as it is; its source is removed."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, installed beside the environment, which stays as it is; its source is removed."""
+    folder = tmp_path_factory.mktemp("installed")
     source, site = folder / "reviews", folder / "site"
     write_page(source)
-    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--no-compile", "--disable-pip-version-check", "-q"]
     words = [sys.executable, "-m", "pip", "install", *offline, "--target", str(site), str(source)]
     subprocess.run(words, check=True, capture_output=True, text=True)
     (source / "make_reviews.py").rename(folder / "make_reviews.py")
     shutil.rmtree(source)
-    return site
+    return folder
 
 
 def python(cwd: Path, paths: list[Path], *words: str, given: Any = None) -> str:
@@ -103,9 +107,9 @@ def other_names(bert: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings | {"model_type": "lexicon-bert"}))
 
 
-def test_the_package_of_the_page_is_used_like_what_is_built_in(tmp_path: Path):
-    site = install(tmp_path)
-    python(tmp_path, [], "make_reviews.py")
+def test_the_package_of_the_page_is_used_like_what_is_built_in(tmp_path: Path, installed: Path):
+    site = installed / "site"
+    python(tmp_path, [], str(installed / "make_reviews.py"))
     train, dev = (tiny.read_jsonl(tmp_path / f"{name}.jsonl") for name in ("train", "dev"))
     assert len(train) == 400 and len(dev) == 50 and {row["stars"] for row in dev} == {1, 2, 3, 4, 5}
     tiny.write_jsonl(tmp_path / "bad.jsonl", [{"text": "The food was good.", "stars": 7}])
@@ -113,13 +117,9 @@ def test_the_package_of_the_page_is_used_like_what_is_built_in(tmp_path: Path):
     other_names(tmp_path / "bert", tmp_path / "lexicon")
 
     small = "--steps 4 --precision fp32 --eval-every 4 --quiet"
-    finetune = f"-m allmask finetune bert --task stars --data train.jsonl --eval dev.jsonl --out stars --json {small}"
-    trained = json.loads(python(tmp_path, [site], *finetune.split()))
-    assert trained["task"] == "stars" and trained["examples"] == 400 and trained["final"] == "stars/final"
-    assert set(trained["metrics"]) == {"loss", "accuracy", "within_one"}
-
     pretrain = f"pretrain --from bert --data train.jsonl --length 32 --batch-tokens 256 --held-out 0.1 {small}"
     commands = {
+        "finetune": f"finetune bert --task stars --data train.jsonl --eval dev.jsonl --out stars --json {small}",
         "resume": "finetune --resume --task stars --out stars --json",
         "mean": f"finetune bert --task stars --data train.jsonl --mean --max-length 16 --freeze --out mean {small}",
         "predict": "predict stars dev.jsonl -o predictions.jsonl --quiet",
@@ -151,13 +151,16 @@ result = {
     ran, found = run(tmp_path, [site], commands, code)
     assert {name: code for name, (code, _, _) in ran.items() if code} == {"evaluate bad": 3, "beams": 2}, ran
 
-    expect_task(tmp_path, dev, trained, ran, found)
+    expect_task(tmp_path, dev, ran, found)
     expect_objective(tmp_path)
     expect_mask(ran)
     assert found["same"], "the family reads the same tensors"
 
 
-def expect_task(folder: Path, dev: list[dict], trained: dict, ran: dict[str, list[Any]], found: dict) -> None:
+def expect_task(folder: Path, dev: list[dict], ran: dict[str, list[Any]], found: dict) -> None:
+    trained = json.loads(ran["finetune"][1])
+    assert trained["task"] == "stars" and trained["examples"] == 400 and trained["final"] == "stars/final"
+    assert set(trained["metrics"]) == {"loss", "accuracy", "within_one"}
     assert json.loads(ran["resume"][1]) == trained, "a finished run is found again"
     saved = json.loads((folder / "stars/final/allmask.json").read_text())
     own = {"task": "stars", "max_length": 48, "truncate": "head", "pool_windows": "mean", "mean": False}
@@ -259,8 +262,8 @@ class Misnamed(TextTask):
 """
 
 
-def test_names_are_listed_and_what_is_wrong_with_a_package_is_said(tmp_path: Path):
-    site = install(tmp_path)
+def test_names_are_listed_and_what_is_wrong_with_a_package_is_said(tmp_path: Path, installed: Path):
+    site = shutil.copytree(installed / "site", tmp_path / "site")
     add_package(site, "broken", {"tasks": "gone = broken:Task", "objectives": "lost = broken:Lost"}, "import no_such")
     add_package(site, "copycat", {"masks": "blocks = copycat:blocks"}, "blocks = print")
     points = "plain = wrong:Plain\nseeded = wrong:Seeded\nmisnamed = wrong:Misnamed"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from allmask.config import Config
 from allmask.nn.attention import Scaled
@@ -81,10 +82,20 @@ def reads_pooler(config: Config, labels: Labels) -> bool:
 
 def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
     """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialized():
         parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
     built = {part: module.state_dict() for part, module in parts.items() if module is not None}
     return {f"{part}.{name}": tensor for part, tensors in built.items() for name, tensor in tensors.items()}
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Modules are built without initial values: on the meta device there are none, but torch takes its time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def heads_in(names: Collection[str], config: Config) -> frozenset[str]:

@@ -358,6 +358,12 @@ class Trainer:
         if self.step % self.save_every == 0 or last or self.best_step == self.step or self.pausing:
             self.save()
 
+    def _seed(self, seed: int) -> None:
+        """Seed the devices in use: `torch.manual_seed` formats the call stack for each kind that is absent."""
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
+
     def _learn(self, batches: Sequence[TrainingBatch | Share]) -> tuple[dict[str, float], float, float]:
         """Make one optimizer step. If a loss or gradient is not finite, weights and statistics stay as they were."""
         micro = [batch if isinstance(batch, Share) else Share(batch) for batch in batches]
@@ -367,7 +373,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         dropout_seed = (self.settings.seed << 32) + self.step + self.group.rank * 0x9E3779B97F4A7C15
-        torch.manual_seed(dropout_seed % (1 << 64))
+        self._seed(dropout_seed % (1 << 64))
         self.model.train()
         counts = self._counts(micro)
         losses = dict.fromkeys(counts, 0.0)

@@ -283,7 +283,7 @@ def test_copying_is_learnt_by_the_one_loop(tmp_path, precision):
         presets.lstm_small(), vocab_size=12, width=32, ffn_width=32, layers=1, decoder_layers=1, dropout=0.0
     )
     model = Model.fresh(replace(config, start_token=2), ["lm"], torch.Generator().manual_seed(0))
-    rules = Settings(lr=1e-2, steps=160, batch_tokens=400, warmup=0.1, precision=precision, eval_every=80)
+    rules = Settings(lr=2e-2, steps=160, batch_tokens=200, warmup=0.1, precision=precision, eval_every=80)
     result = train(model, Copying(), rules, tmp_path / "run", quiet=True)
     assert result.best.metrics["loss"] < 0.5 < 2.0 < F.cross_entropy(torch.zeros(1, 12), torch.zeros(1).long())
     sources = [example.ids[example.order == 0].tolist() for example in copies(20, 2)]

@@ -34,18 +34,23 @@ from allmask.training.loop import divided, share_of
 from allmask.training.process_group import attempt
 from tests import tiny
 from tests.training.group_member import do_all
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("group_member.py")
 STEPS = 6
 MIXTURE = "mlm,causal,nsp,permutation"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--shutdown-timeout=60"]
+TORCHRUN = ["-m", "torch.distributed.run", "--shutdown-timeout=60"]
+IMPORTED = [  # by the processes of these tests, and therefore only once
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "allmask.cli.pretrain",
+    "allmask.runs.finetuning", "allmask.runs.pretraining", "allmask.tasks.classify", "allmask.tasks.seq2seq",
+]  # fmt: skip
 
 
-def torchrun(*words: str | Path, **more: str) -> list[str]:
+def torchrun(*words: str | Path, python: str = sys.executable, **more: str) -> list[str]:
     """A command line; `more` are options of torchrun."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
-    return [*TORCHRUN, "--standalone", *options, *map(str, words)]
+    return [python, *TORCHRUN, "--standalone", *options, *map(str, words)]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -54,8 +59,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(command: list[str], **more: str) -> subprocess.Popen[str]:
+    """`command` begins with a Python, which torchrun starts its processes with, too."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=environment(**more), **pipes)
+    return subprocess.Popen(command, env=environment(PYTHON_EXEC=command[0], **more), **pipes)
 
 
 def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 600) -> str:
@@ -77,6 +83,12 @@ def run(command: list[str], expect: int = 0) -> str:
 def write_jobs(path: Path, jobs: Any) -> Path:
     path.write_text(json.dumps(jobs), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with warm_python(tmp_path_factory.mktemp("python"), IMPORTED) as program:
+        yield program
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +242,7 @@ def test_other_training_is_refused_by_several_processes(monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="module")
-def runs_of_all(place: Path) -> Path:
+def runs_of_all(place: Path, python: str) -> Path:
     """The same recipes run by two processes in two ways and by one, whole and in pieces: 2 → 1 → 2, and 2 → 2."""
     recipes = {
         "mlm": recipe_of(place, ema=0.9),
@@ -259,14 +271,14 @@ def runs_of_all(place: Path) -> Path:
             (f"{kind}-again", shaken, {"stop": 2, **how}),
         ]
     ]
-    run(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2"))
+    run(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2", python=python))
     do_all(jobs(*((f"{kind}-1-other", None, {"stop": 3}) for kind in ("copied", "sharded"))))
     do_all(jobs(*((f"{kind}-title-other", None, {}) for kind in ("copied", "sharded"))))
     last = [
         ("copied-1-other", None, {"shard": True}), ("sharded-1-other", None, {"shard": False}),
         ("copied-again", None, {"shard": False}), ("sharded-again", None, {"shard": True}),
     ]  # fmt: skip
-    run(torchrun(MEMBER, write_jobs(place / "last.json", jobs(*last)), nproc_per_node="2"))
+    run(torchrun(MEMBER, write_jobs(place / "last.json", jobs(*last)), nproc_per_node="2", python=python))
     return place
 
 
@@ -389,20 +401,20 @@ def assert_recovered(one: Path, out: Path, jobs: Path, disasters: int) -> None:
 
 
 @pytest.mark.parametrize("kind", DISASTERS)
-def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, kind: str):
+def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, python: str, kind: str):
     """torchrun starts all again, and the run goes on from the newest checkpoint that is whole."""
     disasters = DISASTERS[kind]
     out, jobs = disaster(runs_of_all, f"{kind}-disaster", kind == "sharded", disasters)
-    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2"))
+    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2", python=python))
     assert_recovered(runs_of_all / "mlm-1", out, jobs, len(disasters))
     assert said.count("error[") == len(disasters)  # of the one that was left
 
 
-def test_what_stops_one_process_is_said_once(place: Path):
+def test_what_stops_one_process_is_said_once(place: Path, python: str):
     out = place / "refused"
     disasters = [{"attempt": 0, "rank": 1, "when": "step", "number": 1, "politely": True}]
     jobs = write_jobs(place / "refused.json", {"command": words_of(recipe_of(place), out), "disasters": disasters})
-    said = run(torchrun(MEMBER, jobs, nproc_per_node="2"), expect=1)
+    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", python=python), expect=1)
     assert said.count("error[") == said.count("error[data]: text.txt: process 1 cannot read this") == 1
     assert "exitcode  : 3" in said
 
@@ -439,7 +451,7 @@ def hosts() -> Iterator[dict[str, str]]:
                 subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, hosts: dict[str, str]):
+def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, python: str, hosts: dict[str, str]):
     """Only the host where a process died counts a restart; they find each other all the same."""
     out, jobs = disaster(runs_of_all, "hosts", False, [STEP_3])
     first = next(iter(hosts.values()))
@@ -449,7 +461,7 @@ def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, hosts:
             "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=job",
             f"--rdzv-endpoint={first}:29400", f"--local-addr={address}", f"--rdzv-conf=is_host={address == first}",
         ]  # fmt: skip
-        command = ["ip", "netns", "exec", name, *TORCHRUN, *options, str(MEMBER), str(jobs)]
-        started.append(start(command, GLOO_SOCKET_IFNAME=name))
+        command = [python, *TORCHRUN, *options, str(MEMBER), str(jobs)]
+        started.append(start(command, GLOO_SOCKET_IFNAME=name, WARM_PYTHON_NETWORK=name))
     end(*started)
     assert_recovered(runs_of_all / "mlm-1", out, jobs, 1)

@@ -1,0 +1,152 @@
+"""A Python that starts at once: a server has imported torch and the library, and each process is a fork of it.
+
+    with warm_python(folder) as python:              # the path of a program
+        subprocess.run([python, "-m", "allmask", …])  # in place of sys.executable
+
+The program passes its arguments, environment, folder and standard streams to the server, forwards signals to the
+process forked for it, and ends as that does, by the same code or the same signal. A process is started anew, as by
+execution, but for one thing: the imports are done. What must be a real start is tested by one (tests/test_startup.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import contextmanager, suppress
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NETWORK = "WARM_PYTHON_NETWORK"  # in the environment: the network namespace to run in, which a server is not in
+
+
+# ---- the program, which imports next to nothing ----------------------------------------------------------------
+
+
+def ask(address: str, words: list[str]) -> None:
+    """Have a process started, wait for it, and end as it did."""
+    with socket.socket(socket.AF_UNIX) as server:
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        server.connect(address)
+        request = json.dumps({"words": words, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        server.sendall(request)
+        answers = server.makefile("rb")
+        child = int(answers.readline())
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: os.kill(child, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        code = int(answers.readline() or -signal.SIGKILL)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# ---- the server ------------------------------------------------------------------------------------------------
+
+
+def serve(address: str) -> list[str]:
+    """Fork for each request, until stdin ends. Returns only in a process that was asked for: the words it is to run."""
+    import select
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    print("ready", flush=True)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        with suppress(ChildProcessError):  # none is left
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if sys.stdin in ready:
+            os._exit(0)
+        client, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            return attend(client)
+        client.close()
+
+
+def attend(client: socket.socket) -> list[str]:
+    """Fork the process asked for and tell of its end; if nobody listens any more, end it."""
+    import threading
+
+    def end_unheard() -> None:
+        with suppress(OSError):  # it has ended
+            client.recv(1) or os.kill(child, signal.SIGKILL)
+
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    request = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+    child = os.fork()
+    if not child:
+        client.close()
+        return prepare(request, streams)
+    for stream in streams:
+        os.close(stream)
+    client.sendall(b"%d\n" % child)
+    threading.Thread(target=end_unheard, daemon=True).start()
+    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+
+
+def prepare(request: dict, streams: list[int]) -> list[str]:
+    """Become the process that was asked for."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", 1 if request["words"][0] == "-u" or os.isatty(1) else -1, closefd=False)
+    sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if NETWORK in os.environ:
+        import ctypes
+
+        with open(f"/run/netns/{os.environ[NETWORK]}") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+    return request["words"]
+
+
+def execute(words: list[str]) -> None:
+    """What an interpreter does with its arguments."""
+    import runpy
+
+    words = words[1:] if words[0] == "-u" else words
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.modules.pop(words[1], None)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, os.path.dirname(words[0])
+        runpy.run_path(words[0], run_name="__main__")
+
+
+# ---- its users -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def warm_python(folder, modules):
+    """A server in a process of its own, which has imported these modules; yields the program."""
+    import subprocess
+
+    address, program = folder / "socket", folder / "python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISu "{__file__}" ask "{address}" "$@"\n')
+    program.chmod(0o755)
+    command = [sys.executable, __file__, "serve", str(address), *modules]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline() == b"ready\n"
+        yield str(program)
+        server.stdin.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ask":
+        ask(sys.argv[2], sys.argv[3:])
+    from importlib import import_module
+
+    for module in sys.argv[3:]:
+        import_module(module)
+    execute(serve(sys.argv[2]))
