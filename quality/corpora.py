@@ -155,8 +155,12 @@ def files(folder: Path, pattern: str) -> Iterator[Path]:
 class _Paragraphs(HTMLParser):
     """Collects the paragraphs and headings of an HTML page; leaves out code, tables and navigation."""
 
-    BLOCKS = frozenset("p li dd dt h1 h2 h3 h4 h5 h6 blockquote div title td th section article ul ol dl br para simpara".split())
-    SKIPPED = frozenset("script style pre table nav header footer svg form button select math noscript aside info bookinfo articleinfo programlisting screen".split())
+    BLOCKS = frozenset(
+        "p li dd dt h1 h2 h3 h4 h5 h6 blockquote div title td th section article ul ol dl br para simpara".split()
+    )
+    SKIPPED = frozenset(
+        "script style pre table nav header footer svg form button select math noscript aside info bookinfo articleinfo programlisting screen".split()
+    )
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -213,7 +217,10 @@ def html_sections(page: str) -> Iterator[Document]:
     for tag, text in [*paragraphs_of(page), ("h1", "")]:
         if tag in HEADINGS:
             if lines:
-                yield Document(re.sub(r"^(?:Chapter |Appendix |第 ?)?[\dA-Z]*(?:\.\d+)*(?: ?章)?\.? +(?=\S)|[¶#]$", "", title), lines)
+                yield Document(
+                    re.sub(r"^(?:Chapter |Appendix |第 ?)?[\dA-Z]*(?:\.\d+)*(?: ?章)?\.? +(?=\S)|[¶#]$", "", title),
+                    lines,
+                )
             title, lines = text, []
         elif tag != "dt":
             lines.append(text)
@@ -232,7 +239,11 @@ def rst_sections(text: str) -> Iterator[Document]:
         if rows and not rows[0].startswith((" ", "\t", ":", "|", "+")):
             joined = " ".join(re.sub(r"^(?:[-*]|\d+[.)]|#\.) +", "", row.strip()) for row in rows)
             joined = re.sub(r":[\w:+-]+:`([^`<]*?)(?: ?<[^`>]*>)?`", r"\1", joined)
-            lines.append(re.sub(r"``?([^`]*)``?_{0,2}|\*\*?(\S[^*]*)\*\*?", lambda m: m.group(1) or m.group(2) or "", joined).replace("::", ":"))
+            lines.append(
+                re.sub(
+                    r"``?([^`]*)``?_{0,2}|\*\*?(\S[^*]*)\*\*?", lambda m: m.group(1) or m.group(2) or "", joined
+                ).replace("::", ":")
+            )
 
 
 def man_document(text: str) -> Document | None:
@@ -257,7 +268,9 @@ def roff_paragraphs(text: str) -> list[str]:
             paragraphs.append([])
         elif macro := re.match(r"[.'] *(?:[BI]|[BIR][BIR]|SM|Nm|Nd|Xr|Fl|Ar|Pa|Em) +(.*)", row):
             joined = re.sub(r'"([^"]*)"|(\S+)\s*', lambda m: (m.group(1) or m.group(2) or "") + " ", macro.group(1))
-            paragraphs[-1].append(joined.strip() if len(macro.group().split()[0]) < 3 else re.sub(r" (?=[,.;:)(])", "", joined))
+            paragraphs[-1].append(
+                joined.strip() if len(macro.group().split()[0]) < 3 else re.sub(r" (?=[,.;:)(])", "", joined)
+            )
         elif not row.startswith((".", "'")):
             paragraphs[-1].append(row)
     joined = (" ".join(" ".join(rows).split()) for rows in paragraphs)
@@ -298,13 +311,17 @@ def strip_nested(text: str, opening: str, closing: str) -> str:
 def wikitext_lines(text: str) -> list[str]:
     """The paragraphs of an article in MediaWiki markup."""
     text = re.sub(r"<!--.*?-->", "", html.unescape(text), flags=re.S)
-    text = re.sub(r"<ref[^>]*/>|<ref.*?</ref>|<(math|gallery|table|timeline|code|pre)\b.*?</\1>", "", text, flags=re.S | re.I)
+    text = re.sub(
+        r"<ref[^>]*/>|<ref.*?</ref>|<(math|gallery|table|timeline|code|pre)\b.*?</\1>", "", text, flags=re.S | re.I
+    )
     text = strip_nested(strip_nested(text, "{{", "}}"), "{|", "|}")
     text = re.sub(r"\[\[(?:File|Image|Category|[a-z-]{2,12}):(?:[^\[\]]|\[\[[^\[\]]*\]\])*\]\]", "", text)
     text = re.sub(r"\[\[(?:[^|\]]*\|)?([^\]]*)\]\]", r"\1", text)
     text = re.sub(r"\[\w+:[^\s\]]+ ?([^\]]*)\]", r"\1", text)
     text = html.unescape(re.sub(r"'{2,}|</?\w[^>]*>", "", text)).replace("\xa0", " ")
-    text = re.split(r"^==+ *(?:See also|References|External links|Notes|Further reading|Bibliography) *==+", text, flags=re.M)[0]
+    text = re.split(
+        r"^==+ *(?:See also|References|External links|Notes|Further reading|Bibliography) *==+", text, flags=re.M
+    )[0]
     text = re.sub(r"\(\s*[,;]\s*", "(", re.sub(r"\s*\(\s*[,;]*\s*\)", "", text))
     return [line for line in text.split("\n") if line[:1] not in ("*", "#", ":", ";", "=", "|", "!", "{", "}", " ")]
 
@@ -323,8 +340,15 @@ def markdown_document(text: str) -> Document:
     paragraphs, current = [], []
     for line in [*text.split("\n"), ""]:
         bare = line.strip()
+        if re.fullmatch(r"={3,}|-{3,}", bare):
+            current = current[:-1]  # that line was a heading
         item = re.match(r"(?:[-*+]|\d+[.)]) +|> *", bare)
-        if not bare or item or re.match(r"#|\||:::|={3,}|-{3,}|\[[^\]]+\]:|!?\[[^\]]*\]\([^)]*\)$|</?\w", bare) or line.startswith("    "):
+        if (
+            not bare
+            or item
+            or re.match(r"#|\||:::|={3,}|-{3,}|\[[^\]]+\]:|!?\[[^\]]*\]\([^)]*\)$|</?\w", bare)
+            or line.startswith("    ")
+        ):
             if current:
                 paragraphs.append(" ".join(current))
             current = [bare[item.end() :]] if item else []
@@ -342,7 +366,9 @@ def inline_markdown(text: str) -> str:
 
 # ---- cleaning ------------------------------------------------------------------------------------------------
 
-ABBREVIATED = re.compile(r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|vs|etc|e\.g|i\.e|cf|No|Vol|Gen|Col|Lt|Capt|Prof|Jr|Sr|U\.S|ca|c|p|pp|fig|Fig))\.$")
+ABBREVIATED = re.compile(
+    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|vs|etc|e\.g|i\.e|cf|No|Vol|Gen|Col|Lt|Capt|Prof|Jr|Sr|U\.S|ca|c|p|pp|fig|Fig))\.$"
+)
 
 SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))\s+(?=[\"'“‘(]*[A-Z0-9])")
 
@@ -350,7 +376,7 @@ SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))\s+(?=[\"'“�
 def sentences(line: str, language: str) -> list[str]:
     """A sentence a line."""
     if language == "zh":
-        return [s.strip() for s in re.split(r"(?<=[。！？])(?![”’」』）》])", line) if s.strip()]
+        return [s.strip() for s in re.split(r"(?<=[。！？])(?![”’」』）》])|(?<=[。！？][”’」』])", line) if s.strip()]
     found: list[str] = []
     for part in re.split(SENTENCE_END, line.strip()):
         if found and ABBREVIATED.search(found[-1]):
@@ -365,7 +391,9 @@ def tidy(line: str, language: str) -> str:
     line = line.replace("\u00ad", "").replace("\u200b", "").replace("\ufeff", "")
     line = re.sub(r"<?\b(?:https?|ftp)://[^\s，。）)>]+>?|\b[\w.+-]+@[\w-]+\.[\w.]+\b|\[\d+\]", "", line)
     if language == "zh":
-        line = re.sub(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\s+(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])", "", line)
+        line = re.sub(
+            r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\s+(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])", "", line
+        )
     return re.sub(r"\s+([,.;:)](?:\s|$))", r"\1", " ".join(line.split())).strip()
 
 
@@ -605,9 +633,15 @@ def dictionary(name: str, fewest_words: int = 0) -> Callable[[list[Path]], Itera
         text = gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace")
         for entry in re.split(r"\n(?=\S)", text):
             word, _, body = entry.partition("\n")
-            body = re.sub(r"\[[^\]]*\]|--\s*[A-Z][\w.' ]*(?:\([^)]*\))?\.?|<[^>]*>|/[^/\s]*/|[{}\\_]|\(\d{4}-\d\d-\d\d\)", "", body)
+            body = re.sub(
+                r"\[[^\]]*\]|--\s*[A-Z][\w.' ]*(?:\([^)]*\))?\.?|<[^>]*>|/[^/\s]*/|[{}\\_]|\(\d{4}-\d\d-\d\d\)",
+                "",
+                body,
+            )
             paragraphs = [" ".join(p.split()) for p in re.split(r"\n\s*\n|\n\s*(?=\d+\. )|\n\s*(?=Note:|Syn:)", body)]
-            paragraphs = [re.sub(r"^(?:\d+\.|\([a-z]\)|Note:) *", "", p) for p in paragraphs if not p.startswith("Syn:")]
+            paragraphs = [
+                re.sub(r"^(?:\d+\.|\([a-z]\)|Note:) *", "", p) for p in paragraphs if not p.startswith("Syn:")
+            ]
             yield Document(word.split("\\")[0].strip(), [p for p in paragraphs if len(p.split()) >= fewest_words])
 
     return read
@@ -719,7 +753,10 @@ def make(source: Source, out: Path, held_out: set[int] | None) -> dict[str, Any]
         pairs = {pair["source"]: pair for d in documents if (pair := pair_of(d, source.language))}
         titles = Counter(pair["target"] for pair in pairs.values())  # "Overview" says nothing of its text
         pairs = {text: pair for text, pair in pairs.items() if titles[pair["target"]] < 4}
-        write(folder / f"pairs-{source.name}.jsonl", "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in pairs.values()))
+        write(
+            folder / f"pairs-{source.name}.jsonl",
+            "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in pairs.values()),
+        )
         row["pairs"] = len(pairs)
     return row
 
@@ -732,7 +769,10 @@ def write(path: Path, text: str) -> None:
 
 def write_table(out: Path) -> str:
     """SOURCES.md from the rows of the finished sources."""
-    lines = ["| name | language | package and version | licence | documents | characters | pairs | cleaning |", "|---" * 8 + "|"]
+    lines = [
+        "| name | language | package and version | licence | documents | characters | pairs | cleaning |",
+        "|---" * 8 + "|",
+    ]
     for source in SOURCES:
         if (done := out / ".done" / f"{source.name}.json").exists():
             row = json.loads(done.read_text())
@@ -749,8 +789,12 @@ def write_table(out: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("corpora"), help="folder to write (default: corpora)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[s.name for s in SOURCES], help="these sources only")
-    parser.add_argument("--tests", type=Path, default=DATA, help=f"folder of the test sets to keep out (default: {DATA})")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=[s.name for s in SOURCES], help="these sources only"
+    )
+    parser.add_argument(
+        "--tests", type=Path, default=DATA, help=f"folder of the test sets to keep out (default: {DATA})"
+    )
     options = parser.parse_args(arguments)
     (options.out / ".done").mkdir(parents=True, exist_ok=True)
     held_out: dict[str, set[int] | None] = {}
@@ -763,7 +807,9 @@ def main(arguments: list[str] | None = None) -> int:
             there = all((options.tests / name).exists() for name in TESTS[source.language])
             held_out[source.language] = test_grams(options.tests, source.language) if there else None
             if not there:
-                print(f"{options.tests} lacks the test sets ({source.language}): overlap is NOT removed", file=sys.stderr)
+                print(
+                    f"{options.tests} lacks the test sets ({source.language}): overlap is NOT removed", file=sys.stderr
+                )
         print(f"{source.name}: {', '.join(source.packages)}", file=sys.stderr, flush=True)
         try:
             row = make(source, options.out, held_out[source.language])
@@ -771,7 +817,10 @@ def main(arguments: list[str] | None = None) -> int:
             failed.append(f"{source.name}: cannot be had: {error}")
             continue
         write(done, json.dumps(row))
-        print(f"  {row['documents']:,} documents, {row['characters']:,} characters, {row['pairs']:,} pairs", file=sys.stderr)
+        print(
+            f"  {row['documents']:,} documents, {row['characters']:,} characters, {row['pairs']:,} pairs",
+            file=sys.stderr,
+        )
     print(write_table(options.out), end="")
     for line in failed:
         print(line, file=sys.stderr)
