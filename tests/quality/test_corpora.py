@@ -17,7 +17,8 @@ from corpora import Document, Source
 def test_html_leaves_out_code_navigation_and_hidden_variants():
     page = (
         "<title>Site</title><nav><p>Home</p></nav><h1>Cats</h1><p>A cat is <b>small</b>.</p><pre>x = 1</pre>"
-        '<p>Press <span><span hidden="true" class="MAC">Cmd<span>!</span></span><span hidden="true">Ctrl</span></span>.</p>'
+        '<p>Press <span><span hidden="true" class="MAC">Cmd<i>!</i></span><span hidden="true">Ctrl</span></span>.'
+        "</p>"
         "<h2>1.2. Food</h2><table><tr><td>milk</td></tr></table><p>They eat fish.</p>"
     )
     assert corpora.html_document(page) == Document("Cats", ["A cat is small.", "Press Ctrl.", "They eat fish."])
@@ -32,7 +33,8 @@ def test_mallard_pages_are_read_like_html():
 
 
 def test_wikitext():
-    text = "{{Box|a={{b}}}}'''Cats''' are [[animal|animals]] <ref>x</ref>of the [[house]].\n* item\n== See also ==\n[[Dog]]"
+    text = "{{Box|a={{b}}}}'''Cats''' are [[animal|animals]] <ref>x</ref>of the [[house]].\n* item\n"
+    text += "== See also ==\n[[Dog]]"
     assert corpora.wikitext_lines(text) == ["Cats are animals of the house.", ""]
 
 
@@ -43,7 +45,8 @@ def test_markdown_title_and_paragraphs():
 
 
 def test_restructured_text_sections():
-    page = ".. comment\n\n====\nTop\n====\n\nFirst ``code`` and\n:ref:`a link <target>`.\n\n    literal\n\nSub\n---\n\nSecond *part*.\n"
+    page = ".. comment\n\n====\nTop\n====\n\nFirst ``code`` and\n:ref:`a link <target>`.\n\n    literal\n\n"
+    page += "Sub\n---\n\nSecond *part*.\n"
     assert list(corpora.rst_sections(page)) == [
         Document("Top", ["First code and a link."]), Document("Sub", ["Second part."]),
     ]  # fmt: skip
@@ -51,7 +54,8 @@ def test_restructured_text_sections():
 
 def test_man_page():
     page = (
-        '.\\" comment\n.TH LS 1\n.SH NAME\nls \\- list directory contents\n.SH DESCRIPTION\nLists \\fIfiles\\fP of\n.B a folder\n'
+        '.\\" comment\n.TH LS 1\n.SH NAME\nls \\- list directory contents\n'
+        ".SH DESCRIPTION\nLists \\fIfiles\\fP of\n.B a folder\n"
         ".PP\nSee\n.BR cp (1).\n.nf\ncode\n.fi\n.SH BUGS\nnone\n"
     )
     assert corpora.man_document(page) == Document("list directory contents", ["Lists files of a folder", "See cp(1)."])
@@ -85,12 +89,13 @@ def test_prose():
 
 def test_clean_drops_boilerplate_and_duplicates():
     def page(number: int) -> Document:
-        words = "one two three four five six seven eight".split()
+        words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
         own = f"This is the text of page {words[number]}, which has a sentence that no other page of the set has got."
         return Document(
             "t",
             [
-                f"{own} It is free software and you may share it with all. The {words[number]} end of it is near, and all of us are glad to see it."
+                f"{own} It is free software and you may share it with all. "
+                f"The {words[number]} end of it is near, and all of us are glad to see it."
             ],
         )
 
@@ -147,7 +152,8 @@ def test_unpack_stays_in_its_folder(tmp_path: Path):
 def test_command_goes_on_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    text = "The cat sat on the mat and it slept there for a long time, until the dog came in from the garden and woke it up again, as it does."
+    text = "The cat sat on the mat and it slept there for a long time, "
+    text += "as on most days, until a dog came in from the garden."
 
     def download(package: str, _: Path) -> Path:
         if package == "npm:missing":
