@@ -153,7 +153,7 @@ def test_command_goes_on_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     text = "The cat sat on the mat and it slept there for a long time, "
-    text += "as on most days, until a dog came in from the garden."
+    text += "as on most days, until a dog came in from the garden and woke it."
 
     def download(package: str, _: Path) -> Path:
         if package == "npm:missing":
