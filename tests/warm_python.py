@@ -96,9 +96,9 @@ def prepare(request: dict, streams: list[int]) -> list[str]:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", 1 if request["words"][0] == "-u" or os.isatty(1) else -1, closefd=False)
-    sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", 1 if request["words"][0] == "-u" or os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
