@@ -58,20 +58,20 @@ def at_step(number: int, do: Callable[[], None]) -> None:
 
 def while_saving(number: int, do: Callable[[], None]) -> None:
     """When this process has written its tensors of that step, and nothing is renamed yet."""
-    signed, write = checkpoint._signed, checkpoint.write_shards
+    checksums, write = checkpoint.checksums, checkpoint.write_shards
 
     def signing(files: Any) -> Any:
         files = list(files)
         if any(f"step-{number:08d}.partial" in str(file) for file in files):
             do()
-        return signed(files)
+        return checksums(files)
 
     def writing(folder: Path, tensors: Any) -> None:
         write(folder, tensors)
         if RANK and f"step-{number:08d}" in folder.name:
             do()
 
-    checkpoint._signed, checkpoint.write_shards = signing, writing
+    checkpoint.checksums, checkpoint.write_shards = signing, writing
 
 
 def report_late() -> None:
