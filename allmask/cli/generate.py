@@ -14,6 +14,7 @@ from allmask.cli import ModelName, Precision, note, note_cut, show_log, stdin_ba
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
+from allmask.registry import TASKS
 
 if TYPE_CHECKING:
     from allmask.mask import Mask
@@ -26,6 +27,7 @@ EXAMPLES = """
     allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
     allmask generate gpt2-folder --text "The mask" --sample --top-p 0.9 --seed 3 --stream
     allmask generate runs/zh --text 北京欢迎你 --show-mask
+    allmask generate runs/mixed --task continue --text "In the beginning" --sample --top-k 40
 """
 SEARCH = ("beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new")
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -35,6 +37,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 def command(
     model: ModelName,
     text: Annotated[str | None, Option(help="The input.", show_default="each line of stdin")] = None,
+    task: Annotated[
+        str | None,
+        Option(help="For a model that writes in several ways: title, continue, …", show_default="the model's own"),
+    ] = None,
     precision: Precision = "auto",
     stream: Annotated[bool, Option("--stream", help="Print each token as soon as it is generated.")] = False,
     show_mask: Annotated[bool, Option("--show-mask", help="Draw the attention mask of this text on stderr.")] = False,
@@ -54,10 +60,13 @@ def command(
     if drawn and not options.get("sample"):
         raise UsageError(f"{_flags(drawn)}: no effect without --sample", "add --sample")
     Decoding(**{"max_new": max(1, options.get("min_new", 1)), **options})  # refuses contradictions without torch
+    if task is not None and task not in TASKS:
+        raise UsageError(f"--task: there is no task {task!r}", f"there are: {', '.join(TASKS)}")
     show_log()
-    from allmask.pipelines import pipeline
+    from allmask.tasks.continuation import open_generator
+    from allmask.tasks.task import ModelFolder
 
-    generator = pipeline("generate", model, precision)
+    generator = open_generator(ModelFolder.open(model), precision, task)
     generator.check(options)
     lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
     for batch in [[text]] if text is not None else lines:

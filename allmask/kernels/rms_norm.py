@@ -89,4 +89,5 @@ class _RMSNorm(torch.autograd.Function):
 # torch wraps a Function in two layers of Python that are not needed here: support for functorch (excluded by `suits`),
 # and checks of which methods are defined. They would take a tenth of the time of a small norm.
 _apply: Any = super(torch.autograd.Function, _RMSNorm).apply  # type: ignore[misc]
-_RMSNorm._backward_cls.apply = _RMSNorm.backward  # type: ignore[attr-defined]
+if hasattr(_RMSNorm, "_backward_cls"):  # private to torch, so it may go
+    _RMSNorm._backward_cls.apply = _RMSNorm.backward  # type: ignore[attr-defined]

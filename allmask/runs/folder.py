@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def drop_spent(out: Path, keep: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def save_model(model: Model, task: Any | None, folder: Path) -> None:
-    """Write a model folder with its task, and checksums for `allmask verify`; completely or not at all."""
+def save_model(model: Model, task: Any | None, folder: Path, also: Sequence[Any] = ()) -> None:
+    """Write a model folder with its tasks, and checksums for `allmask verify`; completely or not at all."""
     with new_folder(folder) as beside:
         model.save(beside)
         if task is not None:
-            save_task(task, beside)
+            save_task(task, beside, also)
         checkpoint.sign(beside)

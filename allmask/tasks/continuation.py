@@ -125,9 +125,12 @@ class Continuation(ContinuationOptions, WritingTask):
         return writer_for(model, precision, Mask.causal, segments=(0, 0))
 
 
-def open_generator(opened: ModelFolder, precision: str = "auto") -> TextGenerator:
-    """Return a generator for a model's own task if it writes; a model that was only pretrained continues prompts."""
-    task = opened.saved_task
+def open_generator(opened: ModelFolder, precision: str = "auto", name: str | None = None) -> TextGenerator:
+    """Return a generator for a model's own task if it writes; a model that was only pretrained continues prompts.
+
+    With a `name`, return one for that task of the model.
+    """
+    task = opened.saved_task if name is None else opened.task(name)
     if task is not None and not isinstance(task, WritingTask):
         raise CheckpointError(f'{opened.source}: was fine-tuned for "{task.name}", not to write', "use allmask predict")
     if opened.model.lm_head is None:

@@ -201,9 +201,14 @@ class ModelFolder:
         return dict(read_json(file)) if file.is_file() else {}
 
     @cached_property
+    def saved_tasks(self) -> list[Any]:
+        """The tasks in allmask.json, that is, those that the model was trained for, the main one first."""
+        return load_tasks(self.folder)
+
+    @property
     def saved_task(self) -> Any | None:
-        """The task in allmask.json, that is, the task that the model was trained for; None if there is none."""
-        return load_task(self.folder)
+        """The main one of `saved_tasks`; None if there is none."""
+        return next(iter(self.saved_tasks), None)
 
     @cached_property
     def model(self) -> Model:
@@ -216,17 +221,18 @@ class ModelFolder:
 
         With a `name`, return that task, or raise an error if the model cannot do it.
         """
-        saved = self.saved_task
-        if saved is not None and name in (None, saved.name):
-            return saved
+        for saved in self.saved_tasks:
+            if name in (None, saved.name):
+                return saved
         for kind in TASKS.values() if name is None else [TASKS[name]]:
             task = kind.default_for(self)
             if task is not None:
                 return task
         if name is None:
             problem = "has no head for a task, and no allmask.json that names the task it was trained for"
-        elif saved is not None:
-            problem = f'was trained for "{saved.name}", not for "{name}"'
+        elif self.saved_tasks:
+            learnt = " and ".join(f'"{saved.name}"' for saved in self.saved_tasks)
+            problem = f'was trained for {learnt}, not for "{name}"'
         else:
             problem = f'was not trained for "{name}", and has no head for it'
         hint = TASKS[name or "classify"].how_to_train(self.source)
@@ -261,18 +267,28 @@ def from_dict(values: dict[str, Any], where: Path | str) -> Any:
         raise CheckpointError(f"{where}: {error}", "was it made by another version of allmask?") from None
 
 
-def save_task(task: Any, folder: Path) -> None:
-    text = json.dumps(to_dict(task), indent=2, ensure_ascii=False) + "\n"
-    (folder / FILE).write_text(text, encoding="utf-8")
+def save_task(task: Any, folder: Path, also: Sequence[Any] = ()) -> None:
+    """Write allmask.json: the main task and, under "also", others that the same weights were trained for."""
+    values = to_dict(task) | ({"also": [to_dict(other) for other in also]} if also else {})
+    (folder / FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load_task(folder: Path) -> Any | None:
-    """Read the task from a folder's allmask.json; None if there is no such file."""
+def load_tasks(folder: Path) -> list[Any]:
+    """Read the tasks in a folder's allmask.json, the main one first; none if there is no such file."""
     file = folder / FILE
     if not file.is_file():
-        return None
+        return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}", "copy the folder again") from None
-    return from_dict(found if isinstance(found, dict) else {}, file)
+    found = found if isinstance(found, dict) else {}
+    also = found.pop("also", [])
+    if not isinstance(also, list) or not all(isinstance(values, dict) for values in also):
+        raise CheckpointError(f'{file}: "also" must be a list of tasks', "copy the folder again")
+    return [from_dict(values, file) for values in (found, *also)]
+
+
+def load_task(folder: Path) -> Any | None:
+    """Read the main task in a folder's allmask.json; None if there is no such file."""
+    return next(iter(load_tasks(folder)), None)

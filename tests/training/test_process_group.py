@@ -44,6 +44,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--shutdown-timeout=60"]
 IMPORTED = [  # by the processes of these tests, and therefore only once
     "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "allmask.cli.pretrain",
     "allmask.runs.finetuning", "allmask.runs.pretraining", "allmask.tasks.classify", "allmask.tasks.seq2seq",
+    "rouge_score.rouge_scorer", "sacrebleu",
 ]  # fmt: skip
 
 

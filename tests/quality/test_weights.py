@@ -1,0 +1,79 @@
+"""One model under every mask: shares of the objectives, vectors, and a run that can be resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import weights
+import yaml
+
+from allmask.inference import embed
+from allmask.model import load
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.bert(tmp_path_factory.mktemp("tiny") / "bert")
+
+
+def test_any_stretch_of_a_run_has_the_mixture():
+    shares = {"title": 0.5, "mlm": 0.3, "embed": 0.2}
+    parts = {name: weights.Embeddings([([1, 2], [3])] * 5) for name in shares}
+    work = weights.Every(parts, shares, 40, evaluator=lambda model: None)
+    plan = work.plan(work.lengths, 7, 1, 0)
+    for steps in range(1, 41):
+        for name, share in shares.items():
+            assert abs(sum(drawn.objective == name for drawn in plan[:steps]) - share * steps) <= 1
+    titles = [drawn for drawn in plan if drawn.objective == "title"]
+    assert [drawn.epoch for drawn in titles[:6]] == [0, 0, 0, 1, 1, 1]  # two pairs in a batch, then one
+    assert sorted(number for drawn in titles[:3] for number in drawn.numbers) == [0, 1, 2, 3, 4]
+
+
+def test_compared_vectors_are_those_of_embed(bert: Path):
+    model = load(bert)
+    texts = ["北京 欢迎 你", "the mask decides", "every role", "你 吃 啥"]
+    ids = [model.tokenizer.encode(text).ids for text in texts]
+    batch = weights.Embeddings([(ids[0], ids[1]), (ids[2], ids[3])]).batch([0, 1], 0)
+    vectors = batch.vectors(model)
+    expected = embed(model, [texts[number] for number in (0, 2, 1, 3)], normalize=True)
+    assert torch.allclose(vectors, expected, atol=1e-5)
+    cosines = (expected[:2] @ expected[2:].T / weights.TEMPERATURE).exp()
+    own = cosines.diagonal()
+    by_hand = -((own / cosines.sum(1)).log() + (own / cosines.sum(0)).log()).mean() / 2
+    assert torch.allclose(batch.loss(model), by_hand, atol=1e-4)
+
+
+def test_reciprocal_rank():
+    texts, titles = torch.eye(3), torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0.9, 0.6, 0.1]])
+    assert weights.mean_reciprocal_rank(texts, titles) == pytest.approx((1 + 1 / 2 + 1) / 3)
+
+
+def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path):
+    records = [*tiny.english(12), *tiny.chinese(12)]
+    tiny.write_jsonl(tmp_path / "pairs.jsonl", records)
+    tiny.write_jsonl(tmp_path / "dev.jsonl", records[:6])
+    text = "\n\n".join(f"{record['source']}\n{record['target']}" for record in records)
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    config = {
+        "name": "both", "start": str(bert), "steps": 12, "batch_tokens": 64, "length": 16, "max_source": 9,
+        "max_target": 5, "embed_source": 9, "held_out": 0.2, "text": ["text.txt"], "pairs": ["pairs.jsonl"],
+        "dev_pairs": "dev.jsonl", "save_every": 4, "evaluations": 1,
+        "shares": dict.fromkeys(("title", "quote", "mlm", "causal", "prefix", "embed"), 1),
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    words = [str(tmp_path / "config.yaml"), "--data", str(tmp_path), "--precision", "fp32"]
+    weights.main([*words, "--out", str(tmp_path / "whole")])
+    weights.main([*words, "--out", str(tmp_path / "stopped")])
+    newest = tmp_path / "stopped" / "training" / "checkpoints"
+    for folder in newest.iterdir():  # as if it had been killed after step 8
+        if folder.name > "step-00000008":
+            weights.shutil.rmtree(folder)
+    weights.shutil.rmtree(tmp_path / "stopped" / "final")
+    weights.main([*words, "--out", str(tmp_path / "stopped")])
+    whole, again = (load(tmp_path / name / "final").state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    with pytest.raises(SystemExit, match="unknown: lrr"):
+        weights.main([*words, "--out", str(tmp_path / "x"), "--set", "lrr=1"])
