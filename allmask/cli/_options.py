@@ -21,8 +21,8 @@ from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run
 SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
     "data": "text file files first second field columns limit most repeats on_bad_record text_field name pair special "
     "source target order each window tokens last",
-    "model": "model preset heads layers precision pool normalize features mask keep_tokens kind size lowercase minimum "
-    "alphabet",
+    "model": "model task preset heads layers precision pool normalize features mask keep_tokens kind size lowercase "
+    "minimum alphabet",
     "training": "minutes fast",
     "writing": "beams n_best length_penalty no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",

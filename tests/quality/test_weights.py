@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import weights
 import yaml
 
+import weights
 from allmask.inference import embed
 from allmask.model import load
 from tests import tiny
