@@ -14,7 +14,7 @@ from allmask.cli import ModelName, Precision, note, note_cut, show_log, stdin_ba
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
-from allmask.registry import TASKS
+from allmask.registry import TASKS, USES
 
 if TYPE_CHECKING:
     from allmask.mask import Mask
@@ -63,10 +63,10 @@ def command(
     if task is not None and task not in TASKS:
         raise UsageError(f"--task: there is no task {task!r}", f"there are: {', '.join(TASKS)}")
     show_log()
-    from allmask.tasks.continuation import open_generator
     from allmask.tasks.task import ModelFolder
 
-    generator = open_generator(ModelFolder.open(model), precision, task)
+    opened = ModelFolder.open(model)  # a missing folder is refused before torch is imported
+    generator = USES["generate"](opened, precision, task)
     generator.check(options)
     lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
     for batch in [[text]] if text is not None else lines:
