@@ -16,6 +16,7 @@ Each step trains one of these objectives, in the shares of the config file:
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ import yaml
 from torch import Tensor
 
 import allmask
-from allmask.data import NO_LABEL, Batch, Example, Record, pack, plan_epoch
+from allmask.data import NO_LABEL, Batch, Example, Record, pack, packs, plan_epoch
 from allmask.data.corpus import prepare
 from allmask.data.windows import Windows
 from allmask.losses import Losses
@@ -43,13 +44,13 @@ from allmask.runs.folder import save_model
 from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
 from allmask.tasks.continuation import Continuation
-from allmask.tasks.metrics.text import is_chinese, rouge
+from allmask.tasks.metrics.text import is_chinese, rouge, score_texts
 from allmask.tasks.seq2seq import Title
 from allmask.text import Tokenizer, truncate_tokens
-from allmask.training import Score, Settings, StepSpec, checkpoint, train
+from allmask.training import Score, Settings, StepSpec, checkpoint, mean_loss, train
 
 FRAMES = 3  # special tokens around a row, at most
-QUOTED = 20_000  # texts to quote from
+QUOTED = 20_000  # quotations
 TEMPERATURE = 0.05  # of InfoNCE
 EVALUATED = 64  # held-out titles, and rows of held-out text
 
@@ -61,9 +62,9 @@ class Config:
     name: str
     start: str  # the model that training begins with
     shares: Mapping[str, float]  # of the steps, by objective
-    text: Sequence[str]  # files of running text, for mlm, causal and prefix
+    text: Sequence[tuple[str, int | None]]  # files of running text, for mlm, causal and prefix; at most n characters
     pairs: Sequence[str]  # files of source and target, for quote, title and embed
-    dev_pairs: str
+    dev_pairs: str  # its first records are for evaluations only
     steps: int = 3000
     batch_tokens: int = 4096
     lr: float = 8e-4
@@ -73,6 +74,7 @@ class Config:
     length: int = 128  # tokens of a row of text
     masked: float = 0.2  # share of the tokens that mlm hides
     held_out: float = 0.01  # share of the documents of running text, for evaluations
+    dev_records: int = 300
     max_source: int = 128
     max_target: int = 32
     embed_source: int = 96
@@ -94,9 +96,14 @@ class Config:
         if unknown:
             raise SystemExit(f"{path}: unknown: {', '.join(sorted(unknown))}")
         values["lr"] = float(values.get("lr", cls.lr))  # YAML reads 1e-3 as a string
-        for name in ("text", "pairs"):
-            values[name] = [str(file) for pattern in values[name] for file in _found(data, pattern)]
+        values["text"], shortened = [], values["text"]
+        for name in shortened:
+            pattern, limit = next(iter(name.items())) if isinstance(name, dict) else (name, None)
+            values["text"] += [(str(file), limit) for file in _found(data, pattern)]
+        values["pairs"] = [str(file) for pattern in values["pairs"] for file in _found(data, pattern)]
         values["dev_pairs"] = str(data / values["dev_pairs"])
+        if (data / values["start"]).is_dir():
+            values["start"] = str(data / values["start"])
         return cls(**values)
 
 
@@ -264,23 +271,37 @@ def _operations(model: Model, batch: Any) -> int:
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def read_pairs(files: Sequence[str], task: Title) -> list[Record]:
-    """The records of all files, each source once."""
+def read_pairs(files: Sequence[str], task: Title, held_out: Sequence[Record] = ()) -> list[Record]:
+    """The records of all files, each source once, without those held out."""
     seen: dict[str, Record] = {}
     for file in files:
         for record in task.read(Path(file)):
             seen.setdefault(record.fields["source"], record)
+    for record in held_out:
+        seen.pop(record.fields["source"], None)
     return list(seen.values())
 
 
-def parts_of(config: Config, tokenizer: Tokenizer, task: Title, rows: Windows) -> dict[str, Part]:
-    records = read_pairs(config.pairs, task)
+def shortened(file: str, characters: int | None, folder: Path) -> Path:
+    """A copy of the documents at the beginning of a file, if it has more characters than asked for."""
+    if characters is None:
+        return Path(file)
+    folder.mkdir(exist_ok=True)
+    copy = folder / Path(file).name
+    copy.write_text(Path(file).read_text(encoding="utf-8")[:characters].rpartition("\n\n")[0], encoding="utf-8")
+    return copy
+
+
+def parts_of(
+    config: Config, tokenizer: Tokenizer, task: Title, rows: Windows, held_out: Sequence[Record]
+) -> dict[str, Part]:
+    records = read_pairs(config.pairs, task, held_out)
     print(f"{len(records):,} pairs, {len(rows):,} rows of {rows.lengths.sum():,} tokens", flush=True)
     rng = random.Random(config.seed)
     made: dict[str, Callable[[], Part]] = {
         name: partial(row_part, name, config, tokenizer, rows) for name in ("mlm", "causal", "prefix")
     }
-    quoted = rng.sample(records, min(QUOTED, len(records)))
+    quoted = rng.sample(records * math.ceil(QUOTED / len(records)), QUOTED)  # several sentences of each if need be
     made["quote"] = lambda: Pairs(task.examples(tokenizer, quotations(quoted, task.max_source, rng)), "quote")
     made["title"] = lambda: Pairs(task.examples(tokenizer, records), "title")
     made["embed"] = lambda: Embeddings(_framed_pairs(config, tokenizer, records))
@@ -317,7 +338,8 @@ class Evaluator:
         titles = [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in chosen])]
         references = [record.fields["target"] for record in chosen]
         metrics = {"rouge_l": rouge(titles, references, is_chinese(references))["rouge_l"]}
-        metrics["length"] = sum(len(title.split()) for title in titles) / len(titles)
+        metrics["length"] = score_texts(titles, references)["length"]
+        metrics["loss_title"] = mean_loss(model, packs(self.task.examples(tokenizer_of(model), self.records)))
         numbers = np.linspace(0, len(self.rows["mlm"].rows) - 1, EVALUATED).astype(int).tolist()
         with torch.inference_mode():
             for name, part in self.rows.items():
@@ -368,11 +390,13 @@ def run(config: Config, out: Path, precision: str) -> None:
     task = Title(max_source=config.max_source, max_target=config.max_target)
     model = first_model(config, read_pairs(config.pairs[:1], task))
     tokenizer = tokenizer_of(model)
-    text = Windows(prepare(config.text, tokenizer, out / "corpus"), config.length - FRAMES)
+    files = [shortened(file, characters, out / "text") for file, characters in config.text]
+    text = Windows(prepare(files, tokenizer, out / "corpus"), config.length - FRAMES)
     rows, others = text.split(config.held_out, config.seed)
-    parts = parts_of(config, tokenizer, task, rows)
+    held_out = task.read(Path(config.dev_pairs))[: config.dev_records]
+    parts = parts_of(config, tokenizer, task, rows, held_out)
     judged = {name: row_part(name, config, tokenizer, others) for name in ("mlm", "causal")}
-    evaluator = Evaluator(task, task.read(Path(config.dev_pairs))[:300], judged)
+    evaluator = Evaluator(task, held_out, judged)
     work = Every(parts, config.shares, config.steps, evaluator)
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
