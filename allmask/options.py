@@ -193,6 +193,7 @@ TOY_GAMES = replace(GAMES, epochs=70.0, batch_tokens=256, lr=5e-3, schedule="lin
 
 CUTS = ("head", "tail", "head+tail")
 WINDOWS = "windows"
+CALIBRATED = "calibrated on held-out records"
 BY_WIDTH, BY_TASK = "by the model's width", "depends on the task"
 ENCODER_DECODER = "encoder-decoder"  # the prefix mask of a model with two stacks; follows from the model
 TAG_SCHEMES = ("bio", "iob1", "bioes", "plain")
@@ -212,11 +213,29 @@ class TitleOptions(TaskOptions):
     name: ClassVar[str] = "title"
     prunes: ClassVar[bool] = True
     reads: ClassVar[str] = "source, target"
+    suggests: ClassVar[dict[str, str]] = {
+        "lr": "by the model's width, 5e-4 up to 512", "layer_decay": "0.85",
+        "batch_tokens": "4096; fewer if pairs are few",
+    }  # fmt: skip
     next_step: ClassVar[str] = 'write with it: allmask generate {} --text "…"'
 
     max_source: int = option(254, "Longest source, in tokens.", "data", minimum=1)
     max_target: int = option(64, "Longest target, in tokens.", "data", minimum=1)
     truncate: str = option("head", "Which part of a longer text to keep.", "data", choices=CUTS)
+    quote: int | None = option(
+        None, "First learn to write sentences of the text itself, this many per text.", minimum=0,
+        shown_default="2 if the model has never written and pairs are few",
+    )  # fmt: skip
+    end_bias: float | None = option(
+        None, "Greedy decoding: added to the score of the end token; above 0, titles are shorter.", "advanced",
+        shown_default=CALIBRATED,
+    )  # fmt: skip
+    length_penalty: float | None = option(
+        None, "Beam search: its length penalty; more favours longer titles.", "advanced", shown_default=CALIBRATED
+    )
+    no_repeat_ngram: int | None = option(
+        None, "Never write N tokens in a row twice; 0: may repeat.", "advanced", minimum=0, shown_default=CALIBRATED
+    )
     mask: str = option(
         "prefix", "How the source reads itself: in both directions (prefix), or left to right (naive).", "model",
         choices=("prefix", "naive"), other_names=(ENCODER_DECODER,),
@@ -231,6 +250,10 @@ class TranslateOptions(TitleOptions):
     next_step: ClassVar[str] = 'translate with it: allmask generate {} --beams 5 --text "…"'
 
     max_target: int = another_default(TitleOptions, "max_target", 254)
+    quote: int | None = another_default(TitleOptions, "quote", 0)
+    end_bias: float | None = another_default(TitleOptions, "end_bias", None, shown_default="0")
+    length_penalty: float | None = another_default(TitleOptions, "length_penalty", None, shown_default="1")
+    no_repeat_ngram: int | None = another_default(TitleOptions, "no_repeat_ngram", None, shown_default="0")
     best: str = option("bleu", "Held-out metric that chooses the best weights.", "output", choices=("bleu", "loss"))
 
 
@@ -387,10 +410,11 @@ class FinetuneOptions(RunOptions):
     paths: ClassVar[tuple[str, ...]] = ("model", "data", "eval", "tokenizer")
     fitted: ClassVar[tuple[str, ...]] = ("max_source", "max_target", "max_length")
 
-    model: str | None = _finetune_option(
-        MISSING, "A model folder or file, the bundled minilm, or org/name.", "model", flag="", argument="MODEL"
-    )
     data: str = option(MISSING, "Training records, jsonl, csv or parquet:", "data", metavar="FILE")
+    model: str | None = _finetune_option(
+        None, "A model folder or file, allmask-en or another bundled name, or org/name.", "model",
+        flag="", argument="MODEL", shown_default="allmask-en or allmask-zh, by the script of the texts",
+    )  # fmt: skip
     eval: str | None = option(
         None, "Held-out records, to choose the best weights.", "data", metavar="FILE", shown_default="none"
     )
@@ -441,6 +465,7 @@ class FreshOptions(Options):
 
     suggests: ClassVar[dict[str, str]] = {
         "lr": "by the width, 7e-4 at 512", "warmup": "4000 steps, or a tenth of a short run",
+        "batch_tokens": "4096", "layer_decay": "none",
     }  # fmt: skip
 
     preset: str = _train_option("transformer-small", "Shape of the new model: transformer-base, t5-small, …")
@@ -679,7 +704,8 @@ class GanOptions(RunOptions):
 class Decoding(Options):
     """How to generate text. `Decoding()` is greedy; `beams=4` is beam search; `sample=True` samples.
 
-    Filters apply in this order: banned tokens, minimal length, n-grams; then, in sampling, temperature, top_k, top_p.
+    Filters apply in this order: banned tokens, minimal length, end bias, n-grams; then, in sampling, temperature,
+    top_k, top_p.
     """
 
     end: tuple[int, ...] = option((), "Tokens that end a hypothesis.", flag="")
@@ -696,6 +722,9 @@ class Decoding(Options):
     n_best: int = option(1, "Texts per source: the best beams, or independent samples.", "writing", minimum=1)
     length_penalty: float = option(  # the end token is counted
         1.0, "Scores are log-probability / length ** PENALTY: more favours longer texts.", "writing"
+    )
+    end_bias: float = option(
+        0.0, "Added to the score of the end token: above 0, texts are shorter; beams have --length-penalty.", "writing"
     )
     sample: bool = option(False, "Draw tokens by their probability.", "sampling", flag="--sample")
     temperature: float = option(1.0, "With --sample: flatter above 1, sharper below.", "sampling")
@@ -718,6 +747,8 @@ class Decoding(Options):
             raise UsageError(f"min_new is {self.min_new}, more than max_new, {self.max_new}")
         if self.sample and self.beams > 1:
             raise UsageError("beams and sample exclude each other", "choose one of them")
+        if self.end_bias and self.beams > 1:
+            raise UsageError("end_bias is for greedy decoding and sampling", "with beams, set length_penalty")
         if not self.sample and self.n_best > self.beams:
             hint = f"pass beams={self.n_best} or more, or sample=True"
             raise UsageError(f"n_best is {self.n_best} of {self.beams} beams", hint)

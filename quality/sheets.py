@@ -23,8 +23,8 @@ from allmask.tasks.common.heads import answer_all, frozen, token_answers
 from allmask.tasks.common.marks import mark
 from allmask.tasks.metrics.entities import counting
 from allmask.tasks.metrics.squad import AnswerCount
-from allmask.tasks.metrics.text import is_chinese
 from allmask.tasks.tag import Tag, Window, best_tags
+from allmask.text.script import is_chinese
 
 Logits = Sequence[Tensor]  # one tensor per row
 

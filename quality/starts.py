@@ -34,8 +34,9 @@ from allmask.data import Record
 from allmask.model import Model
 from allmask.options import FROM_SCRATCH
 from allmask.runs.fresh import Fresh
-from allmask.tasks.metrics.text import is_chinese, lead_sentence, rouge
+from allmask.tasks.metrics.text import lead_sentence, rouge
 from allmask.tasks.seq2seq import Title
+from allmask.text.script import is_chinese
 from allmask.training import Settings
 from allmask.training.schedule import noam
 

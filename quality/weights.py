@@ -44,9 +44,10 @@ from allmask.runs.folder import save_model
 from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
 from allmask.tasks.continuation import Continuation
-from allmask.tasks.metrics.text import is_chinese, rouge, score_texts
+from allmask.tasks.metrics.text import rouge, score_texts
 from allmask.tasks.seq2seq import Title
 from allmask.text import Tokenizer, truncate_tokens
+from allmask.text.script import is_chinese
 from allmask.training import Score, Settings, StepSpec, checkpoint, mean_loss, train
 
 FRAMES = 3  # special tokens around a row, at most

@@ -68,7 +68,7 @@ def test_help_of_a_command(name: str):
 
 USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "finetune": "no folder for the run was named",
-    "finetune --out {new}": "no model was named",
+    "finetune --out {new}": "no data was named",
     "finetune minilm --out {new}": "no data was named",
     "finetune minilm --data {file} --out {new} --task titel": "did you mean title?",
     "finetune minilm --data {file} --out {new} --lr fast": "Invalid value for '--lr'",

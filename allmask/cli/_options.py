@@ -24,7 +24,7 @@ SECTIONS = {  # section -> the parameters of commands that do not train; the oth
     "model": "model task preset heads layers precision pool normalize features mask keep_tokens kind size lowercase "
     "minimum alphabet",
     "training": "minutes fast",
-    "writing": "beams n_best length_penalty no_repeat_ngram min_new max_new",
+    "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",
     "test": "test alpha permutations folds",
     "options": "",  # all that are not listed here
@@ -70,7 +70,8 @@ def sections(command: Any, ctx: Any) -> dict[str, list[HelpRow]]:
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
             name = (param.metavar or param.name).upper()
-            row = HelpRow(f"{name}..." if param.nargs == -1 else name, param.help or "", "")
+            default = param.show_default if isinstance(param.show_default, str) else ""
+            row = HelpRow(f"{name}..." if param.nargs == -1 else name, param.help or "", default)
             found["arguments"].append(row)
         else:
             found[param.rich_help_panel or section_of.get(param.name, "options")].append(_help_row(param, ctx))
@@ -177,7 +178,10 @@ def _arguments(options: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
     """Yield the names and annotations of positional arguments."""
     for entry in options:
         if entry.option.argument and entry.option.flag == "":
-            yield entry.name, Annotated[str | None, typer.Argument(help=entry.option.help, show_default=False)]
+            yield (
+                entry.name,
+                Annotated[str | None, typer.Argument(help=entry.option.help, show_default=entry.default or False)],
+            )
         elif entry.option.argument:  # the shell expands --data *.txt to one value and these
             help = f"More files for --{entry.name}, so that --{entry.name} corpus/*.txt works."
             yield "files", Annotated[list[str] | None, typer.Argument(help=help, show_default=False)]

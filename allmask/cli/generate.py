@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from allmask.cli import ModelName, Precision, note, note_cut, show_log, stdin_batches
+from allmask.cli import ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
+    allmask generate --text "We show that masks decide every role …" --beams 4
     allmask generate runs/title --text "We show that masks decide every role …" --beams 4
     allmask generate runs/title < abstracts.txt > titles.txt
     allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
@@ -29,13 +31,13 @@ EXAMPLES = """
     allmask generate runs/zh --text 北京欢迎你 --show-mask
     allmask generate runs/mixed --task continue --text "In the beginning" --sample --top-k 40
 """
-SEARCH = ("beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new")
+SEARCH = ("beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new")
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 @with_fields(Decoding, *SEARCH, "sample", *SAMPLING)
 def command(
-    model: ModelName,
+    model: ModelOrDefault = None,
     text: Annotated[str | None, Option(help="The input.", show_default="each line of stdin")] = None,
     task: Annotated[
         str | None,
@@ -65,16 +67,28 @@ def command(
     show_log()
     from allmask.tasks.task import ModelFolder
 
+    lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
+    batches = iter([[text]]) if text is not None else lines
+    if model is None:
+        first = next(batches, [])
+        model, batches = _default_for(first), chain([first], batches)
     opened = ModelFolder.open(model)  # a missing folder is refused before torch is imported
     generator = USES["generate"](opened, precision, task)
     generator.check(options)
-    lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
-    for batch in [[text]] if text is not None else lines:
+    for batch in batches:
         if stream:
             _stream(generator, batch, options)
         else:
             _write(generator, batch, options, show_mask, as_json)
     note_cut(generator.cut, generator.max_tokens)
+
+
+def _default_for(texts: Sequence[str]) -> str:
+    from allmask.checkpoints import default_model
+
+    name = default_model(texts)
+    note(f"model: {name}, by the script of the text")
+    return name
 
 
 # ---- options of predict and evaluate, too --------------------------------------------------------------------

@@ -159,6 +159,8 @@ def _allowed(scores: Tensor, paths: Sequence[_Path], prompts: Sequence[Sequence[
     banned = settings.banned + (settings.end if len(paths[0].tokens) < settings.min_new else ())
     if banned:
         scores.index_fill_(1, torch.tensor(banned, device=scores.device), -torch.inf)
+    if settings.end_bias:
+        scores[:, settings.end] += settings.end_bias
     if settings.no_repeat_ngram:
         before = prompts if settings.no_repeat_prompt else [()] * len(prompts)
         histories = [(*before[path.prompt], *path.tokens) for path in paths]
@@ -190,6 +192,7 @@ class _Walks:
         rows, going, written = [], [], []
         for path, token, gain in zip(self.live, tokens[:, 0].tolist(), gains, strict=True):
             can = gain > -torch.inf
+            gain -= self.settings.end_bias if token in self.settings.end else 0.0
             longer = path.grow(token, gain, len(going)) if can else path
             if can and token not in self.settings.end:
                 written.append((path.prompt, token))

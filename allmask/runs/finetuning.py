@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from allmask.checkpoints import default_model
 from allmask.data import Record, expect_held_out
 from allmask.data.records import reasons
 from allmask.errors import UsageError
@@ -26,10 +27,11 @@ from allmask.runs.fresh import Fresh
 from allmask.runs.options import part_of
 from allmask.runs.plan import Job, Plan
 from allmask.tasks.common.auxiliary import Auxiliary
-from allmask.tasks.task import to_dict
+from allmask.tasks.task import ModelFolder, to_dict
 from allmask.training import Result, Workload
 
 log = logging.getLogger("allmask")
+SCRIPT = 100  # records that show the script of the texts
 FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
 
@@ -46,7 +48,7 @@ class Records:
 
 @dataclass(frozen=True)
 class FineTuning(FinetuneOptions, Job):
-    """Starts from a pretrained `model`, or from a `fresh` one."""
+    """Starts from a pretrained `model`, by default a bundled one, or from a `fresh` one."""
 
     task: Any = field(default_factory=lambda: TASKS["title"]())
     fresh: Fresh | None = None
@@ -55,7 +57,7 @@ class FineTuning(FinetuneOptions, Job):
         if self.prune is None:
             object.__setattr__(self, "prune", self.task.prunes)
         super().__post_init__()
-        if (self.model is None) == (self.fresh is None):
+        if self.model is not None and self.fresh is not None:
             raise UsageError("a run begins with a model or with a preset", "name one of them")
 
     @property
@@ -100,14 +102,16 @@ class FineTuning(FinetuneOptions, Job):
 
     def begin(self, plan: Plan, data: Records) -> tuple[Plan, Model]:
         seed = plan.settings.seed
+        task = data.task
         if self.fresh is None:
-            assert self.model is not None
-            model = load(self.model)
+            start = ModelFolder.open(self.model or self._default_model(data.train))
+            plan = replace(plan, job=replace(self, model=start.source))
+            task, model = task.from_start(start, data.train, plan.settings), start.model
         else:
             model = self.fresh.model(data.train, seed)
             tokens, size = f"{model.config.vocab_size:,}", sum(weight.numel() for weight in model.parameters())
             log.info("a new %s: %s tokens, %.1fM parameters", self.fresh.preset, tokens, size / 1e6)
-        plan = self.settled(plan, data.task, model, data.train)
+        plan = plan.job.settled(plan, task, model, data.train)  # type: ignore[attr-defined]
         if self.several:  # each run has a head of its own
             return plan, model
         task = plan.job.task  # type: ignore[attr-defined]
@@ -115,13 +119,21 @@ class FineTuning(FinetuneOptions, Job):
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 
+    def _default_model(self, records: Sequence[Record]) -> str:
+        name = default_model([str(value) for record in records[:SCRIPT] for value in record.fields.values()])
+        log.info("model: %s, by the script of the texts", name)
+        return name
+
     def settled(self, plan: Plan, task: Any, model: Model, records: Sequence[Record]) -> Plan:
         """Return the plan with all settings chosen, for a task that is fitted to the model."""
         task = task.fitted(model)
         chosen = task.suggested_settings(model, records) if plan.open else {}
-        chosen |= {"lr": FROZEN_RATE} if self.freeze else {}
+        chosen |= {"lr": FROZEN_RATE, "layer_decay": None} if self.freeze else {}
         chosen |= self.fresh.suggested_settings(model, records, plan.settings) if self.fresh and plan.open else {}
-        settings = replace(plan.settings, **{name: chosen[name] for name in plan.open})
+        taken = {name: chosen[name] for name in plan.open}
+        settings = replace(plan.settings, **taken)
+        if shown := ", ".join(f"{name} {value:g}" for name, value in sorted(taken.items()) if value is not None):
+            log.info("chosen for this model and %s records: %s", f"{len(records):,}", shown)
         return Plan(replace(self, task=task), settings)
 
     def save(self, model: Model, data: Records, folder: Path) -> None:

@@ -58,6 +58,8 @@ class Fresh(FreshOptions):
         return {
             "lr": noam(WARMUP - 1, model.config.width, WARMUP),
             "warmup": WARMUP if steps * SHARE > WARMUP else SHARE,
+            "batch_tokens": settings.batch_tokens,
+            "layer_decay": None,
         }
 
 

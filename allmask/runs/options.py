@@ -137,12 +137,10 @@ class Run:
 
 
 def _check_start(given: Mapping[str, Any]) -> None:
-    """Refuse a run on texts without data, or without exactly one of a model and a preset."""
+    """Refuse a run on texts without data, or with both a model and a preset."""
     fresh = part_of(given, FreshOptions)
     if fresh and fresh.get("preset") is None:
         raise UsageError(f"{', '.join(fresh)}: for a new model", "leave it out, or name a --preset")
-    if not fresh and given.get("model") is None:
-        raise UsageError("no model was named", "name it as the first argument")
     if fresh and given.get("model") is not None:
         raise UsageError("a run begins with a model or with a preset", "name one of them")
     if given.get("data") is None:

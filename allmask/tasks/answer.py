@@ -40,8 +40,8 @@ from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWo
 from allmask.tasks.common.reading import Frame, most_context, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
-from allmask.tasks.metrics.text import is_chinese
 from allmask.text import Tokenizer
+from allmask.text.script import is_chinese
 from allmask.text.truncate import windows
 from allmask.training import Score, standard_error
 

@@ -7,6 +7,7 @@ defaults: a translation may repeat itself, is trained with label smoothing, and 
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,22 +17,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from allmask.data import NO_LABEL, Batch, Checker, Example, Record, pack, packs, read_records, text
+from allmask.data import NO_LABEL, Batch, Checker, Example, Record, pack, packs, plan_epoch, read_records, text
 from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.options import ENCODER_DECODER as PAIR
-from allmask.options import TitleOptions, TranslateOptions
+from allmask.options import Settings, TitleOptions, TranslateOptions
 from allmask.tasks.common import writing
 from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.common.calibration import calibrated
 from allmask.tasks.common.evaluation import Evaluation, Table, sample_lines
 from allmask.tasks.common.generator import TextGenerator, WritingTask
+from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import Prompts, Written, tokenizer_of
 from allmask.tasks.metrics import text as metrics
 from allmask.tasks.task import ModelFolder, TaskWorkload
 from allmask.text import Tokenizer, propose_keep_tokens, truncate_tokens
-from allmask.training import Score, mean_loss, standard_error
+from allmask.text.script import is_chinese
+from allmask.training import Score, StepSpec, mean_loss, standard_error
 
 log = logging.getLogger("allmask")
 FIELDS = {"source": text, "target": text}
@@ -41,6 +45,12 @@ WORTH_PRUNING = 0.8  # prune the vocabulary if less than this share of it is use
 SMOOTHING = 0.1
 TIE = 1e-4  # weight of chrF beside BLEU, which is 0 if no target has four words
 JUDGED = 200  # records that are translated at each evaluation; the loss is computed on all
+QUOTED = 2  # quotations per text
+FEWEST_QUOTED, MANY = 100, 20_000  # pairs, for which a model that has never written quotes first
+SAMPLE = 1000  # pairs from which the number of tokens is estimated
+STEPS, LEAST_BATCH = 50, 1024  # steps of an epoch: with fewer, batches are smaller, down to this many tokens
+RATES, LARGE_RATE = ((512, 5e-4), (768, 2e-4)), 1e-4  # up to this width
+LAYER_DECAY = 0.85
 COLUMNS = {
     "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L",
     "bleu": "BLEU", "chrf": "chrF", "exact": "exact", "length": "length",
@@ -54,7 +64,11 @@ class Seq2Seq(WritingTask):
     max_target: int
     truncate: str
     mask: str
-    no_repeat_ngram: ClassVar[int] = 0
+    quote: int | None
+    end_bias: float | None
+    length_penalty: float | None
+    no_repeat_ngram: int | None
+    usual_no_repeat: ClassVar[int] = 0  # if `no_repeat_ngram` is None
 
     def fitted(self, model: Model) -> Self:
         """Return the task with a source that leaves room for the target in the model's positions."""
@@ -126,12 +140,19 @@ class Seq2Seq(WritingTask):
     # ---- writing -------------------------------------------------------------------------------------------
 
     def decoding(self, model: Model, **changes: Any) -> Decoding:
-        """Return greedy decoding, with `changes`; the only special token that is written is the final [SEP]."""
+        """Return greedy decoding, with `changes`, for the length and repetition that the task was calibrated to.
+
+        The only special token that is written is the final [SEP].
+        """
         tokenizer = tokenizer_of(model)
         sep = _specials(tokenizer)[1]
         unused = range(tokenizer.size, model.config.vocab_size)  # ids without a token
         rules = {"end": (sep,), "banned": (*sorted(tokenizer.special_ids - {sep}), *unused)}
-        rules |= {"max_new": self.max_target + 1, "no_repeat_ngram": self.no_repeat_ngram}
+        repeats = self.usual_no_repeat if self.no_repeat_ngram is None else self.no_repeat_ngram
+        rules |= {"max_new": self.max_target + 1, "no_repeat_ngram": repeats}
+        own = "length_penalty" if changes.get("beams", 1) > 1 else "end_bias"
+        if getattr(self, own) is not None:
+            rules[own] = getattr(self, own)
         return Decoding(**{**rules, **changes})
 
     def writer(self, model: Model, precision: str | None = None) -> Writer:
@@ -193,7 +214,10 @@ class Seq2Seq(WritingTask):
         tokenizer, start = tokenizer_of(model), model.config.start_token
         examples = self.examples(tokenizer, records, start)
         others = self.examples(tokenizer, held_out, start)
-        return Seq2SeqWorkload(examples, self.evaluator(list(held_out), others) if held_out else None, auxiliary)
+        evaluator = self.evaluator(list(held_out), others) if held_out else None
+        rng = random.Random(0)
+        quoted = [one for _ in range(self.quote or 0) for one in quotations(records, self.max_source, rng)]
+        return Seq2SeqWorkload(examples, evaluator, auxiliary, self.examples(tokenizer, quoted, start))
 
     def evaluator(self, records: list[Record], examples: list[Example]) -> Callable[[Model], Score]:
         """Return the evaluator for held-out records and their rows."""
@@ -202,15 +226,27 @@ class Seq2Seq(WritingTask):
 
 @dataclass
 class Seq2SeqWorkload(TaskWorkload):
+    """The examples, in every epoch; before them, in the first epoch, `quoted`, whose numbers follow theirs."""
+
     examples: list[Example]
     evaluator: Callable[[Model], Score] | None = None
     auxiliary: Auxiliary | None = None
+    quoted: Sequence[Example] = ()
 
     def __post_init__(self):
         self.lengths = [len(example) for example in self.examples]
+        self.step_spec = StepSpec(plan=self._quotations_first) if self.quoted else StepSpec()
+
+    def _quotations_first(self, lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+        titles = plan_epoch(lengths, batch_tokens, seed, epoch)
+        if epoch:
+            return titles
+        quotations = plan_epoch([len(example) for example in self.quoted], batch_tokens, seed, epoch)
+        return [[len(lengths) + number for number in numbers] for numbers in quotations] + titles
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
-        chosen = [self.examples[number] for number in numbers]
+        every = len(self.examples)
+        chosen = [self.examples[number] if number < every else self.quoted[number - every] for number in numbers]
         if self.auxiliary is None:
             return pack(chosen)
         sources = []
@@ -226,7 +262,7 @@ class Seq2SeqWorkload(TaskWorkload):
 
 @dataclass(frozen=True)
 class Title(TitleOptions, Seq2Seq):
-    no_repeat_ngram: ClassVar[int] = NO_REPEAT
+    usual_no_repeat: ClassVar[int] = NO_REPEAT
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Title | None:
@@ -239,6 +275,35 @@ class Title(TitleOptions, Seq2Seq):
         log.warning("%s: was not fine-tuned to write; expect nonsense", opened.source)
         return cls(max_target=min(cls.max_target, model.config.max_positions // 4))
 
+    def from_start(self, start: ModelFolder, records: Sequence[Record], settings: Settings) -> Title:
+        """Choose whether to quote first: a model that has never written cannot copy words yet."""
+        if self.quote is not None:
+            return self
+        few = FEWEST_QUOTED <= len(records) < MANY and settings.steps is None and settings.epochs >= 1
+        if any(isinstance(task, WritingTask) for task in start.saved_tasks):
+            log.info("%s has learnt to write, so titles come at once", start.source)
+        elif few:
+            log.info("%s has never written, so it quotes its texts before it learns titles (--quote)", start.source)
+            return replace(self, quote=QUOTED)
+        return replace(self, quote=0)
+
+    def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
+        """Few pairs come in smaller batches, so that there are enough steps to learn from."""
+        width, pairs, tokenizer = model.config.width, len(records), tokenizer_of(model)
+        sample = records[:: max(1, pairs // SAMPLE)]
+        tokens = 0.0
+        for name, limit in (("source", self.max_source), ("target", self.max_target)):
+            lengths = (min(limit, len(ids)) for ids in _ids(tokenizer, [record.fields[name] for record in sample]))
+            tokens += pairs * sum(lengths) / len(sample)
+        batch = round(min(Settings.batch_tokens, max(LEAST_BATCH, tokens / STEPS)))
+        if batch < Settings.batch_tokens:
+            log.info("%s pairs are few, so batches are small", f"{pairs:,}")
+        return {
+            "lr": next((rate for largest, rate in RATES if width <= largest), LARGE_RATE),
+            "layer_decay": LAYER_DECAY if model.config.family == "bert" else None,
+            "batch_tokens": batch,
+        }
+
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:
         """The baseline is the first sentence of each source."""
         references = [record.fields["target"] for record in records]
@@ -250,6 +315,10 @@ class Title(TitleOptions, Seq2Seq):
 
     def evaluator(self, records: list[Record], examples: list[Example]) -> TitleEvaluator:
         return TitleEvaluator(self, records, examples)
+
+    def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Title:
+        """Calibrate length and repetition on held-out records, and say whether the first sentence is better."""
+        return calibrated(self, model, held_out)
 
 
 @dataclass
@@ -274,7 +343,7 @@ class TitleEvaluator:
         return [best[0][0] for best in self.task.write(model, [record.fields["source"] for record in records])]
 
     def score(self, texts: Sequence[str], references: Sequence[str], loss: float, samples: Sequence[str]) -> Score:
-        each = metrics.rouge_of_each(texts, references, metrics.is_chinese(references))
+        each = metrics.rouge_of_each(texts, references, is_chinese(references))
         scores, stderr = metrics.mean_rouge(each), standard_error(100 * one["rouge_l"] for one in each)
         return Score(scores["rouge_l"], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric="rouge_l")
 
@@ -369,7 +438,7 @@ def _samples(records: Sequence[Record], written: Sequence[str]) -> list[str]:
 def _extremes(records: Sequence[Record], written: Sequence[str], count: int) -> dict[str, list[dict[str, Any]]]:
     """Return the best and the worst texts by ROUGE-L, with their references."""
     references = [record.fields["target"] for record in records]
-    scores = metrics.rouge_of_each(written, references, metrics.is_chinese(references))
+    scores = metrics.rouge_of_each(written, references, is_chinese(references))
     rows = [
         {"where": record.where, "rouge_l": 100 * score["rouge_l"], "written": text, "reference": reference}
         for record, score, text, reference in zip(records, scores, written, references, strict=True)

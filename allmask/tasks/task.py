@@ -27,6 +27,7 @@ from allmask.registry import TASKS
 if TYPE_CHECKING:
     from allmask.data import Batch, Record
     from allmask.model import Model
+    from allmask.options import Settings
     from allmask.tasks.common.auxiliary import Auxiliary
     from allmask.tasks.common.evaluation import Evaluation
     from allmask.training import Score
@@ -40,7 +41,7 @@ class Task(Protocol):
     Inherit from it and write `name`, `predictor` and, if the task can be trained, `read_data`, `prepare` and
     `workload`. Everything else has a default. Training calls the methods in this order:
 
-        read_data -> fitted -> suggested_settings -> prepare -> workload -> (training) -> finish
+        read_data -> from_start -> fitted -> suggested_settings -> prepare -> workload -> (training) -> finish
     """
 
     name: ClassVar[str]
@@ -60,6 +61,10 @@ class Task(Protocol):
 
     def fitted(self, model: Model) -> Self:
         """Return the task with its lengths limited to what the model can hold; refuse a model that cannot do it."""
+        return self
+
+    def from_start(self, start: ModelFolder, records: Sequence[Record], settings: Settings) -> Self:
+        """Return the task with the options filled in that depend on the pretrained model that a run starts from."""
         return self
 
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:

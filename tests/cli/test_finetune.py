@@ -330,7 +330,6 @@ def test_an_empty_file(cli, bert: Path, tmp_path: Path, content: bytes, says: st
     ("words", "code", "says"),
     [
         (["{bert}", "--out", "{tmp}/run"], 2, "no data was named"),
-        (["--data", "{data}", "--out", "{tmp}/run"], 2, "no model was named"),
         (["{bert}", "--data", "{data}"], 2, "--out"),
         (["{bert}", "--data", "nosuch.jsonl", "--out", "{tmp}/run"], 3, "nosuch.jsonl: no such file"),
         (["nosuch", "--data", "{data}", "--out", "{tmp}/run"], 4, "nosuch: no such folder"),

@@ -93,8 +93,10 @@ def test_stopping_early_saves_steps():
 
 
 @settings(max_examples=120)
-@given(rules(), st.integers(3, 6), st.integers(0, 10**6))
-def test_greedy_takes_the_likeliest_token_each_time(rules, vocabulary, seed):
+@given(rules(), st.integers(3, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.0, -1.5, 2.0]))
+def test_greedy_takes_the_likeliest_token_each_time(rules, vocabulary, seed, end_bias):
+    """A bias on the end token changes what is likeliest, but not the log-probability, which is the model's own."""
+    rules = replace(rules, end_bias=end_bias)
     writer, prompt = TableWriter(vocabulary, seed), (1, 2, 1)
     tokens, total = (), 0.0
     while len(tokens) < rules.max_new and not (tokens and tokens[-1] in END):
@@ -102,7 +104,7 @@ def test_greedy_takes_the_likeliest_token_each_time(rules, vocabulary, seed):
         able = [token for token in range(vocabulary) if not forbidden(token, prompt, tokens, rules)]
         if not able:
             break
-        best = max(able, key=lambda token: table[token])
+        best = max(able, key=lambda token: table[token] + end_bias * (token in END))
         tokens, total = (*tokens, best), total + table[best]
     [[found]] = generate(writer, [prompt], rules)
     assert with_end(found, rules) == tokens

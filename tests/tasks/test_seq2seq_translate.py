@@ -287,7 +287,6 @@ def test_a_plan_comes_back(model: Model):
         ({"preset": "transformer-small", "average": 1}, "average is 1"),
         ({"preset": "transformer-small", "average": 5, "keep": 2}, "--average 5 needs as many checkpoints, not 2"),
         ({"preset": "transformer-small", "crf": True}, "crf is for --task tag, not for translate"),
-        ({}, "no model was named"),
     ],
 )
 def test_what_a_plan_cannot_be(values, says: str):

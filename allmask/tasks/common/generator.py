@@ -64,7 +64,7 @@ class TextGenerator(Predictor):
     does: ClassVar[str] = "writes"
     done: ClassVar[str] = "written"
     options: ClassVar[frozenset[str]] = frozenset(
-        {"beams", "n_best", "length_penalty", "no_repeat_ngram", "min_new", "max_new"}
+        {"beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new"}
     )
 
     def __post_init__(self):

@@ -11,15 +11,9 @@ from typing import Any
 
 import numpy as np
 
-CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+from allmask.text.script import CHINESE, is_chinese
+
 _ONE = re.compile(f"[{CHINESE}]|[^{CHINESE}\\W_]+")  # a Chinese character, or a word of anything else
-
-
-def is_chinese(texts: Sequence[str]) -> bool:
-    """Return whether many letters of these texts (more than 30 %) are Chinese characters."""
-    joined = "".join(texts[:1000])
-    chinese = len(re.findall(f"[{CHINESE}]", joined))
-    return chinese > 0.3 * max(1, sum(character.isalpha() for character in joined))
 
 
 class Characters:

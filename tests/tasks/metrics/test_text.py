@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allmask.tasks.metrics.text import Characters, is_chinese, lead_sentence, rouge, score_texts
+from allmask.tasks.metrics.text import Characters, lead_sentence, rouge, score_texts
+from allmask.text.script import is_chinese
 
 
 def f1(hits: int, written: int, reference: int) -> float:
