@@ -106,7 +106,7 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "finetune minilm --data {file} --eval {file} --out {new}": "also trained on",
     "finetune minlm --data {file} --out {new}": 'did you mean "minilm"?',
     "pretrain --data {file} --out {new} --from {new}": "no such folder or file",
-    "generate": "Missing argument 'MODEL'",
+    "generate": "no text was given",
     "generate minilm --beam 4": "Did you mean --beams?",
     "generate minilm --beams 0": "--beams is 0; expected at least 1",
     "evaluate minilm {file} --max-new 0": "--max-new is 0; expected at least 1",

@@ -10,7 +10,7 @@ import torch
 
 import allmask
 from allmask import Mask
-from allmask.checkpoints import resolve
+from allmask.checkpoints import default_model, resolve
 from allmask.files import verify
 from allmask.tasks.task import load_tasks
 
@@ -47,6 +47,15 @@ def test_transformers_loads_them_and_agrees(name: str):
         expected = theirs(ids, attention_mask=valid).logits[valid.bool()]
         found = allmask.load(name)(ids, Mask.bidirectional(valid.bool())).logits[valid.bool()]
     assert torch.allclose(found, expected, atol=1e-4, rtol=1e-5)  # logits are up to 20
+
+
+def test_the_default_is_chosen_by_the_script_of_the_text(cli):
+    assert default_model(["北京欢迎你，BERT 也欢迎你。"]) == "allmask-zh"
+    assert default_model(["The word 北京 in an English sentence."]) == default_model(["123"]) == "allmask-en"
+    text = "We present a parser that is trained on treebanks of eleven languages and needs no grammar."
+    ran = cli("generate", "--text", text)
+    named = cli("generate", "allmask-en", "--text", text)
+    assert ran.code == 0 and ran.out == named.out and "model: allmask-en" in ran.err
 
 
 def test_one_file_four_masks(cli, tmp_path: Path):

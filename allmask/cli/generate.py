@@ -71,6 +71,8 @@ def command(
     batches = iter([[text]]) if text is not None else lines
     if model is None:
         first = next(batches, [])
+        if not any(line.strip() for line in first):
+            raise UsageError("no text was given", 'pass it with --text "…", or one per line on stdin')
         model, batches = _default_for(first), chain([first], batches)
     opened = ModelFolder.open(model)  # a missing folder is refused before torch is imported
     generator = USES["generate"](opened, precision, task)

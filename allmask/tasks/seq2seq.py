@@ -237,12 +237,14 @@ class Seq2SeqWorkload(TaskWorkload):
         self.lengths = [len(example) for example in self.examples]
         self.step_spec = StepSpec(plan=self._quotations_first) if self.quoted else StepSpec()
 
-    def _quotations_first(self, lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    def _quotations_first(
+        self, lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int
+    ) -> Sequence[list[int]]:
         titles = plan_epoch(lengths, batch_tokens, seed, epoch)
         if epoch:
             return titles
         quotations = plan_epoch([len(example) for example in self.quoted], batch_tokens, seed, epoch)
-        return [[len(lengths) + number for number in numbers] for numbers in quotations] + titles
+        return [*([len(lengths) + number for number in numbers] for numbers in quotations), *titles]
 
     def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
         every = len(self.examples)

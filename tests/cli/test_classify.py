@@ -47,7 +47,7 @@ def run(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from allmask.runs.plan import Plan
     from allmask.training import Settings
 
-    job = FineTuning(str(bert), str(files / "train.jsonl"), str(files / "dev.jsonl"), task=Classify())
+    job = FineTuning(str(files / "train.jsonl"), str(bert), str(files / "dev.jsonl"), task=Classify())
     settings = Settings(steps=60, lr=1e-2, batch_tokens=256, eval_every=30, precision="fp32")
     out = tmp_path_factory.mktemp("runs") / "languages"
     start(Plan(job, settings), out, quiet=True)

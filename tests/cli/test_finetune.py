@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from allmask.model import load
+from allmask.runs import finetuning
+from allmask.runs.options import read_yaml
 from allmask.training import checkpoint as runs
 from allmask.training.progress import Progress
 from tests import tiny
@@ -58,7 +60,10 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, data: Path, tmp_path: Pat
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if "eval_rouge_l" in line] == [3, 6]
     task = json.loads((run / "final" / "allmask.json").read_text())
-    assert task == {"task": "title", "max_source": 37, "max_target": 8, "truncate": "head", "mask": "prefix"}
+    assert task == {
+        "task": "title", "max_source": 37, "max_target": 8, "truncate": "head", "mask": "prefix", "quote": 0,
+        "end_bias": None, "length_penalty": None, "no_repeat_ngram": None,
+    }  # fmt: skip
     assert load(run / "final").lm_head is not None
     for words in ("no language model head; one is made", "reference ", "written ", "step 6/6"):
         assert words in ran.err, words
@@ -324,6 +329,16 @@ def test_an_empty_file(cli, bert: Path, tmp_path: Path, content: bytes, says: st
     (tmp_path / "train.jsonl").write_bytes(content)
     ran = cli("finetune", bert, "--data", tmp_path / "train.jsonl", "--out", tmp_path / "run")
     assert ran.code == 3 and says in ran.err and not (tmp_path / "run").exists()
+
+
+def test_without_a_model_one_is_chosen_by_the_texts(cli, bert: Path, data: Path, tmp_path: Path, monkeypatch):
+    seen: list[str] = []
+    monkeypatch.setattr(finetuning, "default_model", lambda texts: seen.extend(texts) or str(bert))
+    ran = cli("finetune", "--data", data / "train.jsonl", "--max-target", 8, "--steps", 1, "--out", tmp_path / "run")
+    assert ran.code == 0 and f"model: {bert}, by the script of the texts" in ran.err
+    assert seen[:2] == list(tiny.english(1)[0].values()) and len(seen) == 2 * 64
+    assert "chosen for this model and 64 records: batch_tokens 1024, layer_decay 0.85, lr 0.0005" in ran.err
+    assert read_yaml(tmp_path / "run" / "config.yaml")["model"] == str(bert)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def rich(bert: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A body whose features tell English from Chinese: those of a fresh one are almost the same for all texts."""
     out = tmp_path_factory.mktemp("rich") / "run"
     settings = Settings(steps=60, lr=5e-3, batch_tokens=128, eval_every=60, precision="fp32")
-    start(Plan(FineTuning(str(bert), str(files / "train.jsonl"), task=Classify()), settings), out, quiet=True)
+    start(Plan(FineTuning(str(files / "train.jsonl"), str(bert), task=Classify()), settings), out, quiet=True)
     load(out / "final").without("task", "pooler").save(out.with_name("bert"))
     return out.with_name("bert")
 
@@ -116,7 +116,7 @@ def test_seeds(cli, bert: Path, files: Path, tmp_path: Path, monkeypatch):
 
 
 def test_the_grid_is_the_suggested_one(tmp_path: Path):
-    plan = Plan(FineTuning("m", "d", eval="e"), Settings(lr=3e-5, batch_tokens=32 * 100))
+    plan = Plan(FineTuning("d", "m", eval="e"), Settings(lr=3e-5, batch_tokens=32 * 100))
     tried = [trial.plan for trial in several.grid(plan, tmp_path)]
     assert len(tried) == 12
     assert {one.settings.batch_tokens for one in tried} == {1600, 3200}

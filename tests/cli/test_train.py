@@ -54,8 +54,8 @@ def translator(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         weight_decay=0.0, betas=(0.9, 0.98), dropout=0.0, keep=3,
     )  # fmt: skip
     fresh = Fresh(layers=1, width=32, heads=2, ffn_width=64, vocab_size=70)
-    files = (str(corpus / name) for name in ("train.jsonl", "dev.jsonl"))
-    job = FineTuning(None, *files, task=Translate(max_target=12), fresh=fresh)
+    data, held_out = (str(corpus / name) for name in ("train.jsonl", "dev.jsonl"))
+    job = FineTuning(data, eval=held_out, task=Translate(max_target=12), fresh=fresh)
     run = tmp_path_factory.mktemp("runs") / "zh"
     start(Plan(job, settings), run, quiet=True)
     return run
@@ -92,7 +92,7 @@ def test_a_run_leaves_all_it_promises(cli, corpus: Path, tmp_path: Path):
     task = json.loads((run / "final" / "allmask.json").read_text())
     assert task == {
         "task": "translate", "max_source": 254, "max_target": 12, "truncate": "head", "mask": "encoder-decoder",
-        "best": "bleu",
+        "best": "bleu", "quote": 0, "end_bias": None, "length_penalty": None, "no_repeat_ngram": None,
     }  # fmt: skip
     made = load(run / "final")
     assert made.tokenizer is not None and made.tokenizer.kind == "bpe"

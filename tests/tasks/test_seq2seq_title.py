@@ -17,7 +17,9 @@ from allmask.model import Model, load
 from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.common.writing import Steady, tidy
 from allmask.tasks.seq2seq import Title
+from allmask.tasks.task import ModelFolder, save_task
 from allmask.text import Tokenizer
+from allmask.training import Settings
 from tests import tiny
 
 
@@ -218,3 +220,53 @@ def test_decoding_defaults(model: Model, tokenizer: Tokenizer):
         end=(tokenizer.sep_id,), banned=tuple(sorted(tokenizer.special_ids - {tokenizer.sep_id})), max_new=9, beams=3,
         no_repeat_ngram=3,
     )  # fmt: skip
+
+
+# ---- what is chosen for a run ----------------------------------------------------------------------------------
+
+
+def test_quotations_come_before_titles_and_once(model: Model, tokenizer: Tokenizer):
+    rows = records(tiny.english(30))
+    work = Title(max_target=8, quote=2).workload(model, rows)
+    assert len(work.lengths) == len(rows) and len(work.quoted) == 2 * len(rows)  # evaluations are sized by the titles
+    first, second = (work.step_spec.plan(work.lengths, 60, 1, epoch) for epoch in (0, 1))
+    kinds = ["".join("q" if number >= len(rows) else "t" for number in numbers) for numbers in first]
+    assert sorted("".join(kinds)) == ["q"] * 60 + ["t"] * 30
+    assert "".join(kinds) == "q" * 60 + "t" * 30
+    assert sorted(number for numbers in second for number in numbers) == list(range(30))
+    for number in first[0]:
+        ids = work.batch([number], 0).ids[0].tolist()
+        end = ids.index(tokenizer.sep_id)
+        source, quoted = (" ".join(map(str, part)) for part in (ids[1:end], ids[end + 1 : -1]))
+        assert quoted in source
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "saved", "quote"),
+    [
+        (150, Settings(), None, 2),
+        (150, Settings(), Title(), 0),  # it writes already
+        (150, Settings(steps=20), None, 0),  # the steps are for titles
+        (20, Settings(), None, 0),
+    ],
+)
+def test_a_model_that_has_never_written_quotes_first(
+    tmp_path: Path, caplog, count: int, settings: Settings, saved: Title | None, quote: int
+):
+    folder = tiny.bert(tmp_path / "bert")
+    if saved:
+        save_task(saved, folder)
+    with caplog.at_level(logging.INFO, "allmask"):
+        found = Title().from_start(ModelFolder.open(folder), records(tiny.english(count)), settings)
+    assert found == Title(quote=quote)
+    assert ("has never written, so it quotes" in caplog.text) == bool(quote)
+    assert Title(quote=7).from_start(ModelFolder.open(folder), [], settings).quote == 7
+
+
+def test_few_pairs_come_in_small_batches(model: Model, caplog):
+    with caplog.at_level(logging.INFO, "allmask"):
+        few = Title().suggested_settings(model, records(tiny.english(50)))
+        assert "50 pairs are few" in caplog.text
+    many = Title().suggested_settings(model, records(tiny.english(50)) * 1000)
+    assert few["batch_tokens"] == 1024 and many["batch_tokens"] == 4096
+    assert few["lr"] == many["lr"] == 5e-4 and few["layer_decay"] == 0.85

@@ -102,7 +102,7 @@ class _Calibration:
             log.info("%s; not changed", written)
         else:
             changed = f"{found.length:.1f}, ROUGE-L {first.rouge_l:.1f} → {found.rouge_l:.1f}"
-            log.info("%s; with a %s of %.3g it is %s", written, name, found.value, changed)
+            log.info("%s; with %s %.3g it is %s", written, name, found.value, changed)
 
     def compare(self, ours: float) -> None:
         count, lead = len(self.sources), self.lead["rouge_l"]

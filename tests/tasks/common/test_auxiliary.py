@@ -182,7 +182,7 @@ def test_weights_that_are_refused(weight: float):
     from allmask.runs.finetuning import FineTuning
 
     with pytest.raises(UsageError, match="lm_weight is"):
-        FineTuning("m", "d", lm_weight=weight)
+        FineTuning("d", "m", lm_weight=weight)
 
 
 def test_a_new_output_bias_starts_at_the_token_frequencies(tmp_path: Path):
