@@ -1,8 +1,10 @@
 """What one set of weights can do under each mask, beside the model it was trained from.
 
-    python quality/measure.py quality-runs/allmask-en/final --data FOLDER [--beside minilm] [--limit 200]
+    python quality/measure.py allmask-en --data FOLDER [--limit 200]
+    python quality/measure.py allmask-zh --data FOLDER --titles csl-titles/test.jsonl --text cmrc2018/test.json \
+        --beside models/bge-small-zh
 
-FOLDER holds acl-titles/test.jsonl and text/wikitext2-test.txt. Nothing is trained here.
+FOLDER holds the files of --titles and --text. Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 import common
 import torch
 import torch.nn.functional as F
-from weights import mean_reciprocal_rank
 
 import allmask
 from allmask.data import plan_epoch
@@ -30,16 +31,15 @@ from allmask.registry import OBJECTIVES
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.text import lead_sentence, score_texts
 from allmask.tasks.seq2seq import Title
-from allmask.tasks.task import load_task
+from weights import mean_reciprocal_rank
 
 BATCH_TOKENS = 4096
 FRAME = 2
 
 
-def titles(folder: str, data: Path, limit: int | None) -> dict[str, Any]:
+def titles(folder: str, file: Path, limit: int | None) -> dict[str, Any]:
     """Prefix mask: ROUGE-L of titles that the model writes without further training."""
-    task = load_task(Path(folder)) or Title()
-    records = task.read(data / "acl-titles" / "test.jsonl")[:limit]
+    records = Title().read(file)[:limit]
     sources = [record.fields["source"] for record in records]
     references = [record.fields["target"] for record in records]
     writer = allmask.pipeline("title", folder)
@@ -49,9 +49,19 @@ def titles(folder: str, data: Path, limit: int | None) -> dict[str, Any]:
     return {name: {key: round(found[key], 2) for key in ("rouge_l", "length")} for name, found in scores.items()}
 
 
-def rows_of(model: Model, data: Path, folder: str, length: int = 128) -> Windows:
-    corpus = prepare([data / "text" / "wikitext2-test.txt"], tokenizer_of(model), Path(folder) / "corpus")
-    return Windows(corpus, length - FRAME)
+def plain_text(file: Path) -> str:
+    """The text of a file; of SQuAD's json, the contexts."""
+    found = file.read_text(encoding="utf-8")
+    if file.suffix != ".json":
+        return found
+    articles = json.loads(found)["data"]
+    return "\n\n".join(paragraph["context"] for article in articles for paragraph in article["paragraphs"])
+
+
+def rows_of(model: Model, text: str, folder: str, length: int = 128) -> Windows:
+    file = Path(folder) / "text.txt"
+    file.write_text(text, encoding="utf-8")
+    return Windows(prepare([file], tokenizer_of(model), Path(folder) / "corpus"), length - FRAME)
 
 
 @torch.inference_mode()
@@ -82,9 +92,9 @@ def causal(model: Model, rows: Windows, characters: int, seed: int = 1) -> dict[
     return {"bits a character": round(nats / math.log(2) / characters, 4)}
 
 
-def found_by_vector(model: Model, data: Path, limit: int | None) -> float:
-    """Mean pooling: mean reciprocal rank of an abstract's own title among all titles of the test set."""
-    records = Title().read(data / "acl-titles" / "test.jsonl")[:limit]
+def found_by_vector(model: Model, file: Path, limit: int | None) -> float:
+    """Mean pooling: mean reciprocal rank of a text's own title among all titles of the test set."""
+    records = Title().read(file)[:limit]
     fast = freeze(model)
     sides = [embed(fast, [record.fields[name] for record in records], normalize=True) for name in ("source", "target")]
     return round(mean_reciprocal_rank(*sides), 4)
@@ -94,21 +104,22 @@ def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--titles", default="acl-titles/test.jsonl", help="pairs of a text and its title")
+    parser.add_argument("--text", default="text/wikitext2-test.txt", help="running text, or SQuAD's json")
     parser.add_argument("--beside", default="minilm", help="the model to compare vectors with")
     parser.add_argument("--limit", type=int, help="test records")
     args = parser.parse_args()
     started = time.monotonic()
-    model = allmask.load(args.model)
-    characters = len((args.data / "text" / "wikitext2-test.txt").read_text(encoding="utf-8"))
+    model, text, pairs = allmask.load(args.model), plain_text(args.data / args.text), args.data / args.titles
+    beside = str(args.data / args.beside) if (args.data / args.beside).is_dir() else args.beside
     with TemporaryDirectory() as folder:
-        rows = rows_of(model, args.data, folder)
+        rows = rows_of(model, text, folder)
         result: dict[str, Any] = {"bidirectional: hidden tokens guessed (%)": masked(model, rows)}
-        result["causal"] = causal(model, rows, characters)
+        result["causal"] = causal(model, rows, len(text))
     result["vectors: mean reciprocal rank"] = {
-        args.model: found_by_vector(model, args.data, args.limit),
-        args.beside: found_by_vector(allmask.load(args.beside), args.data, args.limit),
+        name: found_by_vector(allmask.load(name), pairs, args.limit) for name in (args.model, beside)
     }
-    result["prefix: titles"] = titles(args.model, args.data, args.limit)
+    result["prefix: titles"] = titles(args.model, pairs, args.limit)
     result["seconds"] = round(time.monotonic() - started, 1)
     print(json.dumps(result, indent=1, ensure_ascii=False))
 
