@@ -416,8 +416,12 @@ class FinetuneOptions(RunOptions):
         flag="", argument="MODEL", shown_default="allmask-en or allmask-zh, by the script of the texts",
     )  # fmt: skip
     eval: str | None = option(
-        None, "Held-out records, to choose the best weights.", "data", metavar="FILE", shown_default="none"
+        None, "Held-out records, to choose the best weights.", "data", metavar="FILE", shown_default="see --held-out"
     )
+    held_out: float = option(
+        0.1, "Share of the records held out, without --eval; fewer than 100 are all trained on.", "data",
+        minimum=0, below=1,
+    )  # fmt: skip
     prune: bool | None = _finetune_option(
         None, "Keep only the tokens that the data uses.", "model", shown_default="the task's"
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ from allmask.tasks.task import ModelFolder, to_dict
 from allmask.training import Result, Workload
 
 log = logging.getLogger("allmask")
+FEWEST = 100  # records of which some are held out
 SCRIPT = 100  # records that show the script of the texts
 FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
@@ -91,6 +93,8 @@ class FineTuning(FinetuneOptions, Job):
         held_out = Path(self.eval) if self.eval else None
         expect_held_out([self.data], [self.eval] if self.eval else [])
         task, train, others = self.task.read_data(Path(self.data), held_out, self.on_bad_record, skipped)
+        if held_out is None and len(train) >= FEWEST:
+            train, others = divided(train, self.held_out, task.unit)
         log.info("data: %s to learn from, %s held out", f"{len(train):,}", f"{len(others):,}")
         if skipped:
             log.info("skipped records: %s", reasons(skipped))
@@ -149,7 +153,7 @@ class FineTuning(FinetuneOptions, Job):
         auxiliary = Auxiliary.of(model, self.lm_weight, settings.seed)
         work = self.task.workload(model, data.train, data.held_out, auxiliary, settings.precision)
         if not data.held_out:
-            log.info("no --eval file: the weights of the last step are kept")
+            log.info("nothing is held out: the weights of the last step are kept")
         if self.freeze:
             _freeze_body(model)
             cache_features = getattr(work, "cache_features", None)
@@ -171,6 +175,17 @@ class FineTuning(FinetuneOptions, Job):
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
         return [getattr(self.task, "next_step", TaskOptions.next_step).format(result["final"])]
+
+
+def divided(
+    records: Sequence[Record], share: float, unit: Callable[[Record], str]
+) -> tuple[list[Record], list[Record]]:
+    """Divide records by a hash of what `unit` returns: the same on every machine, and equal units stay together."""
+    parts: tuple[list[Record], list[Record]] = ([], [])
+    for record in records:
+        digest = hashlib.blake2b(unit(record).encode(), digest_size=8).digest()
+        parts[int.from_bytes(digest) < share * 2**64].append(record)
+    return parts if parts[0] else (list(records), [])
 
 
 def _freeze_body(model: Model) -> None:

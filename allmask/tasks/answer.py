@@ -142,6 +142,10 @@ class Answer(AnswerOptions, HeadTask):
         right = [marks(choose(one, None), true, chinese)[1] for one, true in zip(found, targets, strict=True)]
         return best_threshold([one.null for one in found], right, [bool(true) for true in targets])
 
+    def unit(self, record: Record) -> str:
+        """Questions about one context stay together."""
+        return record.fields["context"]
+
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Answer:
         """Choose the best threshold for "no answer" on the held-out questions, if some have no answer."""
         if self.threshold is None or all(record.fields["answers"] for record in held_out):

@@ -63,6 +63,10 @@ class Task(Protocol):
         """Return the task with its lengths limited to what the model can hold; refuse a model that cannot do it."""
         return self
 
+    def unit(self, record: Record) -> str:
+        """Return what must not be both learnt from and held out: by default, the first field."""
+        return str(next(iter(record.fields.values())))
+
     def from_start(self, start: ModelFolder, records: Sequence[Record], settings: Settings) -> Self:
         """Return the task with the options filled in that depend on the pretrained model that a run starts from."""
         return self
