@@ -46,7 +46,7 @@ from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
 from allmask.tasks.continuation import Continuation
 from allmask.tasks.metrics.text import rouge, score_texts
 from allmask.tasks.seq2seq import Title
-from allmask.text import Tokenizer, truncate_tokens
+from allmask.text import Tokenizer, propose_keep_tokens, truncate_tokens
 from allmask.text.script import is_chinese
 from allmask.training import Score, Settings, StepSpec, checkpoint, mean_loss, train
 
@@ -72,6 +72,8 @@ class Config:
     layer_decay: float = 0.8
     warmup: float = 0.05
     dropout: float = 0.0
+    fewest: int = 0  # occurrences in the pairs: rarer tokens leave the vocabulary
+    tied: bool = True  # the output layer is the token embedding; untied, it starts as a copy of it
     length: int = 128  # tokens of a row of text
     masked: float = 0.2  # share of the tokens that mlm hides
     held_out: float = 0.01  # share of the documents of running text, for evaluations
@@ -376,9 +378,16 @@ def mean_reciprocal_rank(texts: Tensor, titles: Tensor) -> float:
 def first_model(config: Config, records: Sequence[Record]) -> Model:
     """The start with a language model head, whose bias begins with how often tokens are written."""
     model = allmask.load(config.start)
+    if config.fewest:
+        texts = (text for record in records for text in record.fields.values())
+        model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts, config.fewest))
+        print(f"vocabulary: {model.config.vocab_size:,} tokens", flush=True)
     if model.lm_head is not None:
         return model
+    model.config = replace(model.config, tied=config.tied)
     model = model.with_language_model(torch.Generator().manual_seed(config.seed))
+    if not config.tied:
+        model.lm_head.output.weight.data.copy_(model.body.embedding.tokens.weight.data)
     tokenizer = tokenizer_of(model)
     encoded = tokenizer.encode_batch([record.fields["source"] for record in records[:20000]], special=False)
     counts = torch.bincount(torch.tensor([id for one in encoded for id in one.ids]), minlength=model.config.vocab_size)
@@ -389,7 +398,7 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
 def run(config: Config, out: Path, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     task = Title(max_source=config.max_source, max_target=config.max_target)
-    model = first_model(config, read_pairs(config.pairs[:1], task))
+    model = first_model(config, read_pairs(config.pairs, task))
     tokenizer = tokenizer_of(model)
     files = [shortened(file, characters, out / "text") for file, characters in config.text]
     text = Windows(prepare(files, tokenizer, out / "corpus"), config.length - FRAMES)
@@ -407,6 +416,9 @@ def run(config: Config, out: Path, precision: str) -> None:
     training = out / "training"
     result = train(model, work, settings, training, resume=bool(checkpoint.checkpoints(training)))
     print(json.dumps({"seconds": result.seconds, "best": result.best and result.best.metrics}))
+    if not config.tied:
+        print("not saved: BERT's layout has no untied output layer")
+        return
     shutil.rmtree(out / "final", ignore_errors=True)
     save_model(model.half(), task, out / "final", also=[Continuation.within(config.length, framed=True)])
 
