@@ -81,6 +81,7 @@ class Config:
     max_source: int = 128
     max_target: int = 32
     embed_source: int = 96
+    length_penalty: float | None = None  # of beam search, saved with the model
     save_every: int = 100
     evaluations: int = 10
     seed: int = 1
@@ -397,7 +398,9 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
 
 def run(config: Config, out: Path, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    task = Title(max_source=config.max_source, max_target=config.max_target)
+    task = Title(
+        max_source=config.max_source, max_target=config.max_target, length_penalty=config.length_penalty, quote=0
+    )
     model = first_model(config, read_pairs(config.pairs, task))
     tokenizer = tokenizer_of(model)
     files = [shortened(file, characters, out / "text") for file, characters in config.text]
