@@ -26,7 +26,7 @@ BEAMS = 4
 BIASES = (-4.0, 4.0)  # on the end token
 PENALTIES = (0.0, 2.0)  # on the length, in beam search
 REPEATS = (2, 0)  # tried beside the usual rule
-GAIN = 0.3  # ROUGE-L by which another rule against repetition must be better
+GAIN = 1.0  # ROUGE-L by which another rule against repetition must be better
 
 
 class Measured(NamedTuple):
