@@ -66,6 +66,7 @@ class Config:
     text: Sequence[tuple[str, int | None]]  # files of running text, for mlm, causal and prefix; at most n characters
     pairs: Sequence[str]  # files of source and target, for quote, title and embed
     dev_pairs: str  # its first records are for evaluations only
+    quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
     steps: int = 3000
     batch_tokens: int = 4096
     lr: float = 8e-4
@@ -229,6 +230,7 @@ class Every:
     shares: Mapping[str, float]
     steps: int
     evaluator: Evaluator
+    quote_until: float = 1.0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -239,14 +241,22 @@ class Every:
         return StepSpec(plan=self.plan, losses=_losses, operations=_operations)
 
     def plan(self, lengths: Any, batch_tokens: int, seed: int, epoch: int) -> list[Any]:
-        """All steps of the run. The objective furthest behind its share is next, so any stretch has the mixture."""
+        """All steps of the run. The objective furthest behind its share is next, so any stretch has the mixture.
+
+        After `quote_until` of the run, titles have the share of quotations.
+        """
         batches = {name: self._endless(name, batch_tokens, seed + epoch) for name in self.parts}
-        total = sum(self.shares[name] for name in self.parts)
-        done = dict.fromkeys(self.parts, 0)
+        shares = {name: self.shares[name] for name in self.parts}
+        behind = dict.fromkeys(shares, 0.0)
         chosen = []
         for step in range(1, self.steps + 1):
-            name = max(done, key=lambda name: self.shares[name] / total * step - done[name])
-            done[name] += 1
+            if step > self.quote_until * self.steps and "quote" in shares:
+                shares["title"] += shares.pop("quote")
+                behind["title"] += behind.pop("quote")
+            total = sum(shares.values())
+            behind = {name: behind[name] + share / total for name, share in shares.items()}
+            name = max(behind, key=lambda name: behind[name])
+            behind[name] -= 1
             chosen.append(next(batches[name]))
         return chosen
 
@@ -410,7 +420,7 @@ def run(config: Config, out: Path, precision: str) -> None:
     parts = parts_of(config, tokenizer, task, rows, held_out)
     judged = {name: row_part(name, config, tokenizer, others) for name in ("mlm", "causal")}
     evaluator = Evaluator(task, held_out, judged)
-    work = Every(parts, config.shares, config.steps, evaluator)
+    work = Every(parts, config.shares, config.steps, evaluator, config.quote_until)
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
         warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,

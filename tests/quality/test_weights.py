@@ -27,6 +27,10 @@ def test_any_stretch_of_a_run_has_the_mixture():
     for steps in range(1, 41):
         for name, share in shares.items():
             assert abs(sum(drawn.objective == name for drawn in plan[:steps]) - share * steps) <= 1
+    quoting = weights.Every(parts | {"quote": parts["mlm"]}, {**shares, "quote": 1.0}, 40, work.evaluator, 0.5)
+    named = [drawn.objective for drawn in quoting.plan(work.lengths, 7, 1, 0)]
+    assert named[:20].count("quote") == 10 and named[20:].count("quote") == 0
+    assert named[20:].count("title") == pytest.approx(20 * 1.5 / 2, abs=1)
     titles = [drawn for drawn in plan if drawn.objective == "title"]
     assert [drawn.epoch for drawn in titles[:6]] == [0, 0, 0, 1, 1, 1]  # two pairs in a batch, then one
     assert sorted(number for drawn in titles[:3] for number in drawn.numbers) == [0, 1, 2, 3, 4]
