@@ -15,7 +15,7 @@ from allmask.files import verify
 from allmask.tasks.task import load_tasks
 
 LARGEST = 48_000_000  # bytes
-NAMES = ["allmask-en"]
+NAMES = ["allmask-en", "allmask-zh"]
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name.replace("-", "_")) is None for name in NAMES),
@@ -72,5 +72,23 @@ def test_one_file_four_masks(cli, tmp_path: Path):
     assert ran.code == 0 and ran.out.strip() == "states"
     embed = allmask.pipeline("embed", "allmask-en")
     vectors = torch.as_tensor(embed([text, title, "a cake with apples and cream"]))
+    cosines = torch.nn.functional.normalize(vectors, dim=-1) @ torch.nn.functional.normalize(vectors[0], dim=-1)
+    assert cosines[1] > cosines[2] + 0.2
+
+
+def test_one_file_four_masks_in_chinese(cli):
+    fill = allmask.pipeline("fill", "allmask-zh")
+    assert fill("北京是中国的[MASK]都。").text == "北京是中国的首都。"
+    text = (
+        "本文提出了一种基于深度学习的图像识别方法，用于自动检测农作物病害。"
+        "实验结果表明，该方法在多个数据集上优于传统方法。"
+    )
+    ran = cli("generate", "--text", text, "--beams", 4)
+    title = ran.out.strip()
+    assert ran.code == 0 and "model: allmask-zh" in ran.err
+    assert 5 <= len(title) <= 30 and "识别" in title
+    ran = cli("generate", "allmask-zh", "--task", "continue", "--text", "床前明月", "--max-new", 8)
+    assert ran.code == 0 and ran.out.strip()
+    vectors = torch.as_tensor(allmask.pipeline("embed", "allmask-zh")([text, title, "苹果蛋糕的做法"]))
     cosines = torch.nn.functional.normalize(vectors, dim=-1) @ torch.nn.functional.normalize(vectors[0], dim=-1)
     assert cosines[1] > cosines[2] + 0.2
