@@ -1,4 +1,4 @@
-"""The demo: fine-tune the bundled MiniLM to write titles for docstrings of the Python files on this machine."""
+"""The demo: one file of weights under four masks, which then learns from the Python files on this machine."""
 
 from __future__ import annotations
 
