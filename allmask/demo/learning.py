@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Lesson(Seq2SeqWorkload):
 class Learnt:
     steps: int
     seconds: float
-    why: str  # why it ended
+    why: str  # it ended
 
 
 def learn(
@@ -134,12 +134,11 @@ def verdict(scores: Scores) -> str:
     gain = f"Learning changed its ROUGE-L by {learnt:+.1f}."
     if ahead >= GOAL:
         return f"The model beats the first sentence by {ahead:.1f} ROUGE-L. {gain}"
-    longer = "A longer run may do better: --minutes 10."
     if ahead > 0:
-        return (
-            f"The model beats the first sentence by {ahead:.1f} ROUGE-L only; the goal is {GOAL:.0f}. {gain} {longer}"
-        )
-    return f"The model does NOT beat the first sentence: {ahead:+.1f} ROUGE-L. {gain} {longer}"
+        result = f"The model beats the first sentence by {ahead:.1f} ROUGE-L only; the goal is {GOAL:.0f}."
+    else:
+        result = f"The model does NOT beat the first sentence: {ahead:+.1f} ROUGE-L."
+    return f"{result} {gain}\n   A longer run may do better: --minutes 10."
 
 
 def samples(records: Sequence[Record], before: Sequence[str], after: Sequence[str], count: int, words: int = 32) -> str:

@@ -9,7 +9,7 @@ compare   packed          several texts in one row, and no token reads another t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch

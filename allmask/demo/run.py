@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -129,9 +130,9 @@ class Demo:
     def show_masks(self, model: Model) -> list[dict[str, Any]]:
         size = sum(weight.numel() for weight in model.parameters()) / 1e6
         self.say(
-            f"1. One file, four masks. {self.opened.source} is a BERT of {size:.1f}M weights. What it does with a text is\n"
-            "   decided by the mask alone: which token may read which (■). Nothing is trained here.\n\n"
-            f"   {opening(EXAMPLE)}\n"
+            f"1. One file, four masks. {self.opened.source} has {size:.1f}M weights. What it does with a text is\n"
+            "   decided by the mask alone: which token may read which (■). Nothing is trained here. The text:\n\n"
+            f"{wrapped(EXAMPLE)}\n"
         )
         return show_views(FourMasks(self.opened, model), EXAMPLE, OTHERS, self.say)
 
@@ -192,6 +193,10 @@ class Demo:
         return scores, asdict(learnt)
 
 
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 96, initial_indent="   ", subsequent_indent="   ")
+
+
 def show_views(four: FourMasks, text: str, others: Sequence[str], say: Say) -> list[dict[str, Any]]:
     """Show a text under four masks, each as soon as it is ready; return the same as plain data."""
     made = []
@@ -206,9 +211,9 @@ def _counts(found: Found) -> str:
     train, dev, test = (f"{len(found.splits[name]):,}" for name in ("train", "dev", "test"))
     duplicates, overlap = (f"{found.dropped[reason]:,}" for reason in ("duplicates", "overlap"))
     return (
-        f"   {found.docstrings:,} docstrings in {found.files:,} files gave {train} pairs to learn from, {dev} to watch and\n"
-        f"   {test} to be judged by. Duplicates were dropped ({duplicates}); no file is in two of the three, and no\n"
-        f"   held-out text shares eight words in a row with a text to learn from ({overlap} did)."
+        f"   {found.docstrings:,} docstrings in {found.files:,} files gave {train} pairs to learn from, {dev} to\n"
+        f"   watch and {test} to be judged by. Duplicates were dropped ({duplicates}). No file is in two of these\n"
+        f"   sets, and no held-out text shares eight words in a row with a text to learn from ({overlap} did)."
     )
 
 
@@ -223,7 +228,7 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
         say("This text is Chinese, but the Chinese weights, allmask-zh, are not installed: expect nonsense.\n")
     parts = parts[:COMPARED]
     first = max(parts[:TITLED], key=lambda part: min(len(opening(part)), 200))
-    say(f"{name} under four masks: which token may read which (■). The paragraph:\n\n   {opening(first)}\n")
+    say(f"{name} under four masks: which token may read which (■). The paragraph:\n\n{wrapped(opening(first))}\n")
     four = FourMasks(opened)
     others = [part for part in parts if part != first]
     masks = show_views(four, first, others, say)
