@@ -25,7 +25,7 @@ from allmask.demo import RESULT, expect_replaceable
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.learning import SETTINGS, TASK, draw_learning, learn, samples, score, table, titles, verdict
 from allmask.demo.masks import BEAMS, FourMasks
-from allmask.demo.texts import EXAMPLE, OTHERS, default_model, is_chinese, opening
+from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE, OTHERS, default_model, is_chinese, opening
 from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.model import Model
@@ -224,7 +224,7 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     """Show the paragraphs of a text under the four masks, then their titles, also those of a finished demo's model."""
     name = default_model(parts)
     opened = ModelFolder.open(name)
-    if is_chinese(parts) and name == "allmask-en":
+    if is_chinese(parts) and name == ENGLISH_MODEL:
         say("This text is Chinese, but the Chinese weights, allmask-zh, are not installed: expect nonsense.\n")
     parts = parts[:COMPARED]
     first = max(parts[:TITLED], key=lambda part: min(len(opening(part)), 200))

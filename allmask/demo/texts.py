@@ -17,6 +17,7 @@ OTHERS = (  # to compare the example with, in no particular order
     "A program that edits photos.",
     "How to bake bread with olives.",
 )
+ENGLISH_MODEL, CHINESE_MODEL = "allmask-en", "allmask-zh"
 LARGEST = 1 << 20  # bytes of a file that are read
 LEAST = 12  # words, or Chinese characters, of a text
 SHORT = 5  # a paragraph with fewer is a heading or a caption
@@ -30,10 +31,11 @@ def default_model(texts: Iterable[str]) -> str:
 
     if is_chinese(texts):
         try:
-            return str(resolve("allmask-zh")) and "allmask-zh"
+            resolve(CHINESE_MODEL)
+            return CHINESE_MODEL
         except CheckpointError:
             pass
-    return "allmask-en"
+    return ENGLISH_MODEL
 
 
 def is_chinese(texts: Iterable[str]) -> bool:

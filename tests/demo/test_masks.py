@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 
 from allmask.demo import masks
 from allmask.demo.masks import FourMasks, View
+from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE
+from allmask.demo.texts import OTHERS as COMPARED
 from allmask.inference import embed
 from allmask.mask import Mask
 from allmask.tasks.task import ModelFolder
@@ -95,6 +98,19 @@ def test_the_drawing_is_a_part_of_the_mask_and_fits(views: dict[str, View]):
         cells = view.mask.visible()[0][view.drawn][:, view.drawn]
         assert shown.count("■") == int(cells.sum()) and shown.count("·") == int((~cells).sum())
         assert len(view.drawn) == len(set(view.drawn)) <= masks.DRAWN
+
+
+@pytest.mark.skipif(find_spec("allmask_en") is None, reason="the weights are not installed (make setup installs them)")
+def test_the_example_shows_what_the_shipped_weights_can(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(masks, "audit_tokens", lambda *_: None)  # slow, and shown above
+    four = FourMasks(ModelFolder.open(ENGLISH_MODEL))
+    views = {view.name: view for view in (make() for make in four.views(EXAMPLE, COMPARED))}
+    hidden = views["fill"].result
+    assert sum(row["hidden"] in row["guesses"] for row in hidden) > len(hidden) / 3
+    words = views["title"].result["title"].split()
+    assert 3 <= len(words) <= 12 and sum(word in EXAMPLE.lower() for word in words) > len(words) / 2
+    assert views["compare"].result[0]["text"] == "A program that edits photos."
+    assert 0 < len(views["continue"].result["written"]) < len(EXAMPLE)
 
 
 @pytest.mark.parametrize("text", ["red", "白切鸡", "zebra zebra", "quartz-violin 123 !!"])
