@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from allmask.cli import emit, note, show_log
+from allmask.cli import emit, note, shortened, show_log
 
 EXAMPLES = """
     allmask demo
@@ -83,12 +83,13 @@ def commands_for_demo(final: str, out: Path) -> list[list[str]]:
 
 def commands_for_text(result: dict[str, Any]) -> list[list[str]]:
     """Return commands that do again with a text what was shown; each runs as it is printed."""
-    model, shown = result["model"], {view["name"]: view["result"] for view in result["masks"]}
+    model, text, shown = result["model"], result["text"], {view["name"]: view["result"] for view in result["masks"]}
+    beginnings = (shortened(part, 60) for part in result["paragraphs"])
     commands = [
-        ["fill", model, shown["fill"][0]["text"]],
+        ["fill", model, shown["fill"][-1]["text"]],
         ["generate", model, "--task", "continue", "--text", shown["continue"]["prompt"], "--sample", "--top-k", "20"],
-        ["generate", model, "--text", result["paragraph"], "--beams", "4", "--show-mask"],
-        ["embed", model, "--text", result["paragraph"], "--search", shown["title"]["title"]],
+        ["generate", model, "--text", text, "--beams", "4", "--show-mask"],
+        ["embed", model, *(word for part in beginnings for word in ("--text", part)), "--search", text],
     ]
     return [[*program(), *words] for words in commands]
 

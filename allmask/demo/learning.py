@@ -7,9 +7,10 @@ ends when held-out texts say so (no progress in several evaluations) or when its
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,11 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass
 class Lesson(Seq2SeqWorkload):
-    """A workload that is evaluated by the clock, and stops when `ends` is reached."""
+    """A workload that is evaluated by the clock, says what was found, and stops when `ends` is reached."""
 
-    ends: float = float("inf")  # on the clock of time.monotonic
+    ends: float = math.inf  # on the clock of time.monotonic
     last: int = 0  # step that is always evaluated
+    say: Callable[[str], None] = print
     next: float = field(default=0.0, init=False)  # when to evaluate again
 
     def evaluate(self, model: Model, step: int = 0) -> Score | None:
@@ -55,7 +57,13 @@ class Lesson(Seq2SeqWorkload):
         score = self.evaluator(model)
         now = time.monotonic()
         self.next = now + max(APART, COSTLY * (now - start))
+        left = "" if self.ends == math.inf else f"   at most {max(0.0, self.ends - now):.0f} s left"
+        self.say(f"   step {step:>4}   {in_words(score.metrics)}{left}")
         return replace(score, stop=over, samples=())
+
+
+def in_words(metrics: dict[str, float]) -> str:
+    return f"loss {metrics['loss']:.2f}   ROUGE-L {metrics['rouge_l']:.1f}"
 
 
 @dataclass(frozen=True)
@@ -67,21 +75,23 @@ class Learnt:
 
 def learn(
     model: Model, train_on: Sequence[Record], dev: list[Record], folder: Path, ends: float, batch_tokens: int,
-    most_epochs: float, steps: int | None = None, written: int = 48, precision: str = "auto", quiet: bool = False,
+    most_epochs: float, steps: int | None = None, written: int = 48, precision: str = "auto",
+    say: Callable[[str], None] = print,
 ) -> Learnt:  # fmt: skip
     """Train a model in place until `ends` at the latest, and write metrics.jsonl into `folder`."""
     tokenizer = tokenizer_of(model)
     evaluator = TitleEvaluator(TASK, dev, TASK.examples(tokenizer, dev), written=written)
-    lesson = Lesson(TASK.examples(tokenizer, train_on), evaluator, ends=ends)
+    lesson = Lesson(TASK.examples(tokenizer, train_on), evaluator, ends=ends, say=say)
     epoch = len(plan_epoch(lesson.lengths, batch_tokens, SETTINGS.seed, 0))
     lesson.last = steps or max(1, round(most_epochs * epoch))
     before = evaluator(model.eval()).metrics | {"lead_rouge_l": lead_rouge_l(dev[:written])}
+    say(f"   step    0   {in_words(before)}   (first sentences: {before['lead_rouge_l']:.1f})")
     lesson.next = time.monotonic() + APART
     settings = replace(
         SETTINGS, steps=lesson.last, batch_tokens=batch_tokens, precision=precision, eval_every=min(LOOK, lesson.last),
         save_every=lesson.last,
     )  # fmt: skip
-    result = train(model, lesson, settings, folder / "training", quiet=quiet)
+    result = train(model, lesson, settings, folder / "training", quiet=True)
     model.eval()
     lines = [{"step": 0, **{f"eval_{name}": value for name, value in before.items()}}]
     lines += read_metrics(folder / "training")

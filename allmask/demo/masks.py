@@ -72,8 +72,11 @@ class View:
 
 
 def _fitted(line: str, room: int) -> str:
-    """Return a line of at most `room` characters; its indentation is kept."""
-    return line if len(line) <= room else line[: room - 2].rstrip() + " …"
+    """Return a line of at most `room` characters, cut between two words; its indentation is kept."""
+    if len(line) <= room:
+        return line
+    kept = line[: room - 1]
+    return (kept.rpartition(" ")[0] if " " in kept.strip() else kept[:-1]) + " …"
 
 
 def indented(text: str) -> str:

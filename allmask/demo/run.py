@@ -25,7 +25,7 @@ from allmask.demo import RESULT, expect_replaceable
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.learning import SETTINGS, TASK, draw_learning, learn, samples, score, table, titles, verdict
 from allmask.demo.masks import BEAMS, FourMasks
-from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE, OTHERS, default_model, is_chinese, opening
+from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE, LEAST, OTHERS, count_words, default_model, is_chinese, opening
 from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.model import Model
@@ -38,6 +38,7 @@ from allmask.training.log import read_metrics
 Say = Callable[[str], None]
 ENDING = 6.0  # seconds kept for saving and drawing
 TITLED = 4  # paragraphs of a user's text that get a title
+LEARNT = "after the demo"  # the name of its model
 COMPARED = 60  # paragraphs among which the nearest are found
 
 
@@ -66,7 +67,7 @@ FAST = Size(
 
 
 def run_demo(
-    out: Path, minutes: float = 3.5, size: Size = FULL, say: Say = print, quiet: bool = False, precision: str = "auto"
+    out: Path, minutes: float = 3.5, size: Size = FULL, say: Say = print, precision: str = "auto"
 ) -> dict[str, Any]:
     """Run the demo in a hidden folder, which replaces `out` when the run is complete."""
     start = time.monotonic()
@@ -74,7 +75,7 @@ def run_demo(
     try:
         opened = ModelFolder.open(default_model([EXAMPLE]))  # first, as its package may be missing
         with replace_folder(out) as folder:
-            return Demo(opened, size, folder, out, say, quiet, precision, start, start + 60 * minutes).run()
+            return Demo(opened, size, folder, out, say, precision, start, start + 60 * minutes).run()
     except (KeyboardInterrupt, Interrupted) as error:
         stopped = Interrupted("the demo was stopped; nothing is left of it", getattr(error, "exit_code", 130))
         kept = f"the earlier one in {out} is unchanged; " if out.exists() else ""
@@ -91,7 +92,6 @@ class Demo:
     folder: Path  # the hidden folder
     out: Path  # the name that it gets
     say: Say
-    quiet: bool
     precision: str
     start: float  # on the clock of time.monotonic
     deadline: float
@@ -173,12 +173,12 @@ class Demo:
         again = time.monotonic() - start  # the second evaluation will take as long
         ends = max(self.deadline - again - ENDING, (time.monotonic() + self.deadline) / 2)
         self.say(
-            "\n   It learns until held-out texts show no more progress, at most until the time is over. ROUGE counts\n"
-            "   the words in common with the real line, in per cent.\n"
+            "\n   It learns until held-out texts show no more progress, at most until the time is over. ROUGE-L\n"
+            "   counts the words in common with the real line, in per cent, here of some held-out texts.\n"
         )
         learnt = learn(
             model, records["train"], records["dev"], self.folder, ends, size.batch_tokens, size.most_epochs, size.steps,
-            size.written, self.precision, self.quiet,
+            size.written, self.precision, self.say,
         )  # fmt: skip
         self.say(f"\n   {learnt.steps} steps in {learnt.seconds:.0f} s; it ended because {learnt.why}.\n")
         after = titles(model, test, size.beams, self.precision)
@@ -226,21 +226,25 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     opened = ModelFolder.open(name)
     if is_chinese(parts) and name == ENGLISH_MODEL:
         say("This text is Chinese, but the Chinese weights, allmask-zh, are not installed: expect nonsense.\n")
-    parts = parts[:COMPARED]
-    first = max(parts[:TITLED], key=lambda part: min(len(opening(part)), 200))
-    say(f"{name} under four masks: which token may read which (■). The paragraph:\n\n{wrapped(opening(first))}\n")
+    first = next((part for part in parts if count_words(part) >= LEAST), parts[0])
+    say(f"{name} under four masks: which token may read which (■). The text:\n\n{wrapped(opening(first))}\n")
     four = FourMasks(opened)
-    others = [part for part in parts if part != first]
-    masks = show_views(four, first, others, say)
-    writers = {name: four.titles}
-    learnt = out / "final"
-    if (out / RESULT).is_file() and learnt.is_dir() and not is_chinese(parts):
-        writers[str(learnt)] = TextGenerator(ModelFolder.open(learnt).model.eval(), TASK, None)
+    masks = show_views(four, first, [part for part in parts[:COMPARED] if part != first], say)
     chosen = list(parts[:TITLED])
-    made = {writer: generator(chosen, beams=BEAMS) for writer, generator in writers.items()}
-    say(f"  titles for {'the first ' if len(parts) > TITLED else ''}{len(chosen)} of {len(parts)} paragraphs\n")
-    width = max(map(len, made))
+    made = {name: four.titles(chosen, beams=BEAMS)}
+    if (learnt := _learnt_writer(out)) and not is_chinese(parts):
+        made[LEARNT] = learnt(chosen, beams=BEAMS)
+    say(f"  titles of {len(chosen)} paragraphs\n")
     for number, part in enumerate(chosen):
-        rows = (f"    {writer:<{width}}  {found[number]}" for writer, found in made.items())
+        rows = (
+            f"    {writer:<{max(map(len, made))}}  {shortened(found[number], 80)}" for writer, found in made.items()
+        )
         say("\n".join([f"    {shortened(part, 92)}", *rows, ""]))
-    return {"model": name, "paragraph": first, "masks": masks, "titles": {"paragraphs": chosen, **made}}
+    return {"model": name, "text": opening(first), "masks": masks, "paragraphs": chosen, "titles": made}
+
+
+def _learnt_writer(out: Path) -> TextGenerator | None:
+    """Return the model of a finished demo, if there is one in `out`."""
+    if not (out / RESULT).is_file() or not (out / "final").is_dir():
+        return None
+    return TextGenerator(ModelFolder.open(out / "final").model.eval(), TASK, None)

@@ -118,12 +118,11 @@ def test_a_text_of_ones_own(cli, fast: Fast, writer: str, tmp_path: Path):
     ran = cli("demo", "--text", path, "--out", fast.out, "--json")
     assert ran.code == 0, ran.err
     result = json.loads(ran.out)
-    assert result["model"] == writer and result["paragraph"] in " ".join(ENGLISH.split())
+    assert result["model"] == writer and result["text"] in " ".join(ENGLISH.split())
     assert [view["leaks"] for view in result["masks"]] == [0] * 4
     assert len(result["masks"][3]["result"]) == 2  # all other paragraphs
-    made = result["titles"]
-    assert len(made["paragraphs"]) == len(made[writer]) == len(made[fast.result["final"]]) == 3
-    assert all(title in ran.err for title in made[writer])
+    assert [len(made) for made in (result["paragraphs"], *result["titles"].values())] == [3] * 3
+    assert list(result["titles"]) == [writer, demo.LEARNT]
     for words in command.commands_for_text(result):
         words = words[len(command.program()) :]
         ran = cli(*words)

@@ -16,6 +16,8 @@ from allmask.tasks.task import ModelFolder
 from allmask.training import Score
 from tests import tiny
 
+METRICS = {"loss": 4.0, "rouge_l": 20.0}
+
 
 def scores(lead: float, before: float, model: float) -> learning.Scores:
     rows = {LEAD: lead, BEFORE: before, MODEL: model}
@@ -36,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_evaluations_take_a_small_part_of_the_time(clock: list[float]):
     def evaluator(model: Any) -> Score:
         clock[0] += 10.0
-        return Score(1.0, {})
+        return Score(1.0, METRICS)
 
     lesson, model = Lesson([], evaluator, ends=1500.0, last=10_000), None
     evaluated = 0.0
@@ -51,7 +53,7 @@ def test_evaluations_take_a_small_part_of_the_time(clock: list[float]):
 
 
 def test_the_last_step_is_evaluated(clock: list[float]):
-    lesson: Any = Lesson([], lambda model: Score(1.0, {}), ends=math.inf, last=7)
+    lesson: Any = Lesson([], lambda model: Score(1.0, METRICS), ends=math.inf, last=7)
     assert not lesson.evaluate(None, 5).stop  # the first look
     assert lesson.evaluate(None, 6) is None
     assert lesson.evaluate(None, 7) is not None
@@ -59,15 +61,16 @@ def test_the_last_step_is_evaluated(clock: list[float]):
 
 def test_a_model_learns_and_stops_in_time(writer: ModelFolder, tmp_path: Path):
     rows = [Record(row, str(number)) for number, row in enumerate(tiny.english(80))]
-    model = learning.TASK.prepare(writer.model, rows, 1)
-    none = learning.learn(model, rows[:60], rows[60:], tmp_path, 0.0, 256, 2, written=2, quiet=True)
+    model, said = learning.TASK.prepare(writer.model, rows, 1), []
+    none = learning.learn(model, rows[:60], rows[60:], tmp_path, 0.0, 256, 2, written=2, say=said.append)
     assert none.steps == learning.LOOK and none.why == "the time was over"
-    some = learning.learn(model, rows[:60], rows[60:], tmp_path, math.inf, 256, 2, steps=12, written=2, quiet=True)
+    some = learning.learn(model, rows[:60], rows[60:], tmp_path, math.inf, 256, 2, steps=12, written=2, say=said.append)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert some.steps == 12 and [line["step"] for line in lines][-1] == 12
     assert losses[-1] < losses[0] and lines[0]["eval_lead_rouge_l"] > 0
     assert not (tmp_path / "training").exists() and not model.training
+    assert [int(line.split()[1]) for line in said] == [0, learning.LOOK, 0, 12]
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
