@@ -72,24 +72,16 @@ def audit(subject: Subject, mask: Mask, rng: torch.Generator | None = None) -> A
 def audit_tokens(model: nn.Module, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Audit:
     """Audit an allmask `Model` with the tokens (1, T) of a real text, which may repeat: T backward passes.
 
-    The gradient is taken where a position gets the vector of its token, so equal tokens stay apart.
+    The model runs with an embedding that has a row for each position instead of each token, so equal tokens stay apart.
     """
     ours: Any = model.eval()
-    vectors: list[Tensor] = []
-
-    def watch(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        vectors.append(output.detach().requires_grad_())
-        return vectors[0]
-
-    hook = ours.body.embedding.tokens.register_forward_hook(watch)
-    try:
-        with torch.enable_grad():
-            hidden = ours(ids, mask, segments).hidden[0]  # (T, W)
-    finally:
-        hook.remove()
+    rows = ours.body.embedding.tokens.weight.detach()[ids[0]].requires_grad_()  # (T, W)
+    inputs = torch.arange(len(rows))[None], mask, segments
+    with torch.enable_grad():
+        hidden = torch.func.functional_call(ours, {"body.embedding.tokens.weight": rows}, inputs).hidden[0]
     direction = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden.dtype)
-    gradients = [torch.autograd.grad(output, vectors[0], retain_graph=True)[0] for output in hidden @ direction]
-    return Audit(torch.cat(gradients).ne(0).any(-1), influence(mask.visible()[0], ours.config.layers))
+    gradients = [torch.autograd.grad(output, rows, retain_graph=True)[0] for output in hidden @ direction]
+    return Audit(torch.stack(gradients).ne(0).any(-1), influence(mask.visible()[0], ours.config.layers))
 
 
 def _pairs(cells: Tensor) -> list[tuple[int, int]]:
