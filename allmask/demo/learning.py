@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allmask.data import Record, plan_epoch
+from allmask.demo import SEARCH
 from allmask.model import Model
 from allmask.tasks.common.evaluation import sample_lines
 from allmask.tasks.common.generator import TextGenerator
@@ -117,8 +118,8 @@ def lead_rouge_l(records: Sequence[Record]) -> float:
 
 
 def titles(model: Model, records: Sequence[Record], beams: int, precision: str = "auto") -> list[str]:
-    """Write a title for each record, as `allmask generate` does."""
-    return TextGenerator(model, TASK, precision)([record.fields["source"] for record in records], beams=beams)
+    """Write a title for each record, as `allmask generate` does with these options."""
+    return TextGenerator(model, TASK, precision)([record.fields["source"] for record in records], beams=beams, **SEARCH)
 
 
 def score(before: Sequence[str], after: Sequence[str], records: Sequence[Record]) -> Scores:

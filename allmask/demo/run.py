@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from allmask.data import Record
-from allmask.demo import RESULT, expect_replaceable
+from allmask.demo import RESULT, SEARCH, expect_replaceable
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.learning import SETTINGS, TASK, draw_learning, learn, samples, score, table, titles, verdict
 from allmask.demo.masks import BEAMS, FourMasks
@@ -233,7 +233,7 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     chosen = list(parts[:TITLED])
     made = {name: four.titles(chosen, beams=BEAMS)}
     if (learnt := _learnt_writer(out)) and not is_chinese(parts):
-        made[LEARNT] = learnt(chosen, beams=BEAMS)
+        made[LEARNT] = learnt(chosen, beams=BEAMS, **SEARCH)
     say(f"  titles of {len(chosen)} paragraphs\n")
     for number, part in enumerate(chosen):
         rows = (

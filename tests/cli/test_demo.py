@@ -103,7 +103,8 @@ def test_the_data_can_be_read_again_and_shares_nothing(fast: Fast):
 
 def test_the_saved_model_has_the_scores_that_were_printed(cli, fast: Fast):
     assert load_task(fast.out / "final") == demo.TASK
-    ran = cli("evaluate", fast.out / "final", fast.out / "data" / "test.jsonl", "--json")
+    (words,) = (words for words in command.commands_for_demo(fast.result["final"], fast.out) if "evaluate" in words)
+    ran = cli(*words[len(command.program()) :], "--json", "--beams", demo.FAST.beams)
     found = json.loads(ran.out)["scores"]["model"]
     for name in learning.LABELS:
         assert found[name] == pytest.approx(fast.result["scores"][learning.MODEL][name], abs=1e-6)
