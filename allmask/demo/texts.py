@@ -133,7 +133,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 def opening(text: str, words: int = 40) -> str:
     """Return the first sentences, of at most so many words in all; if the first is longer, its first words."""
-    end = 0
+    text, end = text[: 10 * words], 0  # not even a text without spaces is longer
     for found in re.finditer(r".+?(?:[.!?](?=\s|$)|[。！？]|$)", text, re.DOTALL):
         if count_words(text[: found.end()]) > words:
             break
@@ -150,5 +150,6 @@ def cut(text: str, words: int) -> tuple[str, str]:
 
 
 def hideable(text: str) -> list[tuple[int, int]]:
-    """Return the places (start, end) of words in Latin letters, and of Chinese characters."""
-    return [found.span() for found in re.finditer(rf"[{CHINESE}]|(?<!\w)[A-Za-z]+(?!\w)", text)]
+    """Return the places (start, end) of words and Chinese characters; of numbers only if there is nothing else."""
+    found = list(_UNITS.finditer(text))
+    return [word.span() for word in [word for word in found if word[0].isalpha()] or found]

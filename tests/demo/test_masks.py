@@ -113,7 +113,9 @@ def test_the_example_shows_what_the_shipped_weights_can(monkeypatch: pytest.Monk
     assert 0 < len(views["continue"].result["written"]) < len(EXAMPLE)
 
 
-@pytest.mark.parametrize("text", ["red", "白切鸡", "zebra zebra", "quartz-violin 123 !!"])
+@pytest.mark.parametrize(
+    "text", ["red", "白切鸡", "zebra zebra", "quartz-violin 123 !!", "1 2 3", "Привет, мир", "x" * 3000]
+)
 def test_short_and_strange_texts(writer: ModelFolder, text: str):
     for make in FourMasks(writer).views(text, []):
         view = make()

@@ -99,13 +99,14 @@ def test_parts_of_a_text_lose_nothing(text: str, words: int):
     assert (head + rest).replace(" ", "") == text.replace(" ", "")
     assert count_words(head) == min(words, count_words(text)) or not rest
     assert text.startswith(opening(text, words)) and count_words(opening(text, words)) <= max(words, 1)
-    assert all(text[start:end].isalpha() for start, end in hideable(text))
+    assert all(text[start:end].isalpha() for start, end in hideable(text)) and len(hideable(text)) == count_words(text)
 
 
 def test_the_opening_is_whole_sentences():
     assert opening("One two. Three four. Five six seven.", 5) == "One two. Three four."
     assert opening("One two three. Four.", 2) == "One two"
     assert opening("北京欢迎你。我们吃白切鸡。", 6) == "北京欢迎你。"
+    assert len(opening("x" * 10_000)) == 400
     assert opening(EXAMPLE) == EXAMPLE and EXAMPLE not in OTHERS
 
 
