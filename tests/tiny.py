@@ -15,6 +15,9 @@ from allmask import presets
 from allmask.config import Config
 from allmask.data import Texts
 from allmask.model import Model
+from allmask.tasks.continuation import Continuation
+from allmask.tasks.seq2seq import Title
+from allmask.tasks.task import save_task
 from allmask.text import train_tokenizer
 
 WORDS = ["red", "blue", "green", "cat", "dog", "bird", "runs", "sleeps", "sings", "here", "there"]
@@ -47,6 +50,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def bert(folder: Path, heads: Sequence[str] = ()) -> Path:
     return _model(folder, replace(presets.bert_base(), **SMALL), heads, "wordpiece", 200)
+
+
+def writer(folder: Path) -> Path:
+    """A BERT that, like the shipped weights, fills gaps, writes titles and continues texts."""
+    _model(folder, replace(presets.bert_base(), **{**SMALL, "max_positions": 128}), ["lm"], "wordpiece", 200)
+    save_task(Title(max_source=64, max_target=24), folder, [Continuation.within(96, 32, framed=True)])
+    return folder
 
 
 def gpt2(folder: Path) -> Path:

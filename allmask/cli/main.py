@@ -23,7 +23,7 @@ from allmask.cli._run import Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
-    "demo": ("allmask.cli.demo", "Teach a BERT to write titles: the whole workflow, offline, in minutes."),
+    "demo": ("allmask.cli.demo", "One file, four masks; then it learns from this machine: offline, in minutes."),
     "finetune": ("allmask.cli.finetune", "Fine-tune a pretrained model for a task."),
     "train": ("allmask.cli.train", "Train a translator, an image classifier or a GAN from scratch."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text, with one or several of nine objectives."),

@@ -69,6 +69,21 @@ def audit(subject: Subject, mask: Mask, rng: torch.Generator | None = None) -> A
     return Audit(torch.stack(depends), influence(mask.visible()[0], subject.layers))
 
 
+def audit_tokens(model: nn.Module, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Audit:
+    """Audit an allmask `Model` with the tokens (1, T) of a real text, which may repeat: T backward passes.
+
+    The model runs with an embedding that has a row for each position instead of each token, so equal tokens stay apart.
+    """
+    ours: Any = model.eval()
+    rows = ours.body.embedding.tokens.weight.detach()[ids[0]].requires_grad_()  # (T, W)
+    inputs = torch.arange(len(rows))[None], mask, segments
+    with torch.enable_grad():
+        hidden = torch.func.functional_call(ours, {"body.embedding.tokens.weight": rows}, inputs).hidden[0]
+    direction = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden.dtype)
+    gradients = [torch.autograd.grad(output, rows, retain_graph=True)[0] for output in hidden @ direction]
+    return Audit(torch.stack(gradients).ne(0).any(-1), influence(mask.visible()[0], ours.config.layers))
+
+
 def _pairs(cells: Tensor) -> list[tuple[int, int]]:
     return [(row, column) for row, column in cells.nonzero().tolist()]
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,14 @@ def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] |
     if max(visible.shape) > limit:
         lines.append(f"({len(rows)} of {visible.shape[0]} rows, {len(columns)} of {visible.shape[1]} columns)")
     return "\n".join(lines)
+
+
+def beside(drawing: str, text: Sequence[str], gap: int = 3) -> str:
+    """Return a drawing with lines of text to its right; more lines than the drawing has go on below, aligned."""
+    left = drawing.splitlines()
+    margin = max(map(_width, left), default=0) + gap
+    pairs = zip_longest(left, text, fillvalue="")
+    return "\n".join((_pad(one, margin) + other).rstrip() for one, other in pairs)
 
 
 def _width(text: str) -> int:

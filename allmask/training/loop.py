@@ -63,6 +63,7 @@ class Score:
     metrics: dict[str, float]
     samples: Sequence[str] = ()  # lines to print now and then
     pause: bool = False  # save and stop; the run can be continued later
+    stop: bool = False  # end the run here, with the best weights so far
     loss: float | None = None
     stderr: float | None = None
     metric: str = "the score"  # "−frechet" if lower is better
@@ -233,6 +234,7 @@ class Trainer:
     stale: int = 0  # evaluations since the best
     stop_signal: int = 0  # number of the signal that asked to stop
     pausing: bool = False
+    stopping: bool = False
     latest: dict[str, float] = field(default_factory=dict)  # the last loss of each name
     unseen: Sequence[str] = ()  # samples of the last evaluation that were not printed
     evaluations: int | None = None
@@ -311,7 +313,7 @@ class Trainer:
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
             patience = self.settings.patience
-            while self.step < self.steps and (patience is None or self.stale < patience):
+            while self.step < self.steps and not self.stopping and (patience is None or self.stale < patience):
                 self._one_step(source, metrics, bar)
                 if number := self.group.most(self.stop_signal):
                     self.save()
@@ -442,7 +444,7 @@ class Trainer:
             for line in self.unseen:
                 bar.say(line)
             self.unseen = ()
-        self.pausing = score.pause
+        self.pausing, self.stopping = score.pause, score.stop
         if self.best is None:
             because = "it was the first evaluation" if score.value > -math.inf else None
         else:

@@ -11,7 +11,16 @@ from transformers import BertConfig, BertModel
 from allmask import presets
 from allmask.errors import UsageError
 from allmask.mask import Mask
-from allmask.mask.audit import Subject, audit, compare, our_subject, probe_mask, probed, transformers_subject
+from allmask.mask.audit import (
+    Subject,
+    audit,
+    audit_tokens,
+    compare,
+    our_subject,
+    probe_mask,
+    probed,
+    transformers_subject,
+)
 from allmask.model import Model
 
 SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 16}
@@ -38,6 +47,14 @@ def theirs(attention="sdpa"):
 def test_our_models_obey_every_mask(kind, preset):
     result = audit(our_subject(ours(preset)), probe_mask(kind, 9, rng()), rng())
     assert result.holds and result.leaks == [] and result.blind == []
+
+
+@pytest.mark.parametrize("kind", probed())
+def test_an_audit_of_given_tokens_keeps_equal_ones_apart(kind):
+    model, mask = ours(), probe_mask(kind, 9, rng())
+    result = audit_tokens(model, torch.tensor([[7, 8, 7, 7, 8, 9, 7, 8, 7]]), mask)
+    assert result.holds and torch.equal(result.depends, audit(our_subject(model), mask, rng()).depends)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_leak_is_found_where_it_is():

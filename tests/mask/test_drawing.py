@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allmask.errors import ResourceError, UsageError
 from allmask.mask import Mask, drawing
-from allmask.mask.drawing import draw, save
+from allmask.mask.drawing import beside, draw, save
 from tests.strategies import booleans
 
 CHINESE = list("北京欢迎你")
@@ -40,6 +40,10 @@ def test_words_and_chinese_in_one_drawing():
         "你      ■    ■  ·",
         "ok      ■    ■  ■",
     ]
+
+
+def test_text_beside_a_drawing_is_aligned():
+    assert beside("北 ■\n京 ■ ■", ["one", "", "three"], gap=1) == "北 ■   one\n京 ■ ■\n       three"
 
 
 def test_rows_and_columns_of_a_rectangle():

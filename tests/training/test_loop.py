@@ -330,3 +330,18 @@ def test_an_evaluation_may_ask_for_a_pause(tmp_path):
     train(made, Copying(), FAST, tmp_path / "run", resume=True, quiet=True)
     state = runs.load_state(tmp_path / "run" / "checkpoints" / "step-00000012")
     assert same(state.model, weights(whole))
+
+
+def test_an_evaluation_may_end_the_run_with_the_best_weights(tmp_path):
+    """The first evaluation is the best; the second one, a worse one, asks to stop."""
+    seen = []
+
+    class Stopping(Copying):
+        def evaluate(self, made, step):
+            seen.append(weights(made))
+            return Score(-float(step), {}, stop=len(seen) == 2)
+
+    made = model()
+    result = train(made, Stopping(), FAST, tmp_path / "run", quiet=True)
+    assert len(seen) == 2 and result.stopped_early and result.steps < FAST.steps
+    assert result.best_step == result.steps / 2 and same(weights(made), seen[0])

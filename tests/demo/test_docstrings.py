@@ -1,24 +1,17 @@
-"""The demo's parts: pairs out of docstrings, splits that share nothing, a folder replaced only when all is well."""
+"""Pairs out of docstrings, and splits that share nothing."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allmask.data import Record
-from allmask.demo import docstrings, run
+from allmask.demo import docstrings
 from allmask.demo.docstrings import Pair, find_pairs, prose, python_folders, split, support, title_and_text
-from allmask.demo.run import OTHER_PASSAGES, draw_demo, passages
-from allmask.errors import DataError, Interrupted, ResourceError
 
 TEXT = "The lines are read one after another, blank ones are passed over, and what remains is handed to the caller."
 MORE = "Of the file nothing is kept."
@@ -226,162 +219,3 @@ def test_the_standard_library_alone_is_enough():
         assert 3 <= len(pair.target.split()) <= 16 and len(pair.source.split()) >= 10
         assert support(pair.target, pair.source) >= 0.5
         assert pair.target.lower() not in pair.source.lower()
-
-
-# ---- texts of the README ---------------------------------------------------------------------------------------------
-
-
-def test_passages_of_a_readme(tmp_path: Path):
-    long = "The **same** [weights](docs/a.md) read both ways, " + "and on " * 10 + "to the end."
-    prose = f"{TEXT} {MORE}"
-    parts = [f"# Title {prose}", long, f"- {prose}", f"    {prose}", f"```\n{prose}\n```", "Short.", prose]
-    (tmp_path / "README.md").write_text("\n\n".join(parts))
-    assert passages(tmp_path / "README.md", 2) == [
-        "The same weights read both ways, " + "and on " * 10 + "to the end.",
-        f"{TEXT} {MORE}",
-    ]
-
-
-def test_without_a_readme_there_are_other_texts(tmp_path: Path):
-    (tmp_path / "README.md").write_text("Short.")
-    assert passages(tmp_path / "nowhere.md") == passages(tmp_path / "README.md") == OTHER_PASSAGES
-
-
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-
-class Lengths:
-    def __init__(self, count: int):
-        self.lengths = [100] * count
-
-
-SMALL = replace(run.FULL, batch_tokens=1000, evaluations=4, test=400, written=100, quoting=0.4)
-JUDGING = 5 * 4 + run.BEAMS * 5 * 4  # four evaluations of 5 s, and four times as many titles with beams
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch):
-    now = [1000.0]
-    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
-    return now
-
-
-def demo_of(size: run.Size) -> run.Demo:
-    return run.Demo(torch.nn.Identity(), size, Path(), Path(), print, True, deadline=1200.0)  # type: ignore[arg-type]
-
-
-def second_lesson(demo: run.Demo, examples: int, step: float, quoted: int = 60) -> int | None:
-    work: Any = Lengths(examples)
-    slow = [{"tokens": 1000, "speed": 10.0}] * 30  # long ago
-    lines = slow + [{"tokens": 1000, "speed": 1000 / step}] * run.LATEST
-    return demo._second_lesson(work, 5.0, lines[-quoted:]).steps
-
-
-def test_quoting_has_its_share_of_the_time(clock: list[float]):
-    ends = demo_of(SMALL)._quoting_ends(5.0)
-    assert ends == 1000 + 0.4 * (200 - JUDGING - run.ENDING)
-    timer: Any = run.Timer(ends)
-    assert not timer(None).pause
-    clock[0] = ends
-    assert timer(None).pause
-    assert timer(None).value == -math.inf  # never the best: the last weights are kept
-    assert demo_of(run.FAST)._quoting_ends(5.0) == math.inf
-
-
-def test_titles_take_the_time_that_is_left_by_the_latest_speed(clock: list[float]):
-    left = 200 - JUDGING - run.ENDING
-    assert second_lesson(demo_of(SMALL), 100_000, step=0.5) == int(left / 0.5)
-    clock[0] += 50.0
-    assert second_lesson(demo_of(SMALL), 100_000, step=0.5) == int((left - 50) / 0.5)
-    assert second_lesson(demo_of(replace(SMALL, most_epochs=3)), 100, step=0.5) == 10 * 3  # ten batches an epoch
-    assert second_lesson(demo_of(run.FAST), 100_000, 0.5, quoted=2) == 4  # of six steps in all
-
-
-def test_a_slow_machine_still_learns(clock: list[float]):
-    assert demo_of(SMALL)._learning_ends(evaluation=60.0) == 1100.0  # half of the time
-
-
-# ---- the folder ------------------------------------------------------------------------------------------------------
-
-
-def finished(folder: Path, word: str) -> Path:
-    folder.mkdir()
-    (folder / run.RESULT).write_text(word)
-    return folder
-
-
-def test_a_demo_is_replaced_when_the_new_one_is_complete(tmp_path: Path):
-    out = finished(tmp_path / "demo", "old")
-    left = tmp_path / f".demo.{2**22 + 1}.partial"  # by a killed run: no process has such a number
-    left.mkdir()
-    (left / "half").write_text("")
-    with run.replace_folder(out) as folder:
-        (folder / run.RESULT).write_text("new")
-        assert (out / run.RESULT).read_text() == "old"
-    assert (out / run.RESULT).read_text() == "new"
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["demo", run.RESULT]
-
-
-def test_a_failed_demo_leaves_the_old_one(tmp_path: Path):
-    out = finished(tmp_path / "demo", "old")
-    with pytest.raises(ZeroDivisionError), run.replace_folder(out) as folder:
-        (folder / run.RESULT).write_text("new")
-        raise ZeroDivisionError
-    assert (out / run.RESULT).read_text() == "old"
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_folder_that_is_no_demo_is_refused(tmp_path: Path):
-    run.expect_replaceable(tmp_path / "new" / "deep")
-    run.expect_replaceable(finished(tmp_path / "demo", "old"))
-    (tmp_path / "empty").mkdir()
-    run.expect_replaceable(tmp_path / "empty")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").write_text("years of work")
-    for out in (tmp_path / "other", tmp_path / "other" / "thesis.tex"):
-        with pytest.raises(ResourceError, match="not a finished demo"):
-            run.expect_replaceable(out)
-
-
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted("stopped", 143), 143)])
-def test_an_interruption_says_how_to_go_on(monkeypatch, tmp_path: Path, error: BaseException, code: int):
-    def stop(self: run.Demo):
-        (self.folder / "half").write_text("")
-        raise error
-
-    monkeypatch.setattr(run, "load", lambda _: None)
-    monkeypatch.setattr(run.Demo, "run", stop)
-    with pytest.raises(Interrupted, match=r"stopped") as caught:
-        run.run_demo(finished(tmp_path / "demo", "old"))
-    assert caught.value.exit_code == code
-    assert "is unchanged" in str(caught.value) and "same command" in str(caught.value)
-    assert list(tmp_path.iterdir()) == [tmp_path / "demo"]
-
-
-def test_a_python_without_sources_is_refused(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(run, "load", lambda _: None)
-    monkeypatch.setattr(run, "python_folders", lambda _: [tmp_path])
-    with pytest.raises(DataError, match="too few docstrings"):
-        run.run_demo(tmp_path / "demo", say=lambda _: None)
-
-
-# ---- words and pictures ----------------------------------------------------------------------------------------------
-
-
-def test_the_first_sentence_as_a_title():
-    records = [Record({"source": "Read a file. Then stop.", "target": "Read a file"}, "a:1")]
-    records += [Record({"source": "Nothing alike. Then stop.", "target": "Read a file"}, "a:2")]
-    assert run.lead_rouge_l(records) == pytest.approx(50.0)
-
-
-def test_the_shortest_records_come_first():
-    records = [Record({"source": "x" * length, "target": "y"}, "") for length in (5, 3, 9, 1, 7)]
-    assert [len(record.fields["source"]) for record in run.shortest_first(records)] == [1, 3, 5, 9, 7]
-
-
-def test_the_picture_is_a_png(tmp_path: Path):
-    metrics = [{"step": 0, "eval_loss": 9.0, "eval_rouge_l": 0.0, "eval_lead_rouge_l": 11.0}, {"step": 1, "loss": 8.0}]
-    scores = {name: {"rouge_1": 1.0, "rouge_2": 2.0, "rouge_l": 3.0} for name in ("model", "lead sentence")}
-    draw_demo(tmp_path / "a.png", metrics, scores)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert run.table(scores).splitlines()[1].split() == ["lead", "sentence", "1.0", "2.0", "3.0"]
