@@ -27,9 +27,9 @@ $(BIN)/python:
 	$$python -m venv $(VENV)
 
 # allmask, what it needs to run, and the weights; no tools for developers
-$(RUNTIME): pyproject.toml constraints.txt weights/allmask-en/pyproject.toml | $(BIN)/python
+$(RUNTIME): pyproject.toml constraints.txt $(wildcard weights/*/pyproject.toml weights/*/*/manifest.json) | $(BIN)/python
 	@$(INSTALL) -e .
-	@$(INSTALL) --no-deps ./weights/allmask-en
+	@$(INSTALL) --no-deps --force-reinstall ./weights/allmask-en ./weights/allmask-zh
 	@touch $@
 
 $(STAMP): $(RUNTIME)

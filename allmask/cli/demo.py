@@ -71,14 +71,11 @@ def _finish(as_json: bool, result: dict[str, Any], commands: list[list[str]]) ->
 
 def commands_for_demo(final: str, out: Path) -> list[list[str]]:
     """Return commands that use the model and the data of a demo; each runs as it is printed."""
-    from allmask.demo import SEARCH
-
     text = "The file is read line by line, and bad lines are skipped."
-    search = ["--beams", "4", *(word for name in SEARCH for word in (f"--{name.replace('_', '-')}", str(SEARCH[name])))]
     commands = [
         ["demo", "--text", str(out / "texts.txt"), "--out", str(out)],
-        ["generate", final, "--text", text, *search],
-        ["evaluate", final, str(out / "data" / "test.jsonl"), *search],
+        ["generate", final, "--text", text, "--beams", "4"],
+        ["evaluate", final, str(out / "data" / "test.jsonl"), "--beams", "4"],
         ["audit", "allmask-en", "--mask", "prefix"],
     ]
     return [[*program(), *words] for words in commands]

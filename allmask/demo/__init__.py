@@ -8,7 +8,6 @@ from pathlib import Path
 from allmask.errors import ResourceError
 
 RESULT = "result.json"
-SEARCH = {"length_penalty": 1.1, "no_repeat_ngram": 2}  # titles as long as people's; chosen on held-out texts (dev)
 
 
 def expect_replaceable(out: Path) -> None:

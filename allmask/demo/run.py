@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from allmask.checkpoints import default_model
 from allmask.data import Record
-from allmask.demo import RESULT, SEARCH, expect_replaceable
+from allmask.demo import RESULT, expect_replaceable
 from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.learning import SETTINGS, TASK, draw_learning, learn, samples, score, table, titles, verdict
 from allmask.demo.masks import BEAMS, FourMasks
-from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE, LEAST, OTHERS, count_words, default_model, is_chinese, opening
+from allmask.demo.texts import EXAMPLE, LEAST, OTHERS, count_words, opening
 from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.model import Model
@@ -33,6 +34,7 @@ from allmask.runs.folder import save_model
 from allmask.tasks.common.evaluation import shortened
 from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.task import ModelFolder
+from allmask.text.script import is_chinese
 from allmask.training.log import read_metrics
 
 Say = Callable[[str], None]
@@ -224,8 +226,6 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     """Show the paragraphs of a text under the four masks, then their titles, also those of a finished demo's model."""
     name = default_model(parts)
     opened = ModelFolder.open(name)
-    if is_chinese(parts) and name == ENGLISH_MODEL:
-        say("This text is Chinese, but the Chinese weights, allmask-zh, are not installed: expect nonsense.\n")
     first = next((part for part in parts if count_words(part) >= LEAST), parts[0])
     say(f"{name} under four masks: which token may read which (■). The text:\n\n{wrapped(opening(first))}\n")
     four = FourMasks(opened)
@@ -233,7 +233,7 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     chosen = list(parts[:TITLED])
     made = {name: four.titles(chosen, beams=BEAMS)}
     if (learnt := _learnt_writer(out)) and not is_chinese(parts):
-        made[LEARNT] = learnt(chosen, beams=BEAMS, **SEARCH)
+        made[LEARNT] = learnt(chosen, beams=BEAMS)
     say(f"  titles of {len(chosen)} paragraphs\n")
     for number, part in enumerate(chosen):
         rows = (

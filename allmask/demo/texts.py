@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from allmask.errors import CheckpointError, DataError
+from allmask.errors import DataError
+from allmask.text.script import CHINESE
 
 EXAMPLE = (
     "This package provides a simple tool to convert images from one format to another. It can also change the size of "
@@ -17,32 +18,10 @@ OTHERS = (  # to compare the example with, in no particular order
     "A program that edits photos.",
     "How to bake bread with olives.",
 )
-ENGLISH_MODEL, CHINESE_MODEL = "allmask-en", "allmask-zh"
 LARGEST = 1 << 20  # bytes of a file that are read
 LEAST = 12  # words, or Chinese characters, of a text
 SHORT = 5  # a paragraph with fewer is a heading or a caption
-CHINESE = r"\u3400-\u9fff\uf900-\ufaff"
 _UNITS = re.compile(rf"[{CHINESE}]|[^\W_{CHINESE}]+")  # a Chinese character, or a word
-
-
-def default_model(texts: Iterable[str]) -> str:
-    """Return the name of the shipped weights for these texts: Chinese ones if they are needed and installed."""
-    from allmask.checkpoints import resolve
-
-    if is_chinese(texts):
-        try:
-            resolve(CHINESE_MODEL)
-            return CHINESE_MODEL
-        except CheckpointError:
-            pass
-    return ENGLISH_MODEL
-
-
-def is_chinese(texts: Iterable[str]) -> bool:
-    """Return whether many letters of these texts (more than 30 %) are Chinese characters."""
-    joined = "".join(texts)
-    chinese = len(re.findall(f"[{CHINESE}]", joined))
-    return chinese > 0.3 * max(1, sum(character.isalpha() for character in joined))
 
 
 def count_words(text: str) -> int:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from allmask.checkpoints import default_model
 from allmask.cli import demo as command
 from allmask.cli.main import main
 from allmask.demo import learning
 from allmask.demo import run as demo
-from allmask.demo.texts import default_model
 from allmask.tasks.task import load_task
 from tests import tiny
 
@@ -130,13 +130,11 @@ def test_a_text_of_ones_own(cli, fast: Fast, writer: str, tmp_path: Path):
         assert ran.code == 0 and ran.out.strip(), (words, ran.err)
 
 
-def test_a_chinese_text(cli, monkeypatch: pytest.MonkeyPatch, writer: str, tmp_path: Path):
+def test_a_chinese_text(cli, tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text(CHINESE, encoding="utf-8")
     ran = cli("demo", "--text", path, "--out", tmp_path / "none")
-    assert ran.code == 0 and "expect nonsense" not in ran.out and ran.out.count("proven on these") == 4
-    monkeypatch.setattr(demo, "ENGLISH_MODEL", writer)  # only these weights are installed
-    assert "expect nonsense" in cli("demo", "--text", path, "--out", tmp_path / "none").out
+    assert ran.code == 0 and ran.out.count("proven on these") == 4
 
 
 # ---- what can go wrong -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from allmask.demo import masks
 from allmask.demo.masks import FourMasks, View
-from allmask.demo.texts import ENGLISH_MODEL, EXAMPLE
+from allmask.demo.texts import EXAMPLE
 from allmask.demo.texts import OTHERS as COMPARED
 from allmask.inference import embed
 from allmask.mask import Mask
@@ -103,7 +103,7 @@ def test_the_drawing_is_a_part_of_the_mask_and_fits(views: dict[str, View]):
 @pytest.mark.skipif(find_spec("allmask_en") is None, reason="the weights are not installed (make setup installs them)")
 def test_the_example_shows_what_the_shipped_weights_can(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(masks, "audit_tokens", lambda *_: None)  # slow, and shown above
-    four = FourMasks(ModelFolder.open(ENGLISH_MODEL))
+    four = FourMasks(ModelFolder.open("allmask-en"))
     views = {view.name: view for view in (make() for make in four.views(EXAMPLE, COMPARED))}
     hidden = views["fill"].result
     assert sum(row["hidden"] in row["guesses"] for row in hidden) > len(hidden) / 3

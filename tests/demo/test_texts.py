@@ -14,13 +14,12 @@ from allmask.demo.texts import (
     OTHERS,
     count_words,
     cut,
-    default_model,
     hideable,
     opening,
     paragraphs,
     read_paragraphs,
 )
-from allmask.errors import CheckpointError, DataError
+from allmask.errors import DataError
 
 LONG = "A small program reads the files of a folder and prints the names of all that have changed since yesterday."
 ZH = "北京欢迎你。我们想吃白切鸡，也想喝茶，还想看看长城和故宫。"
@@ -108,18 +107,3 @@ def test_the_opening_is_whole_sentences():
     assert opening("北京欢迎你。我们吃白切鸡。", 6) == "北京欢迎你。"
     assert len(opening("x" * 10_000)) == 400
     assert opening(EXAMPLE) == EXAMPLE and EXAMPLE not in OTHERS
-
-
-def test_the_weights_follow_the_language(monkeypatch: pytest.MonkeyPatch):
-    assert default_model([LONG, "北京"]) == "allmask-en"
-    installed = {"allmask-en", "allmask-zh"}
-
-    def resolve(name: str) -> Path:
-        if name not in installed:
-            raise CheckpointError(name)
-        return Path(name)
-
-    monkeypatch.setattr("allmask.checkpoints.resolve", resolve)
-    assert default_model([ZH]) == "allmask-zh" and default_model([LONG]) == "allmask-en"
-    installed.remove("allmask-zh")
-    assert default_model([ZH]) == "allmask-en"
