@@ -42,6 +42,7 @@ def calibrated(task: Any, model: Model, held_out: Sequence[Record]) -> Any:
     if len(held_out) < FEWEST:
         log.info("length and repetition are not calibrated: that takes %d held-out records", FEWEST)
         return task
+    log.info("calibrating length and repetition on %d held-out records …", len(held_out[:MOST]))
     return _Calibration(task, model, held_out[:MOST]).run()
 
 
