@@ -36,6 +36,7 @@ import allmask
 from allmask.data import NO_LABEL, Batch, Example, Record, pack, packs, plan_epoch
 from allmask.data.corpus import prepare
 from allmask.data.windows import Windows
+from allmask.demo.docstrings import support
 from allmask.losses import Losses
 from allmask.model import Model
 from allmask.objectives import Draw, Vocabulary, losses_of
@@ -64,7 +65,9 @@ class Config:
     start: str  # the model that training begins with
     shares: Mapping[str, float]  # of the steps, by objective
     text: Sequence[tuple[str, int | None]]  # files of running text, for mlm, causal and prefix; at most n characters
-    pairs: Sequence[str]  # files of source and target, for quote, title and embed
+    pairs: Sequence[
+        tuple[str, float | None]
+    ]  # files of source and target, for quote, title and embed; see `read_pairs`
     dev_pairs: str  # its first records are for evaluations only
     quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
     steps: int = 3000
@@ -101,11 +104,9 @@ class Config:
         if unknown:
             raise SystemExit(f"{path}: unknown: {', '.join(sorted(unknown))}")
         values["lr"] = float(values.get("lr", cls.lr))  # YAML reads 1e-3 as a string
-        values["text"], shortened = [], values["text"]
-        for name in shortened:
-            pattern, limit = next(iter(name.items())) if isinstance(name, dict) else (name, None)
-            values["text"] += [(str(file), limit) for file in _found(data, pattern)]
-        values["pairs"] = [str(file) for pattern in values["pairs"] for file in _found(data, pattern)]
+        for name in ("text", "pairs"):
+            entries = (next(iter(one.items())) if isinstance(one, dict) else (one, None) for one in values[name])
+            values[name] = [(str(file), limit) for pattern, limit in entries for file in _found(data, pattern)]
         values["dev_pairs"] = str(data / values["dev_pairs"])
         if (data / values["start"]).is_dir():
             values["start"] = str(data / values["start"])
@@ -285,12 +286,17 @@ def _operations(model: Model, batch: Any) -> int:
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def read_pairs(files: Sequence[str], task: Title, held_out: Sequence[Record] = ()) -> list[Record]:
-    """The records of all files, each source once, without those held out."""
+def read_pairs(files: Sequence[tuple[str, float | None]], task: Title, held_out: Sequence[Record] = ()) -> list[Record]:
+    """The records of all files, each source once, without those held out.
+
+    A file may come with the least share of a title's words that its text must support: the titles of commits, for
+    example, often have nothing to do with the rest of their message.
+    """
     seen: dict[str, Record] = {}
-    for file in files:
+    for file, least in files:
         for record in task.read(Path(file)):
-            seen.setdefault(record.fields["source"], record)
+            if least is None or support(record.fields["target"], record.fields["source"]) >= least:
+                seen.setdefault(record.fields["source"], record)
     for record in held_out:
         seen.pop(record.fields["source"], None)
     return list(seen.values())
