@@ -136,8 +136,11 @@ class FineTuning(FinetuneOptions, Job):
         chosen |= self.fresh.suggested_settings(model, records, plan.settings) if self.fresh and plan.open else {}
         taken = {name: chosen[name] for name in plan.open}
         settings = replace(plan.settings, **taken)
-        if shown := ", ".join(f"{name} {value:g}" for name, value in sorted(taken.items()) if value is not None):
-            log.info("chosen for this model and %s records: %s", f"{len(records):,}", shown)
+        why = getattr(task, "suggests", {}) | (self.fresh.suggests if self.fresh else {})
+        values = {name: f"{name} {value:g}" for name, value in sorted(taken.items()) if value is not None}
+        if values:
+            listed = ", ".join(f"{value} ({why[name]})" if name in why else value for name, value in values.items())
+            log.info("chosen for %s records: %s", f"{len(records):,}", listed)
         return Plan(replace(self, task=task), settings)
 
     def save(self, model: Model, data: Records, folder: Path) -> None:

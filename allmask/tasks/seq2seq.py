@@ -298,8 +298,6 @@ class Title(TitleOptions, Seq2Seq):
             lengths = (min(limit, len(ids)) for ids in _ids(tokenizer, [record.fields[name] for record in sample]))
             tokens += pairs * sum(lengths) / len(sample)
         batch = round(min(Settings.batch_tokens, max(LEAST_BATCH, tokens / STEPS)))
-        if batch < Settings.batch_tokens:
-            log.info("%s pairs are few, so batches are small", f"{pairs:,}")
         return {
             "lr": next((rate for largest, rate in RATES if width <= largest), LARGE_RATE),
             "layer_decay": LAYER_DECAY if model.config.family == "bert" else None,

@@ -68,7 +68,7 @@ def test_offline_the_bundled_model_is_suggested(monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         resolve("nobody/nothing-of-this-name")
     assert time.monotonic() - start < 5
-    for words in ("nobody/nothing-of-this-name", "config.json and model.safetensors", "minilm", "--no-deps"):
+    for words in ("nobody/nothing-of-this-name", "config.json and model.safetensors", "allmask-en", "pip install"):
         assert words in str(caught.value)
 
 

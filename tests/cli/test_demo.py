@@ -82,7 +82,10 @@ def test_the_story(fast: Fast):
     assert [len(re.findall(rf"^  {name}  ", fast.story, re.M)) for name in ("people", "before", "after")] == [3] * 3
     assert learning.verdict(fast.result["scores"]) in fast.story
     assert "expect nonsense" in fast.story and fast.result["ended_because"] in fast.story
-    assert max(map(len, fast.story.splitlines())) <= 120
+    lines = (
+        line for line in fast.story.splitlines() if str(fast.out.parent.parent) not in line
+    )  # long temporary paths
+    assert max(map(len, lines)) <= 120
 
 
 def test_the_files_of_a_demo(fast: Fast):

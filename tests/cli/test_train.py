@@ -104,7 +104,8 @@ def test_a_run_leaves_all_it_promises(cli, corpus: Path, tmp_path: Path):
 
 
 def test_the_rate_is_that_of_2017(cli, corpus: Path, tmp_path: Path):
-    words = ("--data", corpus / "train.jsonl", "--out", tmp_path / "run", *QUICK, "--warmup", 3, "--quiet")
+    data = ("--data", corpus / "train.jsonl", "--held-out", 0)
+    words = (*data, "--out", tmp_path / "run", *QUICK, "--warmup", 3, "--quiet")
     ran = cli("train", *words)
     assert ran.code == 0 and ran.err == "", ran.err
     rates = [line["lr"] for line in tiny.read_jsonl(tmp_path / "run" / "metrics.jsonl")]
@@ -128,7 +129,8 @@ def test_resumed_equals_uninterrupted(
 
 
 def test_without_eval_the_mean_is_taken(cli, corpus: Path, tmp_path: Path):
-    words = ("--data", corpus / "train.jsonl", "--out", tmp_path / "run", *QUICK, "--save-every", 2, "--average", 3)
+    data = ("--data", corpus / "train.jsonl", "--held-out", 0)
+    words = (*data, "--out", tmp_path / "run", *QUICK, "--save-every", 2, "--average", 3)
     ran = cli("train", *words)
     assert ran.code == 0 and "mean of steps 2, 4, 6: train_loss" in ran.out, ran.err
     assert cli("average", tmp_path / "run", "--last", 3, "--out", tmp_path / "mean").code == 0

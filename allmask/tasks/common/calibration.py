@@ -40,7 +40,8 @@ class Measured(NamedTuple):
 def calibrated(task: Any, model: Model, held_out: Sequence[Record]) -> Any:
     """Return the task with values for those of end_bias, no_repeat_ngram and length_penalty that are None."""
     if len(held_out) < FEWEST:
-        log.info("length and repetition are not calibrated: that takes %d held-out records", FEWEST)
+        if held_out:
+            log.info("length and repetition are not calibrated: that takes %d held-out records", FEWEST)
         return task
     log.info("calibrating length and repetition on %d held-out records …", len(held_out[:MOST]))
     return _Calibration(task, model, held_out[:MOST]).run()
