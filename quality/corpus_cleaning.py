@@ -43,6 +43,7 @@ def tidy(line: str, language: str) -> str:
     """Plain spaces and quotes; no address, no marks of footnotes."""
     line = line.replace("\u00ad", "").replace("\u200b", "").replace("\ufeff", "")
     line = re.sub(r"<?\b(?:https?|ftp)://[^\s，。）)>]+>?|\b[\w.+-]+@[\w-]+\.[\w.]+\b|\[\d+\]", "", line)
+    line = re.sub(r"<\s*>|\s\(\s*\)|（\s*）", "", line)
     if language == "zh":
         line = re.sub(
             r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\s+(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])", "", line

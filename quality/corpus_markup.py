@@ -87,11 +87,10 @@ def paragraphs_of(page: str) -> list[tuple[str, str]]:
     return parser.blocks
 
 
-KDE = {  # of its DocBook files, which declare them elsewhere
+KDE = {  # entities of its DocBook files, which declare them elsewhere
     "LMB": "left mouse button", "MMB": "middle mouse button", "RMB": "right mouse button", "kde": "KDE",
-    "kappname": "the application", "Windows": "Windows", "Ctrl": "Ctrl", "Esc": "Esc", "PgUp": "Page Up",
-    "PgDn": "Page Down", "plasma": "Plasma", "Qt": "Qt", "URL": "URL", "GUI": "GUI", "etc": "etc.", "ie": "i.e.",
-    "eg": "e.g.", "systemsettings": "System Settings",
+    "kappname": "the application", "appname": "the application", "PgUp": "Page Up", "PgDn": "Page Down",
+    "etc": "etc.", "ie": "i.e.", "eg": "e.g.", "systemsettings": "System Settings",
 }  # fmt: skip
 
 
@@ -117,16 +116,16 @@ def html_document(page: str) -> Document:
     return Document(title, [text for tag, text in blocks if tag not in (*HEADINGS, "dt")])
 
 
+NUMBER = r"^(?:(?:Chapter|Appendix|第) ?[\dA-Z]+(?: ?章)?|\d+(?:\.\d+)*|[A-Z](?:\.\d+)+|[A-Z](?=\.))[.:]?\s+(?=\S)"
+
+
 def html_sections(page: str) -> Iterator[Document]:
     """Each heading of a page with the paragraphs below it, numbers of sections removed."""
     title, lines = "", []
     for tag, text in [*paragraphs_of(page), ("h1", "")]:
         if tag in HEADINGS:
             if lines:
-                yield Document(
-                    re.sub(r"^(?:Chapter |Appendix |第 ?)?[\dA-Z]*(?:\.\d+)*(?: ?章)?\.? +(?=\S)|[¶#]$", "", title),
-                    lines,
-                )
+                yield Document(re.sub(rf"{NUMBER}|[¶#]$", "", title), lines)
             title, lines = text, []
         elif tag != "dt":
             lines.append(text)
@@ -188,7 +187,8 @@ def unescape_roff(text: str) -> str:
     for escape, plain in ((r"\-", "-"), (r"\(aq", "'"), (r"\(dq", '"'), (r"\(lq", '"'), (r"\(rq", '"'), (r"\*(Aq", "'"),
                           (r"\(em", "—"), (r"\(en", "–"), (r"\e", "\\"), (r"\ ", " "), (r"\(co", "©")):  # fmt: skip
         text = text.replace(escape, plain)
-    return re.sub(r"\\[*(]?\(?\w\w?|\\\[\w+\]", "", text)
+    text = re.sub(r"\\[*(]?\(?\w\w?|\\\[\w+\]", "", text)
+    return re.sub(r"``?([^`']*)''?", r"'\1'", text)
 
 
 def catalog(data: bytes) -> Iterator[tuple[str, str]]:
@@ -280,8 +280,8 @@ def info_sections(text: str) -> Iterator[Document]:
         blocks = re.split(r"\n[ \t]*\n", body.strip("\n"))
         lines = [" ".join(b.split()) for b in blocks if not re.match(r" {5,}| *--? |\*Note", b.split("\n")[-1])]
         lines = [re.sub(r"\*[Nn]ote ([^:]*)::|\*[Nn]ote ([^:]*): [^.,]*(?=[.,])", r"\1\2", line) for line in lines]
-        title = re.sub(r"^(?:Appendix )?[\dA-Z]*(?:\.\d+)*\.? +(?=\S)", "", found.group(1))
-        title = re.sub(r"^‘[^’]*’: |[‘’]", "", title)
+        title = re.sub(r"^['‘`][^'’]*['’](?: \([^)]*\))?: ", "", re.sub(NUMBER, "", found.group(1)))
+        title = re.sub(r"['‘`](\S[^'’]*)['’]", r"\1", title)
         yield Document(title, [line.replace("‘", "'").replace("’", "'") for line in lines])
 
 
@@ -295,7 +295,7 @@ def debconf_questions(templates: str, language: str) -> Iterator[Document]:
 
 
 TRAILER = re.compile(
-    r"^[A-Z][\w-]+-by:|^(?:Fixes|Closes|Change-Id|Part-of|Bugzilla|Cc|Link|See-also|Bug|Ref|Refs|References|"
+    r"^[A-Z][\w-]+-by:|^(?:Fixes|Closes|Change-Id|Part-of|Bugzilla|Cc|Files|Link|See-also|Bug|Ref|Refs|References|"
     r"Resolves|Suggested|Reported|Debian-Bug|Gitlab|LP|X-[\w-]+|https?)\b ?[:#]|^\(cherry picked|^\[\w+: ",
     re.I | re.M,
 )
@@ -309,10 +309,12 @@ def commits(log: str) -> Iterator[Document]:
                 yield document
         return
     for entry in re.split(r"^\d{4}-\d\d-\d\d.*\n", log, flags=re.M)[1:]:
-        entry = re.sub(r"^(?:\s*\* [^\n:]+:? *\n)+", "", entry.expandtabs(8))  # the files that it touches
-        rows = [row.strip() for row in re.split(r"^ *\* ", entry, flags=re.M)[0].strip("\n").split("\n")]
-        if len(rows) > 1 and rows[1] and not re.search(r"[.,;:]$", rows[0]):
-            rows.insert(1, "")  # logs of GStreamer leave out the empty line
+        entry = re.split(r"^[MADR]\t", entry, flags=re.M)[0].expandtabs(8)
+        message = re.sub(r"^(?:\s*\* \S+ *\n)+", "", entry)  # the files that it touches
+        rows = re.split(r"^ *\* ", re.sub(r"^\s*\* ", "", message), flags=re.M)[0].strip("\n").split("\n")
+        rows = [row.strip() for row in rows]
+        if len(rows) > 1 and rows[1][:1].isupper() and not rows[0].endswith((",", ";", ":")):
+            rows.insert(1, "")  # many leave out the empty line; a first line that goes on is no subject
         if document := commit("\n".join(rows)):
             yield document
 

@@ -251,12 +251,12 @@ def info_manuals(folders: list[Path]) -> Iterator[Document]:
 
 
 def change_logs(folders: list[Path]) -> Iterator[Document]:
-    """Commits of the projects whose change log is that of their git repository; about 500 of each."""
+    """Commits of the projects whose change log is that of their git repository; up to 400 of each."""
     for folder in folders:
         for path in files(folder, "usr/share/doc/*/changelog*.gz"):
             if "Debian" not in path.name:
                 found = [commit for commit in commits(read_text(path)) if sum(map(len, commit.lines)) >= 120]
-                yield from found[:: max(1, len(found) // 500)]
+                yield from found[:: max(1, -(-len(found) // 400))]
 
 
 def questions(language: str) -> Callable[[list[Path]], Iterator[Document]]:
@@ -294,7 +294,10 @@ DEBIAN_BOOKS = [
 GAMES = ["deb:cataclysm-dda-data", "deb:wesnoth-1.16-data", "deb:freeciv-data"]
 README = r"^[^/]+/(?:package\.json|[Rr][Ee][Aa][Dd][Mm][Ee][^/]*)$|^[^/]+\.dist-info/METADATA$"
 MANUALS = ["usr/share/**/*.html", "usr/share/**/*.htm", "usr/share/**/*.html.gz"]
-FOREIGN = r"/(?:[a-z]{2,3}(?:[_-][A-Za-z]{2,6})?)/"
+FOREIGN = (
+    r"[/._-](?:ca|cs|da|de|el|es|fi|fr|gl|hu|it|ja|ko|lt|nb|nl|nn|no|pl|pt|pt[_-]br|ro|ru|sk|sl|sv|tr|uk|vi|zh"
+    r"|zh[_-]\w+)[/.]|/genindex|/search\."
+)
 
 SOURCES = [
     Source(

@@ -49,9 +49,20 @@ def test_docbook_entities_menus_and_keys():
     ]
 
 
+@pytest.mark.parametrize(
+    ("heading", "title"),
+    [
+        ("1.2. Food", "Food"), ("Chapter 3. Food", "Food"), ("A.1 Food", "Food"), ("B. Food", "Food"),
+        ("第 2 章 食物", "食物"), ("A cat", "A cat"), ("3D cats", "3D cats"), ("Cats¶", "Cats"),
+    ],
+)  # fmt: skip
+def test_numbers_of_headings_go(heading: str, title: str):
+    assert list(corpus_markup.html_sections(f"<h2>{heading}</h2><p>x</p>")) == [Document(title, ["x"])]
+
+
 def test_info_manual():
     manual = (
-        "preamble\n\x1f\nFile: cat.info,  Node: Food,  Up: Top\n\n1.2 What cats eat\n=================\n\n"
+        "preamble\n\x1f\nFile: cat.info,  Node: Food,  Up: Top\n\n1.2 'cat': What cats eat\n====\n\n"
         "A cat eats fish (*note Fish::), and\nmilk.\n\n     $ feed cat\n\n* Menu:\n\n* Fish::  of the sea\n"
     )
     assert list(corpus_markup.info_sections(manual)) == [
