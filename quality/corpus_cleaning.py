@@ -150,6 +150,8 @@ def pair_of(document: Document, language: str) -> dict[str, str] | None:
     size = len(title.split()) if language == "en" else len(title)
     words = len(text.split()) if language == "en" else len(text)
     fits = 2 <= size <= 20 and words >= 20 if language == "en" else 4 <= size <= 40 and words >= 40
+    if language == "en" and sum(map(str.isalpha, title)) < 0.75 * len(title.replace(" ", "")):
+        return None  # a date, a number of a version, code
     if language == "zh" and len(re.findall(r"[\u4e00-\u9fff]", title)) < 0.5 * len(title.replace(" ", "")):
         return None
     return {"source": text, "target": title} if fits and title.lower() != text.lower() else None

@@ -290,8 +290,9 @@ def debconf_questions(templates: str, language: str) -> Iterator[Document]:
     field = "Description" if language == "en" else "Description-zh_CN\\.UTF-8"
     for template in templates.split("\n\n"):
         if found := re.search(rf"^{field}: (.+)\n((?: .*\n?)+)", template, flags=re.M | re.I):
-            paragraphs = re.split(r"^ \.$", found.group(2), flags=re.M)
-            yield Document(found.group(1), [" ".join(p.split()) for p in paragraphs])
+            paragraphs = [" ".join(p.split()) for p in re.split(r"^ \.$", found.group(2), flags=re.M)]
+            if "${" not in found.group(1):  # filled in when it is asked
+                yield Document(found.group(1), [p for p in paragraphs if "${" not in p])
 
 
 TRAILER = re.compile(
@@ -324,6 +325,8 @@ def commit(message: str) -> Document | None:
     subject, _, body = message.strip().partition("\n")
     if body[:1] not in ("\n", "") or re.match(r"Merge|Revert|Release|Bump|Update .*translation", subject, flags=re.I):
         return None
+    if len(subject) > 45 and body.strip()[:1].islower():
+        return None  # the sentence goes on
     subject = re.sub(r"^(?:\[[^\]]*\] *)?(?:[\w./,{}*+-]+(?: ?[,/&] ?[\w./-]+)*: +){0,3}", "", subject)
     number = r"(?:bug|issue|fixes|closes|see|rhbz|fdo|lp|bgo|gh)?[ :#]*#?\d{3,}"
     subject = re.sub(rf"^{number}[ :,-]+|[ ,]*[(\[]{number}[^)\]]*[)\]]|[ ,-]+#\d+$", "", subject, flags=re.I)
@@ -375,9 +378,9 @@ def readme_document(name: str, description: str, lines: list[str]) -> Document:
     title = re.sub(
         r"^" + re.escape(name) + r"\s*(?:[-–—:|]\s+|is (?=an? |the ))", "", title.strip(), flags=re.I
     ).strip()
-    said, kept = bare(title), []
     first = re.split(FIRST, title, maxsplit=1)[0]
     title = first if len(first.split()) > 2 or re.search(r"[\u4e00-\u9fff]{4}", first) else title
+    said, kept = bare(title), []
     for line in lines:
         if said and bare(line).startswith(said):  # the rest of the line may say more
             line = "".join(re.split(FIRST, line, maxsplit=1)[1:])
@@ -386,8 +389,8 @@ def readme_document(name: str, description: str, lines: list[str]) -> Document:
 
 
 FREE = re.compile(
-    r"(?:The )?(?:MIT|MIT[- ]0|X11|ISC|0?BSD|(?:new |modified |simplified )?BSD|Apache|CC0|CC[- ]BY[- ][34]\.0$|"
-    r"Unlicense|WTFPL|Zlib|MPL|Mozilla Public|BlueOak|PSF|Python|Artistic|Public Domain|HPND|AFL|BSL-1|Boost|OFL)",
+    r"(?:The )?(?:MIT\b|X11|ISC|0?BSD|(?:new |modified |simplified )?BSD|Apache|CC0|CC[- ]BY[- ][34]\.0$|"
+    r"Unlicense|WTFPL|Zlib|MPL|Mozilla Public|BlueOak|PSF|Python|Artistic|Public Domain|HPND|AFL|BSL-1\.0|Boost|OFL)",
     re.I,
 )
 

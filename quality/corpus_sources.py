@@ -7,7 +7,7 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,17 +119,29 @@ def html_pages(*patterns: str) -> Callable[[list[Path]], Iterator[Document]]:
     return read
 
 
-def sections(*patterns: str, leave_out: str = "") -> Callable[[list[Path]], Iterator[Document]]:
-    """A reader of the sections of all pages (HTML, Mallard, DocBook, reStructuredText) that match."""
+def sections(*patterns: str, leave_out: str = "", most: int = 0) -> Callable[[list[Path]], Iterator[Document]]:
+    """A reader of the sections of all pages (HTML, Mallard, DocBook, reStructuredText) that match.
+
+    Pages whose path the regular expression `leave_out` finds are not read; of a package come at most `most` sections.
+    """
+
+    def pages(folder: Path) -> Iterator[Document]:
+        for pattern in patterns:
+            for path in files(folder, pattern):
+                if not leave_out or not re.search(leave_out, f"/{path.relative_to(folder)}"):
+                    yield from (rst_sections if ".rst" in path.name else html_sections)(read_text(path))
 
     def read(folders: list[Path]) -> Iterator[Document]:
         for folder in folders:
-            for pattern in patterns:
-                for path in files(folder, pattern):
-                    if not leave_out or not re.search(leave_out, f"/{path.relative_to(folder)}"):
-                        yield from (rst_sections if ".rst" in path.name else html_sections)(read_text(path))
+            yield from spread(pages(folder), most) if most else pages(folder)
 
     return read
+
+
+def spread(documents: Iterable[Document], most: int) -> list[Document]:
+    """At most so many of the documents that are long enough, from all parts of them."""
+    enough = [document for document in documents if sum(map(len, document.lines)) >= 120]
+    return enough[:: max(1, -(-len(enough) // most))]
 
 
 def man_pages(pattern: str) -> Callable[[list[Path]], Iterator[Document]]:
@@ -255,8 +267,7 @@ def change_logs(folders: list[Path]) -> Iterator[Document]:
     for folder in folders:
         for path in files(folder, "usr/share/doc/*/changelog*.gz"):
             if "Debian" not in path.name:
-                found = [commit for commit in commits(read_text(path)) if sum(map(len, commit.lines)) >= 120]
-                yield from found[:: max(1, -(-len(found) // 400))]
+                yield from spread(commits(read_text(path)), 400)
 
 
 def questions(language: str) -> Callable[[list[Path]], Iterator[Document]]:
@@ -294,10 +305,7 @@ DEBIAN_BOOKS = [
 GAMES = ["deb:cataclysm-dda-data", "deb:wesnoth-1.16-data", "deb:freeciv-data"]
 README = r"^[^/]+/(?:package\.json|[Rr][Ee][Aa][Dd][Mm][Ee][^/]*)$|^[^/]+\.dist-info/METADATA$"
 MANUALS = ["usr/share/**/*.html", "usr/share/**/*.htm", "usr/share/**/*.html.gz"]
-FOREIGN = (
-    r"[/._-](?:ca|cs|da|de|el|es|fi|fr|gl|hu|it|ja|ko|lt|nb|nl|nn|no|pl|pt|pt[_-]br|ro|ru|sk|sl|sv|tr|uk|vi|zh"
-    r"|zh[_-]\w+)[/.]|/genindex|/search\."
-)
+FOREIGN = r"/(?!en[/_-])[a-z]{2}(?:[_-]\w{2,4})?/|[._-](?!en\b)[a-z]{2}(?:[_-][A-Za-z]{2})?\.html|/genindex|/search\."
 
 SOURCES = [
     Source(
@@ -477,8 +485,8 @@ SOURCES = [
         "both",
         names("manuals", "deb"),
         "GFDL 1.1+, GPL-2+, Apache-2.0, CC BY-SA 3.0, public domain (Debian main)",
-        sections(*MANUALS, leave_out=FOREIGN),
-        SECTIONS,
+        sections(*MANUALS, leave_out=FOREIGN, most=500),
+        SECTIONS + "; up to 500 of a package",
         only=r"\.html(?:\.gz)?$|\.htm$",
         any_of=True,
     ),

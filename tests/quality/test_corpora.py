@@ -80,6 +80,16 @@ def test_questions_of_packages():
     assert list(corpus_markup.debconf_questions(templates, "zh")) == [Document("遛猫吗？", ["猫喜欢。"])]
 
 
+def test_pages_in_other_languages_are_left_out(tmp_path: Path):
+    for name in ("doc/cats/en/a.html", "doc/cats/hr/a.html", "doc/cats/es-ES/a.html", "doc/cats/b.fr.html", "c.html"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"<h1>{name}</h1><p>{'x' * 120}</p>")
+    read = corpus_sources.sections("**/*.html", leave_out=corpus_sources.FOREIGN)
+    assert [document.title for document in read([tmp_path])] == ["c.html", "doc/cats/en/a.html"]
+    few = corpus_sources.sections("**/*.html", most=2)([tmp_path])
+    assert [document.title for document in few] == ["c.html", "doc/cats/es-ES/a.html"]
+
+
 def test_commits_of_a_git_log():
     log = (
         f"commit {'a' * 40}\nAuthor: A <a>\nDate:   today\n\n    cat/paw: do not scratch\n\n    It hurt,\n"
@@ -262,6 +272,7 @@ def test_pairs():
     text = "These are words of a text that is long enough to be given a title by somebody who has read it."
     assert corpus_cleaning.pair_of(Document("A title.", [text]), "en") == {"source": text, "target": "A title"}
     assert corpus_cleaning.pair_of(Document("Overview", [text]), "en") is None
+    assert corpus_cleaning.pair_of(Document("2016-10-14 Release 3.15.0", [text]), "en") is None
     assert corpus_cleaning.pair_of(Document("A title", ["Too short."]), "en") is None
     cut = corpus_cleaning.pair_of(Document("A title", [text] * 40), "en")
     assert cut and len(cut["source"]) <= corpus_cleaning.PAIR_CHARACTERS["en"] and cut["source"].endswith(".")
