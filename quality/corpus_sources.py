@@ -305,7 +305,11 @@ DEBIAN_BOOKS = [
 GAMES = ["deb:cataclysm-dda-data", "deb:wesnoth-1.16-data", "deb:freeciv-data"]
 README = r"^[^/]+/(?:package\.json|[Rr][Ee][Aa][Dd][Mm][Ee][^/]*)$|^[^/]+\.dist-info/METADATA$"
 MANUALS = ["usr/share/**/*.html", "usr/share/**/*.htm", "usr/share/**/*.html.gz"]
-FOREIGN = r"/(?!en[/_-])[a-z]{2}(?:[_-]\w{2,4})?/|[._-](?!en\b)[a-z]{2}(?:[_-][A-Za-z]{2})?\.html|/genindex|/search\."
+# pages in other languages, indices, and interfaces for Python, which are too near to docstrings
+LEFT_OUT = (
+    r"/(?!en[/_-])[a-z]{2}(?:[_-]\w{2,4})?/|[._-](?!en\b)[a-z]{2}(?:[_-][A-Za-z]{2})?\.html"
+    r"|/genindex|/search\.|/python/"
+)
 
 SOURCES = [
     Source(
@@ -485,7 +489,7 @@ SOURCES = [
         "both",
         names("manuals", "deb"),
         "GFDL 1.1+, GPL-2+, Apache-2.0, CC BY-SA 3.0, public domain (Debian main)",
-        sections(*MANUALS, leave_out=FOREIGN, most=500),
+        sections(*MANUALS, leave_out=LEFT_OUT, most=500),
         SECTIONS + "; up to 500 of a package",
         only=r"\.html(?:\.gz)?$|\.htm$",
         any_of=True,

@@ -84,7 +84,7 @@ def test_pages_in_other_languages_are_left_out(tmp_path: Path):
     for name in ("doc/cats/en/a.html", "doc/cats/hr/a.html", "doc/cats/es-ES/a.html", "doc/cats/b.fr.html", "c.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"<h1>{name}</h1><p>{'x' * 120}</p>")
-    read = corpus_sources.sections("**/*.html", leave_out=corpus_sources.FOREIGN)
+    read = corpus_sources.sections("**/*.html", leave_out=corpus_sources.LEFT_OUT)
     assert [document.title for document in read([tmp_path])] == ["c.html", "doc/cats/en/a.html"]
     few = corpus_sources.sections("**/*.html", most=2)([tmp_path])
     assert [document.title for document in few] == ["c.html", "doc/cats/es-ES/a.html"]
