@@ -78,7 +78,7 @@ def test_one_file_four_masks(cli, tmp_path: Path):
 
 def test_one_file_four_masks_in_chinese(cli):
     fill = allmask.pipeline("fill", "allmask-zh")
-    assert fill("北京是中国的[MASK]都。").text == "北京是中国的首都。"
+    assert fill("中华人民[MASK]和国成立于1949年。").text == "中华人民共和国成立于1949年。"
     text = (
         "本文提出了一种基于深度学习的图像识别方法，用于自动检测农作物病害。"
         "实验结果表明，该方法在多个数据集上优于传统方法。"
