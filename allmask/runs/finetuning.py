@@ -137,10 +137,12 @@ class FineTuning(FinetuneOptions, Job):
         taken = {name: chosen[name] for name in plan.open}
         settings = replace(plan.settings, **taken)
         why = getattr(task, "suggests", {}) | (self.fresh.suggests if self.fresh else {})
-        values = {name: f"{name} {value:g}" for name, value in sorted(taken.items()) if value is not None}
-        if values:
-            listed = ", ".join(f"{value} ({why[name]})" if name in why else value for name, value in values.items())
-            log.info("chosen for %s records: %s", f"{len(records):,}", listed)
+        shown = []
+        for name, value in sorted((name, f"{value:g}") for name, value in taken.items() if value is not None):
+            reason = why.get(name, "").removeprefix(f"{value}, ")
+            shown.append(f"{name} {value} ({reason})" if reason else f"{name} {value}")
+        if shown:
+            log.info("chosen for %s records: %s", f"{len(records):,}", ", ".join(shown))
         return Plan(replace(self, task=task), settings)
 
     def save(self, model: Model, data: Records, folder: Path) -> None:
