@@ -41,7 +41,7 @@ def sentences(line: str, language: str) -> list[str]:
 
 def tidy(line: str, language: str) -> str:
     """Plain spaces and quotes; no address, no marks of footnotes."""
-    line = line.replace("\u00ad", "").replace("\u200b", "").replace("\ufeff", "")
+    line = re.sub("[\x00-\x08\u00ad\u200b\ufeff]", "", line)
     line = re.sub(r"<?\b(?:https?|ftp)://[^\s，。）)>]+>?|\b[\w.+-]+@[\w-]+\.[\w.]+\b|\[\d+\]", "", line)
     line = re.sub(r"<\s*>|\s\(\s*\)|（\s*）", "", line)
     if language == "zh":
