@@ -210,29 +210,24 @@ def dictionary(name: str, fewest_words: int = 0) -> Callable[[list[Path]], Itera
     return read
 
 
-def readmes(folders: list[Path]) -> Iterator[Document]:
-    """READMEs with the one-line descriptions of npm packages and wheels, where the licence is free."""
-    for folder in folders:
-        for path in files(folder, "*.dist-info/METADATA"):
-            if document := wheel_description(read_text(path)):
-                yield document
-        for path in files(folder, "*/package.json"):
-            pages = [p for p in files(path.parent, "*") if re.fullmatch(r"readme(?:\.md|\.markdown)?", p.name, re.I)]
-            if pages and (described := npm_description(read_text(path))):
-                yield readme_document(*described, readme_lines(read_text(pages[0])))
+PLAIN, ANY_LANGUAGE = r"readme(?:\.md|\.markdown)?", r"readme.*\.(?:md|markdown)"
 
 
-def readmes_zh(folders: list[Path]) -> Iterator[Document]:
-    """Chinese READMEs of npm packages and wheels; where the description is Chinese, too, it is the title."""
-    for folder in folders:
-        for path in files(folder, "*.dist-info/METADATA"):
-            if document := wheel_description(read_text(path)):
-                yield document
-        for path in files(folder, "*/package.json"):
-            if described := npm_description(read_text(path)):
-                for page in files(path.parent, "*"):
-                    if re.match(r"readme.*\.(?:md|markdown)$", page.name, re.I):
-                        yield readme_document(*described, readme_lines(read_text(page)))
+def readmes(pattern: str) -> Callable[[list[Path]], Iterator[Document]]:
+    """READMEs whose file name matches, with one-line descriptions, of npm packages and wheels with a free licence."""
+
+    def read(folders: list[Path]) -> Iterator[Document]:
+        for folder in folders:
+            for path in files(folder, "*.dist-info/METADATA"):
+                if document := wheel_description(read_text(path)):
+                    yield document
+            for path in files(folder, "*/package.json"):
+                if described := npm_description(read_text(path)):
+                    for page in files(path.parent, "*"):
+                        if re.fullmatch(pattern, page.name, re.I):
+                            yield readme_document(*described, readme_lines(read_text(page)))
+
+    return read
 
 
 def applications(language: str) -> Callable[[list[Path]], Iterator[Document]]:
@@ -425,7 +420,7 @@ SOURCES = [
         "pairs",
         [*names("readmes-npm", "npm"), *names("readmes-pip", "pip")],
         "MIT, BSD, Apache-2.0, ISC and other permissive ones (read from each package; others are left out)",
-        readmes,
+        readmes(PLAIN),
         "README with the one-line description; sections on installing, licences and the like removed",
         only=README,
         any_of=True,
@@ -643,7 +638,7 @@ SOURCES = [
         "both",
         [*names("readmes-zh-npm", "npm"), *names("readmes-zh-pip", "pip")],
         "MIT, Apache-2.0 and other permissive ones (read from each package; others are left out)",
-        readmes_zh,
+        readmes(ANY_LANGUAGE),
         "Chinese README; with the one-line description where that is Chinese, too",
         only=README,
         any_of=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allmask.cli._run import Training
 
 EXAMPLES = """
+    allmask finetune --data titles.jsonl --out runs/title
     allmask finetune minilm --task title --data train.jsonl --eval dev.jsonl --out runs/title
     allmask finetune minilm --task classify --data reviews.csv --eval dev.csv --out runs/reviews
     allmask finetune bge-small-zh --task choose --data questions.jsonl --eval dev.jsonl --out runs/c3

@@ -156,7 +156,7 @@ def test_descriptions_of_free_packages_only(tmp_path: Path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/package.json").write_text(json.dumps(package))
     (tmp_path / "package/README.md").write_text(README)
-    assert list(corpus_sources.readmes([tmp_path])) == [document]
+    assert list(corpus_sources.readmes(corpus_sources.PLAIN)([tmp_path])) == [document]
 
 
 def test_catalogue_of_applications(tmp_path: Path):
