@@ -72,6 +72,7 @@ class Config:
     quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
     steps: int = 3000
     batch_tokens: int = 4096
+    embed_tokens: int = 4096  # of a batch of embed: the more titles it has, the harder it is to find one's own
     lr: float = 8e-4
     layer_decay: float = 0.8
     warmup: float = 0.05
@@ -231,6 +232,7 @@ class Every:
     shares: Mapping[str, float]
     steps: int
     evaluator: Evaluator
+    embed_tokens: int
     quote_until: float = 1.0
 
     @property
@@ -246,7 +248,8 @@ class Every:
 
         After `quote_until` of the run, titles have the share of quotations.
         """
-        batches = {name: self._endless(name, batch_tokens, seed + epoch) for name in self.parts}
+        tokens = {name: self.embed_tokens if name == "embed" else batch_tokens for name in self.parts}
+        batches = {name: self._endless(name, tokens[name], seed + epoch) for name in self.parts}
         shares = {name: self.shares[name] for name in self.parts}
         behind = dict.fromkeys(shares, 0.0)
         chosen = []
@@ -426,7 +429,7 @@ def run(config: Config, out: Path, precision: str) -> None:
     parts = parts_of(config, tokenizer, task, rows, held_out)
     judged = {name: row_part(name, config, tokenizer, others) for name in ("mlm", "causal")}
     evaluator = Evaluator(task, held_out, judged)
-    work = Every(parts, config.shares, config.steps, evaluator, config.quote_until)
+    work = Every(parts, config.shares, config.steps, evaluator, config.embed_tokens, config.quote_until)
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
         warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,

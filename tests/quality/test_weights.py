@@ -22,12 +22,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_stretch_of_a_run_has_the_mixture():
     shares = {"title": 0.5, "mlm": 0.3, "embed": 0.2}
     parts = {name: weights.Embeddings([([1, 2], [3])] * 5) for name in shares}
-    work = weights.Every(parts, shares, 40, evaluator=lambda model: None)
+    work = weights.Every(parts, shares, 40, lambda model: None, 4096)
     plan = work.plan(work.lengths, 7, 1, 0)
     for steps in range(1, 41):
         for name, share in shares.items():
             assert abs(sum(drawn.objective == name for drawn in plan[:steps]) - share * steps) <= 1
-    quoting = weights.Every(parts | {"quote": parts["mlm"]}, {**shares, "quote": 1.0}, 40, work.evaluator, 0.5)
+    quoting = weights.Every(parts | {"quote": parts["mlm"]}, {**shares, "quote": 1.0}, 40, work.evaluator, 4096, 0.5)
     named = [drawn.objective for drawn in quoting.plan(work.lengths, 7, 1, 0)]
     assert named[:20].count("quote") == 10 and named[20:].count("quote") == 0
     assert named[20:].count("title") == pytest.approx(20 * 1.5 / 2, abs=1)
