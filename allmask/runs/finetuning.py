@@ -61,6 +61,9 @@ class FineTuning(FinetuneOptions, Job):
         super().__post_init__()
         if self.model is not None and self.fresh is not None:
             raise UsageError("a run begins with a model or with a preset", "name one of them")
+        if self.model is None and self.fresh is None and not self.task.has_default_model:
+            hint = f"name one, or train a new one: allmask train --task {self.task.name}"
+            raise UsageError(f"--task {self.task.name} has no default model", hint)
 
     @property
     def several(self) -> bool:

@@ -353,6 +353,8 @@ class TitleEvaluator:
 
 @dataclass(frozen=True)
 class Translate(TranslateOptions, Seq2Seq):
+    has_default_model: ClassVar[bool] = False  # each of them knows one language
+
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
         return {"label_smoothing": SMOOTHING}
 

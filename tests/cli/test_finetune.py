@@ -346,6 +346,7 @@ def test_without_a_model_one_is_chosen_by_the_texts(cli, bert: Path, data: Path,
     [
         (["{bert}", "--out", "{tmp}/run"], 2, "no data was named"),
         (["{bert}", "--data", "{data}"], 2, "--out"),
+        (["--task", "translate", "--data", "{data}", "--out", "{tmp}/run"], 2, "allmask train --task translate"),
         (["{bert}", "--data", "nosuch.jsonl", "--out", "{tmp}/run"], 3, "nosuch.jsonl: no such file"),
         (["nosuch", "--data", "{data}", "--out", "{tmp}/run"], 4, "nosuch: no such folder"),
         (["{bert}", "--data", "{data}", "--out", "{tmp}/run", "--max-target", "48"], 2, "leaves no room"),
