@@ -26,10 +26,10 @@ SECTIONS = {  # section -> the parameters of commands that do not train; the oth
     "training": "minutes fast",
     "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",
-    "test": "test alpha permutations folds",
+    "test": "test alpha permutations folds everything full again",
     "options": "",  # all that are not listed here
-    "output": "out as_json quiet show show_mask stream keep png svg title top every search force dtype to predict "
-    "compare shapes_only version help",
+    "output": "out report as_json quiet show show_mask stream keep png svg title top every search force dtype to "
+    "predict compare shapes_only version help",
     "advanced": "debug seed",
 }
 

@@ -1,0 +1,175 @@
+"""What a claim is, and how one is run.
+
+Claim     a file of this folder: its statement, source and criterion, read without importing it
+Trial     what an experiment is told: seeds, a quick or a full run, where to say how far it is
+Verdict   holds, weaker or fails, with the figure that decided
+Result    a claim that was run
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import platform
+import re
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from allmask import __version__
+from allmask.errors import UsageError
+from allmask.files import did_you_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Numbers = dict[str, Any]  # what an experiment finds; JSON holds it
+WORDS = {"holds": "holds", "weaker": "holds here, but weaker", "fails": "does not hold here", "error": "did not run"}
+_FILE = re.compile(r"([cd])(\d\d)_\w+")
+_FIELD = re.compile(r"^(Statement|Source|Criterion|At length): ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an experiment is told. Repetitions are over `seeds`; `full` allows hours instead of seconds."""
+
+    full: bool = False
+    say: Callable[[str], None] = lambda message: None
+
+    def seeds(self, quick: int, full: int | None = None) -> range:
+        return range(1, 1 + (full or quick if self.full else quick))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    level: Literal["holds", "weaker", "fails", "error"]
+    figure: str  # the numbers that decided, in a line
+
+    @property
+    def words(self) -> str:
+        return WORDS[self.level]
+
+
+def judged(holds: bool, figure: str, weaker: bool = False) -> Verdict:
+    """The usual verdict: the criterion is met, or a weaker form of it, or not."""
+    return Verdict("holds" if holds else "weaker" if weaker else "fails", figure)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A file of this folder. Its docstring is read without importing it, so that a list takes no time."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """C5 of c05_scaled_products.py."""
+        found = _FILE.fullmatch(self.path.stem)
+        assert found, self.path
+        return f"{found[1].upper()}{int(found[2])}"
+
+    @cached_property
+    def _docstring(self) -> str:
+        return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+
+    @property
+    def title(self) -> str:
+        return self._docstring.partition("\n")[0].partition(". ")[2].rstrip(".")
+
+    @cached_property
+    def _fields(self) -> dict[str, str]:
+        parts = _FIELD.split(self._docstring.partition("\n")[2])[1:]
+        return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+    @property
+    def statement(self) -> str:
+        return self._fields["Statement"]
+
+    @property
+    def source(self) -> str:
+        return self._fields["Source"]
+
+    @property
+    def criterion(self) -> str:
+        return self._fields["Criterion"]
+
+    @property
+    def at_length(self) -> str | None:
+        """The command that shows the same in a longer run, if there is one."""
+        return self._fields.get("At length")
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return importlib.import_module(f"allmask.claims.{self.path.stem}")
+
+    def draw(self, axes: Axes, numbers: Numbers) -> None:
+        self.module.draw(axes, numbers)
+
+    def run(self, trial: Trial) -> Result:
+        """Measure and judge. An experiment that breaks off is a result, too: the others still run."""
+        started = time.monotonic()
+        numbers: Numbers = {}
+        try:
+            numbers = self.module.measure(trial)
+            verdict = self.module.judge(numbers)
+        except Exception as error:
+            verdict = Verdict("error", textwrap.shorten(f"{type(error).__name__}: {error}", 200))
+        return Result(self.name, verdict, numbers, round(time.monotonic() - started, 1), trial.full)
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    verdict: Verdict
+    numbers: Numbers
+    seconds: float
+    full: bool
+    setting: dict[str, str] = field(default_factory=lambda: _setting())
+
+    @property
+    def held(self) -> bool:
+        return self.verdict.level in ("holds", "weaker")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Result:
+        return cls(**{**values, "verdict": Verdict(**values["verdict"])})
+
+
+def _setting() -> dict[str, str]:
+    """Versions and processor: a figure means little without them."""
+    import torch
+
+    return {"allmask": __version__, "torch": torch.__version__, "python": platform.python_version(), "cpu": _cpu()}
+
+
+def _cpu() -> str:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    name = re.search(r"model name\s*: (.*)", info)
+    kinds = [kind for kind in ("avx512_bf16", "avx512f", "avx2") if re.search(rf"\b{kind}\b", info)]
+    return " ".join([name[1] if name else platform.machine(), *kinds[:1]])
+
+
+def all_claims() -> list[Claim]:
+    files = (path for path in Path(__file__).parent.glob("*.py") if _FILE.fullmatch(path.stem))
+    return [Claim(path) for path in sorted(files)]
+
+
+def named(names: Sequence[str]) -> list[Claim]:
+    """The claims of these names, in the order of the list."""
+    known = {claim.name: claim for claim in all_claims()}
+    wanted = [name.upper() for name in names]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"{name}: no such claim", did_you_mean(name, known))
+    return [claim for name, claim in known.items() if name in wanted]

@@ -1,0 +1,106 @@
+"""`allmask claims`: run claims of the literature, and report whether they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Exit, Option
+
+from allmask.claims.claim import Claim, Result, Trial, all_claims, named
+from allmask.cli import AsJson, Quiet, emit, note
+from allmask.errors import UsageError
+from allmask.files import atomic_file
+
+EXAMPLES = """
+    allmask claims
+    allmask claims C5 C14
+    allmask claims --all --report out
+    allmask claims --all --full --report out
+"""
+
+
+def command(
+    names: Annotated[list[str] | None, Argument(metavar="CLAIM", help="Claims to run, such as C5.")] = None,
+    everything: Annotated[bool, Option("--all", help="Run all claims.")] = False,
+    full: Annotated[
+        bool, Option("--full/--quick", help="More repetitions, for hours; or minutes.", show_default="quick")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER", help="Write claims.html, claims.md and the numbers; finished claims are not repeated."
+        ),
+    ] = None,
+    again: Annotated[bool, Option("--again", help="With --report: repeat finished claims, too.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run claims of the literature, and report whether they hold here.
+
+    Without a name, list them. The exit code is 0 only if every claim that ran holds.
+    """
+    if everything and names:
+        raise UsageError("--all runs every claim", "leave out the names, or --all")
+    if not everything and not names:
+        if report is not None or full or again:
+            raise UsageError("no claim is named", "name some, or add --all")
+        _list(as_json)
+        return
+    results = []
+    for claim in all_claims() if everything else named(names or ()):
+        results.append((claim, _finished(claim, report, full, again) or _run(claim, report, full, quiet)))
+        if not as_json:
+            _print(*results[-1])
+    from allmask.claims.report import summary, write_report
+
+    only = [result for _, result in results]
+    if report is not None:
+        write_report(report, results if everything else _all_finished(report))
+        note(f"wrote {report / 'claims.html'}")
+    emit(as_json, [result.to_dict() for result in only], f"\n{summary(only)}")
+    raise Exit(0 if all(result.held for result in only) else 1)
+
+
+def _list(as_json: bool) -> None:
+    claims = all_claims()
+    rows = [{"name": c.name, "title": c.title, "statement": c.statement, "source": c.source} for c in claims]
+    emit(as_json, rows, "\n".join(f"{claim.name:<4} {claim.title}" for claim in claims))
+
+
+def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
+    def say(message: str) -> None:
+        if not quiet:
+            note(f"{claim.name}: {message}")
+
+    result = claim.run(Trial(full, say))
+    if report is not None:
+        path = _file(report, claim)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            json.dump(result.to_dict(), file, indent=1)
+    return result
+
+
+def _finished(claim: Claim, report: Path | None, full: bool, again: bool) -> Result | None:
+    """The result of an earlier run of the same kind, if it is there and complete."""
+    if report is None or again or not _file(report, claim).is_file():
+        return None
+    result = Result.of(json.loads(_file(report, claim).read_text(encoding="utf-8")))
+    return result if result.full == full and result.verdict.level != "error" else None
+
+
+def _all_finished(report: Path) -> list[tuple[Claim, Result]]:
+    files = ((claim, _file(report, claim)) for claim in all_claims())
+    return [(claim, Result.of(json.loads(file.read_text(encoding="utf-8")))) for claim, file in files if file.is_file()]
+
+
+def _file(report: Path, claim: Claim) -> Path:
+    return report / "results" / f"{claim.name}.json"
+
+
+def _print(claim: Claim, result: Result) -> None:
+    print(
+        f"{claim.name:<4} {claim.title}\n     {result.verdict.words}: {result.verdict.figure} ({result.seconds:.1f} s)"
+    )
