@@ -1,0 +1,43 @@
+"""What mkdocs.yml needs beyond plugins: pages that live outside of docs/ become pages of the site.
+
+README.md is the home page. A link from one page to another is the same in the repository and on the site; here it is
+rewritten to the place where the site has that page. A link to anything else outside of docs/ stays, and is an error.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+PAGES = {  # in the repository: on the site
+    "README.md": "index.md",
+    "README.zh.md": "zh/index.md",
+    "weights/allmask-en/README.md": "cards/allmask-en.md",
+    "weights/allmask-zh/README.md": "cards/allmask-zh.md",
+}
+LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
+
+
+def on_files(files, config):
+    for source, page in PAGES.items():
+        if (ROOT / source).exists():
+            files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    here = page.file.src_uri
+    source = next((source for source, name in PAGES.items() if name == here), f"docs/{here}")
+
+    def moved(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        place = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        if place is None:
+            return match[0]
+        return match[1] + posixpath.relpath(place, posixpath.dirname(here) or ".") + match[3]
+
+    return LINK.sub(moved, markdown)
