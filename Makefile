@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint bench quality clean
+.PHONY: help setup demo test lint docs bench quality clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -47,6 +47,11 @@ lint: setup ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: setup ## the pages as a site in build/site, with broken links as errors
+	@$(INSTALL) -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+	@echo "open build/site/index.html"
 
 bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'

@@ -29,6 +29,26 @@ def on_files(files, config):
     return files
 
 
+def on_page_content(html, page, config, files):
+    """In the cell of a table, \\| is a bar, also in code: GitHub reads it so, this Markdown does not."""
+    return re.sub(r"(?s)<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html)
+
+
+def on_post_page(output, page, config):
+    """Align drawings, whatever the reader's fonts; and name the language, which decides the shapes of characters."""
+    if page.file.src_uri.startswith("zh/"):
+        output = output.replace('<html lang="en"', '<html lang="zh-CN"', 1)
+    return re.sub(r"(?s)<pre.*?</pre>", lambda block: aligned(block[0]), output)
+
+
+def aligned(block: str) -> str:
+    """A block of code; in a drawing of a mask, each Chinese character takes two columns and each cell takes one."""
+    if "■" not in block:
+        return block
+    block = re.sub("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]", r'<i class="wide">\g<0></i>', block)
+    return block.replace("■", '<i class="seen">■</i>').replace("·", '<i class="unseen">·</i>')
+
+
 def on_page_markdown(markdown, page, config, files):
     here = page.file.src_uri
     source = next((source for source, name in PAGES.items() if name == here), f"docs/{here}")
