@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: drawings of masks and lines of code, which need no sign in a docstring, become code blocks."""
+"""Docstrings as Markdown: drawings of masks and lines of code, which need no sign there, become code blocks."""
 
 from __future__ import annotations
 
