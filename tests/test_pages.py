@@ -18,6 +18,7 @@ import typer
 
 from allmask import errors
 from allmask.checkpoints import sources
+from allmask.registry import MASKS
 from tests import tiny
 from tests.cli.test_help import command_of
 
@@ -63,6 +64,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_code_and_commands_run(page: str, desk: Path, cli: Callable, monkeypatch: pytest.MonkeyPatch):
     """Blocks of Python with the shipped weights; blocks of `sh` briefly, with a tiny model under their names."""
     monkeypatch.chdir(desk)
+    monkeypatch.setattr(MASKS, "registered", {})  # the names that a page registers are gone afterwards
     space: dict = {}
     for kind, block in re.findall(r"```(python|sh)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
         if kind == "python":

@@ -22,6 +22,16 @@ PAGES = {  # in the repository: on the site
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
 
 
+def on_config(config):
+    """A page of docs/ that mkdocs.yml does not name is found under "More"."""
+    docs = Path(config.docs_dir)
+    pages = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
+    listed = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    if more := [page for page in pages if page not in listed]:
+        config.nav.append({"More": more})
+    return config
+
+
 def on_files(files, config):
     for source, page in PAGES.items():
         if (ROOT / source).exists():
