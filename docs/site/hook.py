@@ -6,6 +6,7 @@ rewritten to the place where the site has that page. A link to anything else out
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -29,6 +30,7 @@ def on_config(config):
     listed = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
     if more := [page for page in pages if page not in listed]:
         config.nav.append({"More": more})
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # it tells how it loads its dictionary
     return config
 
 
