@@ -13,6 +13,8 @@ from allmask.cli import AsJson, Quiet, emit, note
 from allmask.errors import UsageError
 from allmask.files import atomic_file
 
+FAILED = 7  # the exit code if a claim does not hold
+
 EXAMPLES = """
     allmask claims
     allmask claims C5 C14
@@ -39,7 +41,7 @@ def command(
 ) -> None:
     """Run claims of the literature, and report whether they hold here.
 
-    Without a name, list them. The exit code is 0 only if every claim that ran holds.
+    Without a name, list them. The exit code is 0 if every claim that ran holds, otherwise 7.
     """
     if everything and names:
         raise UsageError("--all runs every claim", "leave out the names, or --all")
@@ -60,7 +62,7 @@ def command(
         write_report(report, results if everything else _all_finished(report))
         note(f"wrote {report / 'claims.html'}")
     emit(as_json, [result.to_dict() for result in only], f"\n{summary(only)}")
-    raise Exit(0 if all(result.held for result in only) else 1)
+    raise Exit(0 if all(result.held for result in only) else FAILED)
 
 
 def _list(as_json: bool) -> None:
