@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from allmask.cli._program import as_called
 from allmask.errors import DataError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def show_log(quiet: bool = False) -> None:
 
 def examples(text: str) -> str:
     """Return the last part of a `--help`, line by line (`\\b` keeps the help formatter from rewrapping it)."""
-    lines = [line.strip() for line in text.strip().splitlines()]
+    lines = [as_called(line.strip()) for line in text.strip().splitlines()]
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines if line)
 
 

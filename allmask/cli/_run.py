@@ -19,6 +19,7 @@ import typer
 
 from allmask.cli import emit, markdown_table, note, show_log
 from allmask.cli._options import command_options, declare, merged
+from allmask.cli._program import as_called
 from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions
 from allmask.runs.options import (
@@ -79,7 +80,7 @@ class Training:
         one_task = f'"allmask {self.name} --task TASK --help" shows the options of one task.' * (
             self.name != "pretrain"
         )
-        command.__doc__ = f"{self.help}\n\n{ABOUT_RUNS}{one_task}"
+        command.__doc__ = f"{self.help}\n\n{ABOUT_RUNS}{as_called(one_task)}"
         return declare(command, options)
 
 
@@ -187,7 +188,7 @@ def _processes(shard: bool, quiet: bool) -> Iterator[SingleProcess | ProcessGrou
 
 def _report(result: Mapping[str, Any], job: Job) -> str:
     table = _seeds if "seeds" in result else _search if "tried" in result else _one_run
-    return "\n".join([*table(result), *job.hints(result)])
+    return "\n".join([*table(result), *map(as_called, job.hints(result))])
 
 
 def _one_run(result: Mapping[str, Any]) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Option
 
 from allmask.cli import emit, note, shortened, show_log
+from allmask.cli._program import program
 
 EXAMPLES = """
     allmask demo
@@ -92,11 +91,3 @@ def commands_for_text(result: dict[str, Any]) -> list[list[str]]:
         ["embed", model, *(word for part in beginnings for word in ("--text", part)), "--search", text],
     ]
     return [[*program(), *words] for words in commands]
-
-
-def program() -> list[str]:
-    """Return the words that call this command line here: its name, if that is found, or as it was started."""
-    if shutil.which("allmask"):
-        return ["allmask"]
-    started = Path(sys.argv[0])
-    return [str(started)] if started.name == "allmask" and started.is_file() else [sys.executable, "-m", "allmask"]

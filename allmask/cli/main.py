@@ -19,6 +19,7 @@ import typer
 from allmask import __version__
 from allmask.cli import examples
 from allmask.cli._options import Command
+from allmask.cli._program import as_called
 from allmask.cli._run import Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
@@ -141,7 +142,7 @@ def _report(error: BaseException, debug: bool) -> int:
         traceback.print_exception(error)
     known = _as_our_error(error)
     print(f"error[{known.kind}]: {known.message}", file=sys.stderr)
-    for line in (known.hint or "").splitlines():
+    for line in as_called(known.hint or "").splitlines():
         print(f"  {line}", file=sys.stderr)
     return known.exit_code
 

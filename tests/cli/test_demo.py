@@ -9,8 +9,6 @@ import json
 import logging
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,7 +173,6 @@ def test_interrupted(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_the_next_commands_are_printed(cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("allmask.demo.run.run_demo", lambda *_, **__: {"final": "over there/final"})
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     ran = cli("demo", "--out", "over there")
     printed = [shlex.split(line) for line in ran.out.splitlines()[2:]]
     assert ran.code == 0 and printed == command.commands_for_demo("over there/final", Path("over there"))
@@ -186,12 +183,3 @@ def test_the_commands_to_go_on_with_run_as_they_are_printed(cli, fast: Fast):
     for words in command.commands_for_demo(fast.result["final"], fast.out):
         ran = cli(*words[len(command.program()) :])
         assert ran.code == 0, (words, ran.err)
-
-
-def test_the_program_is_called_as_it_can_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("shutil.which", lambda name: None)  # make demo activates no environment
-    ran = subprocess.run([*command.program(), "--version"], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("allmask ")
-    (tmp_path / "allmask").touch()
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "allmask"), "demo"])
-    assert command.program() == [str(tmp_path / "allmask")]
