@@ -130,8 +130,9 @@ def sync(path: Path) -> None:
     """Flush a file or folder to disk (fsync); a folder only where the file system supports it."""
     if path.is_symlink():
         return
+    writable = sys.platform == "win32" and path.is_file()  # Windows syncs only what may be written
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

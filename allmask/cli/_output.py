@@ -8,7 +8,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -62,9 +62,8 @@ def as_json(row: dict[str, Any]) -> str:
 
 def _trim_memory() -> None:
     """Return freed memory to the system, where the C library is glibc: its heap fragments over a long file."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    with suppress(AttributeError, OSError, TypeError):  # another C library, or Windows
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Compile the C files of this package on first use, load them, and pass tensors to them.
 
 Every kernel is optional: where there is no C compiler, or the processor lacks an instruction set, `library` returns
-None and torch computes instead. Compiled libraries are kept in the user's cache folder.
+None and torch computes instead, which is logged once. Compiled libraries are kept in the user's cache folder.
+`ALLMASK_KERNELS=0` in the environment switches all of them off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -39,14 +41,32 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
 
     Each choice is a tuple of instruction sets to compile for, best first: the first that this processor has is taken.
     """
+    if os.environ.get("ALLMASK_KERNELS") == "0":
+        return None
+    instructions = next(filter(has, choices), None)
+    if instructions is None and has(AVX2):
+        log.info("%s is not used: %s", source.name, _lacking(choices[-1]))
+        return None
     try:
-        instructions = next(filter(has, choices), None)
         if instructions is None:
-            raise RuntimeError(f"this processor has no {', '.join(sorted(set(choices[-1]) - _cpu_flags()))}")
+            raise RuntimeError(_lacking(AVX2))
         return ctypes.CDLL(str(_compiled(source, (*FLAGS, *(f"-m{name}" for name in instructions)))))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
-        log.info("%s is not used, torch's own kernels are (%s)", source.name, error)
+        _warn_once(str(error))
         return None
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    """Log what is slower if no kernel can be used; the reason is the same for all of them."""
+    log.warning("no C kernels, so writing takes about twice as long, the rest a little longer: %s", reason)
+
+
+def _lacking(instructions: Sequence[str]) -> str:
+    """Return in words why a kernel for these instruction sets cannot run here."""
+    if not _cpu_flags():
+        return f"they are for Linux, this is {platform.system()}"
+    return f"this processor ({platform.machine()}) has no {', '.join(sorted(set(instructions) - _cpu_flags()))}"
 
 
 def has(instructions: Sequence[str]) -> bool:
@@ -58,7 +78,7 @@ def has(instructions: Sequence[str]) -> bool:
 def _cpu_flags() -> set[str]:
     """The instruction sets of this processor; empty if unknown."""
     try:
-        return set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
+        return set(Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "").split())
     except OSError:
         return set()
 
@@ -72,11 +92,14 @@ def _compiled(source: Path, flags: Sequence[str]) -> Path:
         return path
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise FileNotFoundError("there is no C compiler")
+        raise FileNotFoundError("there is no C compiler (cc, gcc or clang)")
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         fresh = Path(inner, path.name)
         command = [compiler, *flags, "-o", str(fresh), str(source), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        ran = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
+        if ran.returncode:
+            reasons = [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or ["?"]
+            raise RuntimeError(f"{compiler} failed: {reasons[0]}")
         put_in_place(fresh, path)  # atomic: another process may be compiling the same file
     return path
 

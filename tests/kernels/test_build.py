@@ -1,9 +1,13 @@
-"""Building C: once, whole, in a folder of one's own; and None wherever it cannot be had."""
+"""Building C: once, whole, in a folder of one's own; None, with one line that says so, where it cannot be had."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +19,14 @@ CODE = "int twice(int x) { return 2 * x; }\n"
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ALLMASK_KERNELS", raising=False)
     build.library.cache_clear()
+    build._warn_once.cache_clear()
     path = tmp_path / "twice.c"
     path.write_text(CODE)
     yield path
     build.library.cache_clear()
+    build._warn_once.cache_clear()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -52,9 +59,75 @@ def test_a_missing_header(source):
     assert build.library(source, ()) is None
 
 
-def test_no_compiler(source, tmp_path, monkeypatch):
+SLOWER = "no C kernels, so writing takes about twice as long, the rest a little longer: "
+
+
+def none_and_why(source, caplog) -> str:
+    """Try to build two libraries, which gives one line; return its end."""
+    other = source.with_name("other.c")
+    other.write_text(CODE)
+    with caplog.at_level("INFO", logger="allmask"):
+        assert build.library(source, build.AVX512, build.AVX2) is None
+        assert build.library(other, build.AVX2) is None
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith(SLOWER) and "\n" not in line
+    return line.removeprefix(SLOWER)
+
+
+@pytest.fixture
+def avx2(monkeypatch):
+    """A processor that has AVX2."""
+    monkeypatch.setattr(build, "_cpu_flags", lambda: {"avx2", "fma"})
+
+
+def test_no_compiler(source, tmp_path, monkeypatch, caplog, avx2):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.library(source, ()) is None
+    assert none_and_why(source, caplog) == "there is no C compiler (cc, gcc or clang)"
+
+
+def test_a_compiler_that_fails(source, tmp_path, monkeypatch, caplog, avx2):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho cc: note: well >&2\necho error: no stdio.h >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert none_and_why(source, caplog) == f"{compiler} failed: error: no stdio.h"
+
+
+def test_arm(source, monkeypatch, caplog):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(build, "_cpu_flags", lambda: {"Features", ":", "fp", "asimd"})
+    assert none_and_why(source, caplog) == "this processor (aarch64) has no avx2, fma"
+
+
+def test_an_old_processor(source, monkeypatch, caplog):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_cpu_flags", lambda: {"sse4", "avx", "fma"})
+    assert none_and_why(source, caplog) == "this processor (x86_64) has no avx2"
+
+
+def test_a_system_that_does_not_say_what_its_processor_has(source, monkeypatch, caplog):
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    monkeypatch.setattr(build, "_cpu_flags", set)
+    assert none_and_why(source, caplog) == "they are for Linux, this is Windows"
+
+
+def test_switched_off(source, monkeypatch, caplog, avx2):
+    monkeypatch.setenv("ALLMASK_KERNELS", "0")
+    with caplog.at_level("INFO", logger="allmask"):
+        assert build.library(source, build.AVX2) is None and not caplog.records  # who asks for it knows it
+
+
+def test_a_command_without_a_compiler_says_so_in_one_line_and_works(cli, tmp_path):
+    """A whole command in a new process, with no compiler and no cache: the same words, and the one line."""
+    root = Path(__file__).parents[2]
+    plain = {"HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    text = "This package provides a simple tool to convert images from one format to another."
+    words = ["generate", "allmask-en", "--text", text, "--precision", "fp32", "--beams", "2"]
+    started = [sys.executable, "-m", "allmask", *words]
+    ran = subprocess.run(started, env=plain, capture_output=True, text=True, check=True)
+    if build.has(build.AVX2):
+        assert ran.stderr == f"{SLOWER}there is no C compiler (cc, gcc or clang)\n"
+    assert ran.stdout == cli(*words).out and len(ran.stdout.split()) > 2
 
 
 def test_code_that_does_not_compile_leaves_nothing(source, tmp_path):
@@ -63,10 +136,12 @@ def test_code_that_does_not_compile_leaves_nothing(source, tmp_path):
     assert list((tmp_path / "cache" / "allmask").iterdir()) == []
 
 
-def test_a_processor_without_the_instructions(source, caplog):
+def test_a_processor_without_the_instructions_of_one_kernel(source, caplog, avx2):
     with caplog.at_level("INFO", logger="allmask"):
         assert build.library(source, ("avx9000",)) is None
-    assert "this processor has no avx9000" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and record.getMessage().endswith("has no avx9000")
+    assert record.getMessage().startswith("twice.c is not used: this processor (")
 
 
 def test_a_cache_others_can_write_is_not_trusted(source, tmp_path):
