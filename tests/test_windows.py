@@ -15,7 +15,7 @@ from allmask import files
 from allmask.cli import _output
 
 ROOT = Path(__file__).parents[1]
-MODULES = "crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split()
+MODULES = ("crypt", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # Other libraries import all of those as they please, so they are imported first and keep what they have.
 IMPORTS = f"""
 import os, signal, sys

@@ -1,8 +1,9 @@
 """Compile the C files of this package on first use, load them, and pass tensors to them.
 
 Every kernel is optional: where there is no C compiler, or the processor lacks an instruction set, `library` returns
-None and torch computes instead, which is logged once. Compiled libraries are kept in the user's cache folder.
-`ALLMASK_KERNELS=0` in the environment switches all of them off.
+None and torch computes instead, which is logged once. Compiled libraries are kept in the user's cache folder, or in the
+folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all kernels off. `python -m allmask.kernels.build`
+compiles all of them for all processors, for the image of a machine that will have no compiler.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
     try:
         if instructions is None:
             raise RuntimeError(_lacking(AVX2))
-        return ctypes.CDLL(str(_compiled(source, (*FLAGS, *(f"-m{name}" for name in instructions)))))
+        return ctypes.CDLL(str(_compiled(source, _flags(instructions))))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
         _warn_once(str(error))
         return None
@@ -83,6 +86,10 @@ def _cpu_flags() -> set[str]:
         return set()
 
 
+def _flags(instructions: Sequence[str]) -> tuple[str, ...]:
+    return (*FLAGS, *(f"-m{name}" for name in instructions))
+
+
 def _compiled(source: Path, flags: Sequence[str]) -> Path:
     """Return the path of the shared library, compiling it if needed. Its name has a hash of sources and flags."""
     folder = _cache_folder()
@@ -112,12 +119,22 @@ def _with_headers(source: Path) -> bytes:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache folder; refuse one that others can write to, because code is loaded from it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+    """Return the folder of compiled libraries; refuse one that others than root can write to: its code is run."""
+    named = os.environ.get("ALLMASK_KERNELS")
+    folder = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask"))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755 if named else 0o700)
+    if folder.stat().st_uid not in (0, os.getuid()) or folder.stat().st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by somebody else")
     return folder
+
+
+def compile_all(sources: Iterable[Path]) -> list[Path]:
+    """Compile each source for each instruction set that it supports, and return the paths of the libraries."""
+    compiled = []
+    for source, instructions in product(sources, (AVX2, AVX512, AVX512_VNNI, AVX512_BF16)):
+        with suppress(RuntimeError):  # it uses instructions that are not in this set
+            compiled.append(_compiled(source, _flags(instructions)))
+    return compiled
 
 
 def is_traced() -> bool:
@@ -145,3 +162,7 @@ def pointers(names: str) -> dict[str, Any]:
 
 def int64s(names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), ctypes.c_int64)
+
+
+if __name__ == "__main__":
+    print(*compile_all(sorted(Path(__file__).parent.glob("*.c"))), sep="\n")

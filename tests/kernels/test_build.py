@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
@@ -149,6 +150,33 @@ def test_a_cache_others_can_write_is_not_trusted(source, tmp_path):
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     assert build.library(source, ()) is None
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_ahead_of_time(source, tmp_path, monkeypatch, avx2):
+    """Root compiles for every processor; another user, without a compiler, uses what fits this one."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("ALLMASK_KERNELS", str(folder))
+    wide = tmp_path / "wide.c"
+    wide.write_text(f"#ifndef __AVX512F__\n#error AVX-512 only\n#endif\n{CODE}")
+    made = build.compile_all([source, wide])
+    assert [path.name.split("-")[0] for path in made] == ["twice"] * 4 + ["wide"] * 3
+    assert sorted(folder.iterdir()) == sorted(made)
+    monkeypatch.setenv("PATH", "")
+    assert build.library(source, build.AVX512, build.AVX2).twice(21) == 42
+    assert build.library(wide, build.AVX2) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_libraries_of_root_are_trusted_and_those_of_others_are_not(source, tmp_path, monkeypatch, avx2):
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("ALLMASK_KERNELS", str(folder))
+    build.compile_all([source])
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert build.library(source, build.AVX2) is not None
+    os.chown(folder, 1001, -1)
+    build.library.cache_clear()
+    assert build.library(source, build.AVX2) is None
 
 
 def test_the_first_set_that_the_processor_has(source, monkeypatch):
