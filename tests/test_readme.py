@@ -1,11 +1,14 @@
-"""The Python in the README runs, and says what its comments say."""
+"""The Python in the README runs, and says what its comments say; the files that it and CONTRIBUTING name exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
 def blocks() -> list[str]:
@@ -28,11 +31,30 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-def test_pages_and_files_it_names_exist():
-    text = README.read_text(encoding="utf-8")
-    for target, part in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
-        page = README.parent / target
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_pages_it_names_exist(name: str):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target, part in re.findall(r"\]\((?!https:)([^)#]+)(?:#([^)]+))?\)", text):
+        page = ROOT / target
         assert page.exists(), target
         assert not part or part in headings(page), (target, part)
-    for name in re.findall(r"^      (\w+\.py|\w+/) ", text, re.MULTILINE):
-        assert (README.parent / "allmask" / name).exists(), name
+
+
+def test_every_page_is_in_the_table():
+    text = README.read_text(encoding="utf-8")
+    assert {page.name for page in ROOT.glob("docs/*.md")} == set(
+        re.findall(r"^\| \[.*?\]\(docs/([\w-]+\.md)\)", text, re.M)
+    )
+
+
+def test_the_tree_of_contributing_is_that_of_the_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = re.search(r"^    allmask/\n((?:      .*\n)+)", text, re.MULTILINE)
+    assert tree is not None
+    columns = [re.split(r" {2,}", line.strip(), maxsplit=1) for line in tree[1].splitlines()]
+    named = {word for column, _ in columns for word in column.split()}
+    named |= {word for _, rest in columns for word in re.findall(r"\b\w+\.py\b", rest)}
+    package = ROOT / "allmask"
+    shown = {f"{path.name}/" if path.is_dir() else path.name for path in package.iterdir()}
+    hidden = {"__init__.py", "__main__.py", "__pycache__/", "py.typed"}
+    assert named == shown - hidden

@@ -266,7 +266,7 @@ class Fonts:
         if letters and not as_text:
             raise ResourceError(
                 f"no font here has {' '.join(letters[:8])}{' …' if len(letters) > 8 else ''}",
-                'for Chinese, pip install "allmask[zh]" or a system package such as fonts-noto-cjk;'
+                "for Chinese, pip install zhplot or a system package such as fonts-noto-cjk;"
                 "\nor write .svg, which is shown with the viewer's fonts",
             )
         return cls(families, frozenset(missing), as_text=bool(letters))

@@ -21,7 +21,7 @@ class Metrics:
     """Writes metrics.jsonl: a JSON object per line, for each step and each evaluation.
 
     A resumed run drops the lines after its checkpoint. Of several processes only the first one writes. `tensorboard`
-    writes a curve per metric, too; it is an extra: `pip install allmask[tensorboard]`.
+    writes a curve per metric, too; it is an extra: `pip install tensorboard`.
     """
 
     def __init__(self, run: Path, step: int = 0, tensorboard: bool = False, write: bool = True):
@@ -36,7 +36,7 @@ class Metrics:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UsageError(
-                    "TensorBoard is not installed", "pip install 'allmask[tensorboard]', or leave --tensorboard out"
+                    "TensorBoard is not installed", "pip install tensorboard, or leave --tensorboard out"
                 ) from None
             self.board = SummaryWriter(str(run / BOARD), purge_step=step + 1 if step else None)
 

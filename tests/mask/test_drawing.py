@@ -150,7 +150,7 @@ def has_chinese_font() -> bool:
     return any(set(CHINESE) <= drawing._characters(path) for _, path in drawing._candidates())
 
 
-@pytest.mark.skipif(not has_chinese_font(), reason="no Chinese font here; pip install allmask[zh]")
+@pytest.mark.skipif(not has_chinese_font(), reason="no Chinese font here; pip install zhplot")
 def test_chinese_glyphs_are_in_the_picture(tmp_path, recwarn):
     """Outlines in the SVG, one a character, and in the PNG other pixels for other characters."""
     save(causal(5), tmp_path / "a.svg", CHINESE, title="鸡")
@@ -171,7 +171,7 @@ def test_without_a_font_png_says_what_to_install_and_svg_leaves_it_to_the_viewer
     monkeypatch.setattr(drawing, "_candidates", lambda: iter(candidates))
     with pytest.raises(ResourceError, match="no font here has 京 北") as error:
         save(causal(2), tmp_path / "a.png", ["北", "京"])
-    assert "allmask[zh]" in str(error.value) and "fonts-noto-cjk" in str(error.value)
+    assert "pip install zhplot" in str(error.value) and "fonts-noto-cjk" in str(error.value)
     save(causal(2), tmp_path / "a.svg", ["北", "京"])
     assert ">北</text>" in (tmp_path / "a.svg").read_text()
 
