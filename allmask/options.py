@@ -554,7 +554,7 @@ class PretrainOptions(RunOptions):
         None, "Folder written by allmask tokenizer train, or a model folder.", "model", metavar="FOLDER"
     )
     model: str | None = option(
-        None, "Continue from this model: a folder, or minilm.", "model", flag="--from", metavar="MODEL"
+        None, "Continue from this model: a folder, or allmask-en.", "model", flag="--from", metavar="MODEL"
     )
     preset: str | None = option(
         None, "Shape of the new model: bert-tiny, gpt2, …; for mass and span t5-small, …", "model",

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from allmask.mask.audit import Audit, Finding
 
 EXAMPLES = """
-    allmask audit minilm --mask prefix
+    allmask audit allmask-en --mask prefix
     allmask audit ./my-model --mask causal --tokens 16 --json
-    allmask audit minilm --compare
+    allmask audit allmask-en --compare
 """
 MISMATCH = 7  # the exit code if dependence and mask differ, so that an audit can guard a pipeline
 

@@ -12,7 +12,7 @@ from allmask.cli import AsJson, ModelName, emit, note
 from allmask.errors import DataError, UsageError
 
 EXAMPLES = """
-    allmask convert minilm --out minilm-half --dtype float16
+    allmask convert allmask-en --out half --dtype float16
     allmask convert chinese_L-12_H-768_A-12 --to hf --out bert-base-chinese
     allmask convert bert-base-chinese --out small --keep-tokens corpus.txt --json
 """

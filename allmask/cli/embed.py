@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from allmask.tasks.embed import Embedder
 
 EXAMPLES = """
-    allmask embed minilm texts.jsonl -o vectors.npy --normalize
-    allmask embed bge-small-zh 新闻.txt -o vectors.jsonl --pool cls
-    allmask embed minilm --text "Beijing welcomes you" | jq .vector
-    allmask embed minilm articles.csv --field title --search "how to cook a chicken" --top 5
-    allmask embed minilm - -o vectors.npy < lines.txt
+    allmask embed allmask-en texts.jsonl -o vectors.npy --normalize
+    allmask embed allmask-zh 新闻.txt -o vectors.jsonl
+    allmask embed allmask-en --text "Beijing welcomes you" | jq .vector
+    allmask embed allmask-en articles.csv --field title --search "how to cook a chicken" --top 5
+    allmask embed allmask-en - -o vectors.npy < lines.txt
 """
 WINDOW = 1024  # records in memory
 Put = Callable[[list["Record"], "np.ndarray"], None]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Forward = Callable[[], Tensor]
 
 EXAMPLES = """
-    allmask inspect minilm
-    allmask inspect minilm --text 北京欢迎你 --png signal.png
+    allmask inspect allmask-en
+    allmask inspect allmask-en --text 北京欢迎你 --png signal.png
     allmask inspect --preset bert-base --heads pooler,lm,nsp --shapes-only
     allmask inspect --preset gpt2 --json
     allmask inspect resnet20
@@ -40,7 +40,7 @@ HEADS = ("pooler", "lm", "nsp")
 def command(
     model: Annotated[
         str | None,
-        Argument(help="A model folder or file, a run, the bundled name minilm, org/name, or a preset."),
+        Argument(help="A model folder or file, a run, the bundled name allmask-en, org/name, or a preset."),
     ] = None,
     preset: Annotated[
         str | None,
@@ -75,7 +75,7 @@ def command(
     numbers of size 1 are sent back from the output: it measures how strongly the output depends on that layer.
     """
     if (model is None) == (preset is None):
-        raise UsageError("name either a model or a --preset", "allmask inspect minilm, or --preset bert-base")
+        raise UsageError("name either a model or a --preset", "allmask inspect allmask-en, or --preset bert-base")
     if shapes_only and (png is not None or text is not None):
         raise UsageError("--shapes-only measures no signals", "leave out --png and --text")
     presets = {name: kind for kind in KINDS.values() for name in kind.presets}

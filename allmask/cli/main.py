@@ -46,7 +46,7 @@ COMMANDS = {  # name -> module, one line of help
 
 EXAMPLES = """
     allmask mask prefix --source 你想吃啥 --target 白切鸡
-    allmask inspect minilm
+    allmask inspect allmask-en
     allmask COMMAND --help
 """
 

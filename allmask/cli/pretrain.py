@@ -10,7 +10,7 @@ EXAMPLES = """
     allmask pretrain --objective mlm:0.5,causal:0.5 --data a.txt b.jsonl.gz --tokenizer tok/ --out runs/both
     allmask pretrain --objective causal,reverse --data corpus/ --tokenizer tok/ --preset elmo-tiny --out runs/elmo
     allmask pretrain --objective causal --data 文集/ --tokenizer tok/ --preset gpt2 --layers 6 --out runs/zh
-    allmask pretrain --objective mlm,nsp --data corpus/ --from minilm --steps 2000 --out runs/more
+    allmask pretrain --objective mlm,nsp --data corpus/ --from allmask-en --steps 2000 --out runs/more
     allmask pretrain --resume --out runs/a
 """
 

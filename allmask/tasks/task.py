@@ -197,7 +197,7 @@ class ModelFolder:
 
     @classmethod
     def open(cls, source: str | Path) -> ModelFolder:
-        """`source` is a folder or file, a run, a bundled name such as minilm, or org/name on the hub."""
+        """`source` is a folder or file, a run, a bundled name such as allmask-en, or org/name on the hub."""
         from allmask.checkpoints import resolve
 
         return cls(str(source), resolve(source))
