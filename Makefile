@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint package bench quality clean
+.PHONY: help setup demo test lint package bench quality docs clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -51,9 +51,9 @@ lint: $(STAMP) ## ruff and pyright
 	$(BIN)/pyright
 
 package: $(STAMP) ## build the sdist and the wheel in dist/, offline, and try them in a fresh environment
-	@rm -rf dist build && mkdir dist
+	@rm -rf dist build/lib build/bdist* && mkdir dist
 	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
-	@rm -rf build
+	@rm -rf build/lib build/bdist*
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_packaging.py
 	@ls dist
 
@@ -88,7 +88,6 @@ quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, T
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python quality/depth.py --data $(IMAGES) --out quality-runs/depth; fi
 	@if [ -n "$(GAN)" ]; then $(BIN)/python quality/gan.py --data $(GAN) --out quality-runs/gan; fi
 
-.PHONY: docs
 docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
 	@$(INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {  # in the repository: on the site
     "README.md": "index.md",
     "README.zh.md": "zh/index.md",
+    "CONTRIBUTING.md": "contributing.md",
     "weights/allmask-en/README.md": "cards/allmask-en.md",
     "weights/allmask-zh/README.md": "cards/allmask-zh.md",
 }
