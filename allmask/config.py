@@ -20,11 +20,16 @@ _RANGES = {
     "decoder_layers": (0, 1_000),
     "head_width": (0, 65_536),
     "clamp": (0, 16_777_216),
+    "position_offset": (0, 65_536),
+    "embedding_width": (0, 65_536),
+    "task_types": (0, 1_024),
 }
 _MAX_PARAMETERS = 200_000_000_000
+# BERT, and the families whose body is a BERT with small differences
+BERTS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert", "roformer")
 _CHOICES = {
-    "family": ("bert", "gpt2", "transformer", "t5", "xlnet", "lstm", "elmo"),
-    "position_kind": ("learned", "sinusoidal", "relative", "shifted", "none"),
+    "family": (*BERTS, "gpt2", "transformer", "t5", "xlnet", "lstm", "elmo"),
+    "position_kind": ("learned", "sinusoidal", "relative", "shifted", "rotary", "none"),
     "norm": ("layer", "rms", "batch", "instance"),
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
@@ -79,6 +84,10 @@ class Config:
     clamp: int = 0  # largest distance of shifted positions, see nn/relative_attention.py; 0: no limit
     source_attention: bool = True  # a recurrent decoder attends to all states of its source, not only the last
     both_ways: bool = True  # a recurrent encoder is bidirectional
+    position_offset: int = 0  # rows before that of position 0 in the table of learned positions (RoBERTa)
+    embedding_width: int = 0  # of tokens, positions and segments, which are then projected to `width`; 0: width
+    shared_layers: bool = False  # all layers have the same weights (ALBERT)
+    task_types: int = 0  # rows of a table whose first one is added to every token (ERNIE); 0: no table
 
     def __post_init__(self):
         for name, (least, most) in _RANGES.items():
@@ -105,8 +114,10 @@ class Config:
             self._expect("decoder_layers", fits, "0 in an elmo, more in an lstm")
         if self.family == "lstm" and self.both_ways and self.width % 2:
             raise CheckpointError(f"config: width {self.width} is odd; each direction of the encoder has half of it")
-        if self.position_kind == "shifted" and self.decoder_layers:
-            raise CheckpointError("config: an encoder–decoder has no shifted positions")
+        if self.position_kind in ("shifted", "rotary") and self.decoder_layers:
+            raise CheckpointError(f"config: an encoder–decoder has no {self.position_kind} positions")
+        if self.position_kind == "rotary" and self.attention_width // self.heads % 2:
+            raise CheckpointError(f"config: heads of width {self.attention_width // self.heads} cannot be rotated")
         if self.parameters() > _MAX_PARAMETERS:
             raise CheckpointError(
                 f"config: {self.parameters():,} parameters; more than {_MAX_PARAMETERS:,} is surely a mistake"
@@ -121,13 +132,18 @@ class Config:
         attention = 4 * self.width * self.attention_width
         feed_forward = (3 if self.gated else 2) * self.width * self.ffn_width
         cross = self.decoder_layers * (2 * attention + feed_forward)
-        embedding = (self.vocab_size + self.max_positions) * self.width
-        return embedding + self.layers * (attention + feed_forward) + cross
+        embedding = (self.vocab_size + self.max_positions) * (self.embedding_width or self.width)
+        return embedding + (1 if self.shared_layers else self.layers) * (attention + feed_forward) + cross
 
     @property
     def attention_width(self) -> int:
         """The width of all heads together."""
         return self.heads * self.head_width if self.head_width else self.width
+
+    @property
+    def is_bert(self) -> bool:
+        """Whether the body and the language model head are those of a BERT, whatever the family calls itself."""
+        return self.family in BERTS
 
     @property
     def pooled_token(self) -> str:

@@ -155,6 +155,13 @@ FAMILIES = Registry(
         "gpt2": "allmask.checkpoints.families.gpt2:GPT2",
         "t5": "allmask.checkpoints.families.t5:T5",
         "xlnet": "allmask.checkpoints.families.xlnet:XLNET",
+        "roberta": "allmask.checkpoints.families.roberta:ROBERTA",
+        "xlm-roberta": "allmask.checkpoints.families.roberta:XLM_ROBERTA",
+        "distilbert": "allmask.checkpoints.families.distilbert:DISTILBERT",
+        "electra": "allmask.checkpoints.families.electra:ELECTRA",
+        "ernie": "allmask.checkpoints.families.ernie:ERNIE",
+        "albert": "allmask.checkpoints.families.albert:ALBERT",
+        "roformer": "allmask.checkpoints.families.roformer:ROFORMER",
     },
     group="allmask.families",
 )

@@ -26,7 +26,7 @@ def layouts_named(family: Family, settings: Mapping[str, Any]) -> list[TaskLayou
 
 def layout_for(family: Family, config: Config, labels: Labels) -> TaskLayout | None:
     """The layout for these labels, or None. A causal BERT has none: transformers would classify by its [CLS]."""
-    if config.family == "bert" and config.own_mask == "causal":
+    if config.is_bert and config.own_mask == "causal":
         return None
     return next((layout for layout in family.tasks if labels.kind in layout.kinds), None)
 

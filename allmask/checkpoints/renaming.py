@@ -72,6 +72,8 @@ class Family:
     tokens: str = ""  # their name of the token embedding
     copies: tuple[str, ...] = ()  # other names of `tokens`
     second_bias: tuple[str, str] | None = None  # two names of the output bias; the first wins
+    constants: Callable[[Config], Tensors] = lambda config: {}  # tensors without information that a file has, too
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)  # settings in tokenizer_config.json
 
     def with_task(self, layout: TaskLayout) -> Family:
         """The same family with the tensors of a task head in its table."""

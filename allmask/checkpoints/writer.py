@@ -47,7 +47,8 @@ def write(
     with replace_folder(folder) as beside:
         fill(beside, settings, stored)
         if tokenizer is not None:
-            tokenizer.save(beside)
+            family = FAMILIES.get(config.family)
+            tokenizer.save(beside, **({} if family is None else family.tokenizer))
         if folder.is_dir():
             _carry_over(folder, beside, tokenizer is not None)
 
@@ -61,7 +62,8 @@ def _in_layout(
         raise CheckpointError(f"{folder}: a task head must be saved with its labels", "pass labels=model.labels")
     family = FAMILIES.get(config.family)
     layout = None if family is None or labels is None else layout_for(family, config, labels)
-    if family is None or not _describes(family, config) or (layout is None) != (labels is None):
+    nameless = family is None or not heads - {"task"} <= set(family.may_lack)
+    if family is None or nameless or not _describes(family, config) or (layout is None) != (labels is None):
         settings, stored = own.config_to(config, heads, labels), dict(tensors)
     else:
         check(folder, empty_parameters(config, heads, labels), tensors)
@@ -88,14 +90,11 @@ def _their_tensors(
     renamed = family.to_theirs(dict(tensors), config.layers, config.decoder_layers)
     if family.second_bias and family.second_bias[1] in renamed and not config.tied:
         renamed[family.second_bias[0]] = renamed[family.second_bias[1]]
-    inside = {theirs for theirs, ours in family.table if ours.startswith(("body.", "pooler."))}
-    prefix = family.prefix if heads - {"pooler"} else ""
-
-    def prefixed(name: str) -> str:
-        starred = ".".join("*" if word.isdigit() else word for word in name.split("."))  # as in the table
-        return prefix + name if starred in inside else name
-
-    return {prefixed(name): tensor for name, tensor in renamed.items()}
+    names = family.pairs(config.layers, config.decoder_layers)
+    inside = {theirs for theirs, ours in names.items() if ours.startswith(("body.", "pooler."))}
+    prefix, constants = family.prefix if heads - {"pooler"} else "", family.constants(config)
+    renamed, inside = renamed | constants, inside | constants.keys()
+    return {prefix + name if name in inside else name: tensor for name, tensor in renamed.items()}
 
 
 def fill(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -145,7 +145,7 @@ def _new_text(preset: str, heads: tuple[str, ...] | None, rng: Generator | None)
     from allmask.model import Model
 
     config = PRESETS[preset]()
-    names = heads if heads is not None else ("pooler",) if config.family == "bert" else ("lm",)
+    names = heads if heads is not None else ("pooler",) if config.is_bert else ("lm",)
     with torch.device("meta" if rng is None else "cpu"):
         return Model(config, names) if rng is None else Model.fresh(config, names, rng=rng)
 

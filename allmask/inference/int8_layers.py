@@ -137,7 +137,7 @@ def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:
     stacks, source = ([body.encoder, body.decoder] if hasattr(body, "decoder") else [body]), nn.Identity()
     found = {}
     for stack in stacks:
-        before = body.embedding.norm
+        before = body.embedding.norm if isinstance(body.embedding.project, nn.Identity) else nn.Identity()
         for layer in stack.layers:
             found |= {
                 linear: norm

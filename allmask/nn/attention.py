@@ -187,18 +187,21 @@ class Scaled(nn.Module):
 
 
 class PassThrough(nn.Module):
-    """Return queries and bias unchanged."""
+    """Return queries and bias unchanged, and keys too."""
 
     def forward(self, q: Tensor, route: Route, bias: Bias | None) -> tuple[Tensor, Bias | None]:
         return q, bias
+
+    def keys(self, k: Tensor, bias: Bias | None) -> Tensor:
+        return k
 
 
 class Attention(nn.Module):
     """Multi-head attention of x over the keys and values in `read`: its own, those of a cache, or of another text.
 
     `head_width` is width / heads unless given. If not `scaled`, scores are not divided by sqrt(D): queries are
-    multiplied by sqrt(D) first, since every kernel divides. `relate` turns the distance encodings that a layer gets as
-    its `bias` into a bias per query, see relative_attention.py.
+    multiplied by sqrt(D) first, since every kernel divides. `relate` applies relative positions, which a layer gets as
+    its `bias`: it turns distance encodings into a bias per query, or rotates queries and keys (relative_attention.py).
     """
 
     def __init__(
@@ -214,10 +217,10 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, inner, bias)
         self.output = nn.Linear(inner, width, bias)
         self.query_scale = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
-        self.relate = PassThrough() if relate is None else relate
+        self.relate: Any = PassThrough() if relate is None else relate
 
-    def keys_values(self, x: Tensor) -> KeyValue:
-        return KeyValue(self._split(self.key(x)), self._split(self.value(x)))
+    def keys_values(self, x: Tensor, bias: Any = None) -> KeyValue:
+        return KeyValue(self.relate.keys(self._split(self.key(x)), bias), self._split(self.value(x)))
 
     def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
         q, bias = self._queries(x, route, bias)

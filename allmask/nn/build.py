@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -49,13 +50,14 @@ def build_heads(config: Config, heads: Collection[str], labels: Labels | None) -
 def build_lm_head(config: Config) -> LanguageModelHead:
     """BERT's head has a hidden layer, others have none; T5 divides hidden states by sqrt(width) instead."""
     transform = activation = norm = nn.Identity()
-    if config.family == "bert":
-        transform, activation = nn.Linear(config.width, config.width), ACTIVATIONS[config.activation]()
-        norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+    width = config.embedding_width or config.width
+    if config.is_bert:
+        transform, activation = nn.Linear(config.width, width), ACTIVATIONS[config.activation]()
+        norm = nn.LayerNorm(width, eps=config.norm_eps)
     elif config.output_scaled:
         transform = Scaled(config.width**-0.5)
-    output = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
-    bias = config.vocab_size if config.family in ("bert", "xlnet") else 0
+    output = None if config.tied else nn.Linear(width, config.vocab_size, bias=False)
+    bias = config.vocab_size if config.is_bert or config.family == "xlnet" else 0
     return LanguageModelHead(transform, activation, norm, output, bias)
 
 
@@ -63,7 +65,8 @@ def build_task_head(config: Config, labels: Labels) -> TaskHead:
     """The task head as transformers builds it.
 
     BERT has a bias, and dropout except for spans; GPT-2 a plain matrix. For whole texts XLNet has a pooler of its own
-    in front, and dropout only there. ELMo is like BERT, with a learned mix of its layers in front.
+    in front, and dropout only there; so have BERT's relatives in `_POOLERS`. ELMo is like BERT, with a learned mix of
+    its layers in front.
     """
     width, count, chain = config.width, len(labels), labels.kind == "chain"
     if config.family == "elmo":
@@ -71,13 +74,28 @@ def build_task_head(config: Config, labels: Labels) -> TaskHead:
     if config.family == "xlnet":
         before, dropout = (None, 0.0) if labels.of_tokens else (Pooler(width), config.dropout)
         return TaskHead(width, count, dropout, bias=True, chain=chain, before=before)
-    bert = config.family == "bert"
-    return TaskHead(width, count, config.dropout if bert and labels.kind != "span" else 0.0, bias=bert, chain=chain)
+    bert, before = config.is_bert, None
+    if bert and not labels.of_tokens and not reads_pooler(config, labels):
+        before = Pooler(width, ACTIVATIONS[config.activation]() if (kind := _POOLERS[config.family]) is None else kind)
+    dropout = config.dropout if bert and labels.kind != "span" else 0.0
+    return TaskHead(width, count, dropout, bias=bert, chain=chain, before=before)
+
+
+# Families whose task head for texts has a layer of its own instead of the pooler; its activation, None: the body's.
+_POOLERS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "roberta": torch.tanh,
+    "xlm-roberta": torch.tanh,
+    "distilbert": F.relu,
+    "electra": F.gelu,
+    "roformer": None,
+}
 
 
 def reads_pooler(config: Config, labels: Labels) -> bool:
     """Whether the task head reads the pooler's output instead of hidden states."""
-    return config.family == "bert" and not labels.of_tokens
+    if not config.is_bert or labels.of_tokens:
+        return False
+    return config.family not in _POOLERS or (config.family in ("roberta", "xlm-roberta") and labels.kind == "choice")
 
 
 def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
@@ -100,5 +118,6 @@ class _Uninitialized(TorchFunctionMode):
 
 def heads_in(names: Collection[str], config: Config) -> frozenset[str]:
     """The heads with a parameter among these names. A tied output layer without a bias has none, but counts."""
+    has_bias = config.is_bert or config.family == "xlnet"
     found = {head for head, module in HEADS.items() if any(name.startswith(f"{module}.") for name in names)}
-    return frozenset(found | ({"lm"} if config.tied and config.family not in ("bert", "xlnet") else set()))
+    return frozenset(found | ({"lm"} if config.tied and not has_bias else set()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +17,18 @@ from allmask.nn.dropout import Dropout
 
 
 class Pooler(nn.Linear):
-    """A linear layer and tanh over the hidden states (M, W) of pooled tokens (BERT's pooler, XLNet's summary)."""
+    """A linear layer and tanh, or another activation, over the hidden states (M, W) of pooled tokens.
 
-    def __init__(self, width: int):
+    It is BERT's pooler, and the first layer of the task head of several other families.
+    """
+
+    def __init__(self, width: int, activation: Callable[[Tensor], Tensor] = torch.tanh):
         super().__init__(width, width)
+        self.activation = activation
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert hidden.ndim == 2, "pass the hidden states of the pooled tokens only, (M, W)"
-        return torch.tanh(super().forward(hidden))
+        return self.activation(super().forward(hidden))
 
 
 # ---- tasks ---------------------------------------------------------------------------------------------------

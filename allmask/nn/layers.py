@@ -99,12 +99,44 @@ def sinusoids(positions: Tensor | int, width: int) -> Tensor:
     return waves[:, :width].float()
 
 
+class OffsetEmbedding(nn.Embedding):
+    """Learned positions in a table whose first `offset` rows are not used (RoBERTa)."""
+
+    def __init__(self, offset: int, length: int, width: int):
+        super().__init__(offset + length, width)
+        self.offset = offset
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input + self.offset)
+
+
+class OneSegment(nn.Embedding):
+    """The segment of a model that has only one, whatever the segments of a text are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(torch.zeros_like(input))
+
+
+class SegmentsOfTask(nn.Embedding):
+    """Segments, and a table of pretraining tasks, of which the first is added to all tokens (ERNIE 2.0 and 3.0)."""
+
+    def __init__(self, segments: int, width: int, tasks: int):
+        super().__init__(segments, width)
+        self.tasks = nn.Embedding(tasks, width)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self.tasks(torch.zeros_like(input))
+
+
 class Embedding(nn.Module):
-    """Token + position + segment, then norm and dropout. With `query_vector`, also a vector for tokens to predict."""
+    """Token + position + segment, then norm, dropout and a projection, if the embedding is narrower than the model.
+
+    With `query_vector`, also a vector for tokens to predict.
+    """
 
     def __init__(
         self, vocab_size: int, width: int, positions: nn.Module, segments: nn.Module, norm: nn.Module,
-        dropout: float, scale: float = 1.0, query_vector: bool = False,
+        dropout: float, scale: float = 1.0, query_vector: bool = False, project: nn.Module | None = None,
     ):  # fmt: skip
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -114,10 +146,11 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
         self.scale = scale
         self.question = nn.Parameter(torch.zeros(1, width)) if query_vector else None
+        self.project = nn.Identity() if project is None else project
 
     def forward(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         x = self.tokens(ids) * self.scale + self.positions(positions) + self.segments(segments)
-        return self.dropout(self.norm(x))
+        return self.project(self.dropout(self.norm(x)))
 
     def embed_query(self, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         """The input of the query stream where a token is to be predicted: a learned vector, or ids such as [MASK]."""
@@ -191,7 +224,7 @@ class Layer(nn.Module):
         self, x: Tensor, route: Route, past: KeyValue | None = None, bias: PositionBias = None
     ) -> tuple[Tensor, KeyValue]:
         h = self.enter(self.attention_norm, x)
-        new = self.attention.keys_values(h)
+        new = self.attention.keys_values(h, bias)
         read = new if past is None else past.append(new)
         return self._join(x, self.attention(h, read, route, bias)), read
 
@@ -211,7 +244,7 @@ class Layer(nn.Module):
     def attention_weights(self, x: Tensor, route: Route, bias: PositionBias = None) -> Tensor:
         """The attention weights (B, H, T, T) this layer gives to x, for pictures."""
         h = self.enter(self.attention_norm, x)
-        return self.attention.attention_weights(h, self.attention.keys_values(h), route, bias)
+        return self.attention.attention_weights(h, self.attention.keys_values(h, bias), route, bias)
 
 
 class CrossLayer(nn.Module):

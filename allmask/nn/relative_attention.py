@@ -1,4 +1,4 @@
-"""Attention by relative positions: a bias per distance (T5), or scores of distance encodings (XLNet).
+"""Attention by relative positions: a bias per distance (T5), scores of distance encodings (XLNet), rotation (RoFormer).
 
 `RelativePositionBias` adds a learned number per head and distance to the scores (arXiv 1910.10683).
 
@@ -9,6 +9,9 @@
 (Transformer-XL, arXiv 1901.02860; XLNet, 1906.08237): the content of the key, its distance (r is a sinusoidal encoding;
 W and the biases are learned), and whether it belongs to the same segment. The kernel computes the first term; the other
 two become a bias per query.
+
+`RotaryEncoder` and `RotaryPositions` rotate queries and keys by angles that grow with their positions, so that the
+score of two depends on their distance (RoFormer, arXiv 2104.09864).
 
 Shapes are those of attention.py; R distances, W width of the model.
 """
@@ -116,7 +119,20 @@ class DistanceEncodings:
     whole: bool
 
 
-PositionBias = Bias | DistanceEncodings | None  # what a layer gets for the relative positions of a route
+class Rotation(NamedTuple):
+    """Sine and cosine (B, Q, 1, D/2) of the angles of each token of a route."""
+
+    sine: Tensor
+    cosine: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotate x (B, Q, H, D): its numbers 2i and 2i + 1 are a point in a plane."""
+        sine, cosine = self.sine.to(x.dtype), self.cosine.to(x.dtype)
+        first, second = x[..., 0::2], x[..., 1::2]
+        return torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1).flatten(-2)
+
+
+PositionBias = Bias | DistanceEncodings | Rotation | None  # what a layer gets for the relative positions of a route
 
 
 class DistanceEncoder(nn.Module):
@@ -244,6 +260,9 @@ class RelativeScores(nn.Module):
         self.position_bias = nn.Parameter(torch.empty(heads, head_width))
         self.segment_bias = nn.Parameter(torch.empty(heads, head_width))
 
+    def keys(self, k: Tensor, distances: DistanceEncodings) -> Tensor:
+        return k
+
     def forward(self, q: Tensor, route: Route, distances: DistanceEncodings) -> tuple[Tensor, Bias]:
         """q (B, Q, H, D)"""
         biases = (self.content_bias, self.position_bias, self.segment_bias)
@@ -297,3 +316,33 @@ def shift(scores: Tensor, keys: int) -> Tensor:
     queries = scores.shape[-2]
     moved = scores.flatten(-2)[..., queries:]  # drop the first Q numbers; the rest are rows that are one shorter
     return moved.unflatten(-1, (queries, queries + keys - 1))[..., :keys]
+
+
+# ---- RoFormer: rotation ------------------------------------------------------------------------------------------
+
+
+class RotaryEncoder(nn.Module):
+    """Compute the rotation of the tokens of a route, from their positions; the same for all layers and heads."""
+
+    def __init__(self, head_width: int):
+        super().__init__()
+        self.frequencies = head_width // 2
+
+    def forward(self, route: Route) -> Rotation:
+        position = route.queries.position
+        numbers = {"dtype": torch.float64, "device": position.device}
+        frequency = 10000.0 ** (-torch.arange(self.frequencies, **numbers) / self.frequencies)
+        angle = position.to(torch.float64)[..., None, None] * frequency  # (B, Q, 1, D/2)
+        return Rotation(angle.sin().float(), angle.cos().float())
+
+    whole = forward
+
+
+class RotaryPositions(nn.Module):
+    """Rotate queries and keys. Keys are cached as rotated, since their positions do not change."""
+
+    def forward(self, q: Tensor, route: Route, rotation: Rotation) -> tuple[Tensor, None]:
+        return rotation.turn(q), None
+
+    def keys(self, k: Tensor, rotation: Rotation | None) -> Tensor:
+        return k if rotation is None else rotation.turn(k)

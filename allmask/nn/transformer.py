@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from allmask.nn.layers import (
     GatedFeedForward,
     Layer,
     NoEmbedding,
+    OffsetEmbedding,
+    OneSegment,
+    SegmentsOfTask,
     Sinusoidal,
 )
 from allmask.nn.relative_attention import (
@@ -34,15 +37,35 @@ from allmask.nn.relative_attention import (
     PositionBias,
     RelativePositionBias,
     RelativeScores,
+    RotaryEncoder,
+    RotaryPositions,
 )
 
 Source = tuple[()] | tuple[Readable, Route]  # what a decoder layer reads by cross-attention; () in other stacks
 
 
+class SharedLayers(nn.Module):
+    """One layer, used `depth` times (ALBERT); behaves like a list of that many layers."""
+
+    def __init__(self, layer: nn.Module, depth: int):
+        super().__init__()
+        self.add_module("0", layer)
+        self.depth = depth
+
+    def __len__(self) -> int:
+        return self.depth
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self[:])
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return ([self.get_submodule("0")] * self.depth)[index]
+
+
 class Stack(nn.Module):
     """Layers and the norm after them: embedded tokens and a mask in, hidden states out."""
 
-    layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder
+    layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder; or SharedLayers
     recompute = False  # activation checkpointing: save only the input of each layer, recompute the rest in the backward
 
     def __init__(self, config: Config, cross: bool = False, embedding: Embedding | None = None):
@@ -52,7 +75,10 @@ class Stack(nn.Module):
         if embedding is not None:  # first, so that its parameters come first
             self.embedding = embedding
         depth = config.decoder_layers if cross else config.layers
-        self.layers = nn.ModuleList(_layer(config, cross) for _ in range(depth))
+        if config.shared_layers:
+            self.layers = SharedLayers(_layer(config, cross), depth)
+        else:
+            self.layers = nn.ModuleList(_layer(config, cross) for _ in range(depth))
         self.norm = _norm(config) if config.norm_place == "pre" else nn.Identity()
         if config.position_kind == "shifted":  # XLNet
             self.norm = Dropout(config.dropout)
@@ -107,7 +133,7 @@ class Transformer(Stack):
     @property
     def whole_layers(self) -> Sequence[nn.Module]:
         """The layers that are always called as a whole; `forward_at` calls the parts of the last one."""
-        return self.layers[:-1]
+        return [] if self.config.shared_layers else self.layers[:-1]
 
     def __init__(self, config: Config):
         super().__init__(config, embedding=build_embedding(config))
@@ -233,26 +259,39 @@ def embed_tokens(
 # ---- building ----------------------------------------------------------------------------------------------
 
 
-def _norm(config: Config) -> nn.Module:
-    return NORMS[config.norm](config.width, eps=config.norm_eps)
+def _norm(config: Config, width: int = 0) -> nn.Module:
+    return NORMS[config.norm](width or config.width, eps=config.norm_eps)
 
 
 def build_embedding(config: Config) -> Embedding:
-    positions = {
-        "learned": lambda: nn.Embedding(config.max_positions, config.width),
-        "sinusoidal": lambda: Sinusoidal(config.max_positions, config.width),
-        "relative": NoEmbedding,
-        "shifted": NoEmbedding,
-        "none": NoEmbedding,
-    }[config.position_kind]()
-    shifted = config.position_kind == "shifted"  # attention compares segments, like positions
-    segments = nn.Embedding(config.segments, config.width) if config.segments and not shifted else NoEmbedding()
-    norm = _norm(config) if config.embedding_norm else nn.Identity()
-    scale = math.sqrt(config.width) if config.embedding_scaled else 1.0
-    return Embedding(config.vocab_size, config.width, positions, segments, norm, config.dropout, scale, shifted)
+    width = config.embedding_width or config.width
+    if config.position_kind == "learned":
+        offset, length = config.position_offset, config.max_positions
+        positions = OffsetEmbedding(offset, length, width) if offset else nn.Embedding(length, width)
+    elif config.position_kind == "sinusoidal":
+        positions = Sinusoidal(config.max_positions, width)
+    else:
+        positions = NoEmbedding()
+    norm = _norm(config, width) if config.embedding_norm else nn.Identity()
+    scale = math.sqrt(width) if config.embedding_scaled else 1.0
+    project = nn.Linear(width, config.width) if config.embedding_width else None
+    shifted = config.position_kind == "shifted"
+    return Embedding(
+        config.vocab_size, width, positions, _segments(config, width), norm, config.dropout, scale, shifted, project
+    )
 
 
-def _relative(config: Config, both_ways: bool) -> RelativePositionBias | DistanceEncoder | NoPositionBias:
+def _segments(config: Config, width: int) -> nn.Module:
+    if config.position_kind == "shifted" or not config.segments:  # shifted: attention compares segments
+        return NoEmbedding()
+    if config.task_types:
+        return SegmentsOfTask(config.segments, width, config.task_types)
+    return OneSegment(1, width) if config.segments == 1 else nn.Embedding(config.segments, width)
+
+
+def _relative(config: Config, both_ways: bool) -> Any:
+    if config.position_kind == "rotary":
+        return RotaryEncoder(config.attention_width // config.heads)
     if config.position_kind == "shifted":
         return DistanceEncoder(config.width, config.clamp, config.dropout)
     if config.position_kind != "relative":
@@ -261,8 +300,11 @@ def _relative(config: Config, both_ways: bool) -> RelativePositionBias | Distanc
 
 
 def _attention(config: Config) -> Attention:
-    shifted = config.position_kind == "shifted"
-    relate = RelativeScores(config.width, config.heads, config.attention_width // config.heads) if shifted else None
+    shifted, relate = config.position_kind == "shifted", None
+    if shifted:
+        relate = RelativeScores(config.width, config.heads, config.attention_width // config.heads)
+    elif config.position_kind == "rotary":
+        relate = RotaryPositions()
     numbers = (config.attention_dropout, config.bias and not shifted, config.head_width, config.scores_scaled)
     return Attention(config.width, config.heads, *numbers, relate)
 

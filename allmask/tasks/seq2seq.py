@@ -300,7 +300,7 @@ class Title(TitleOptions, Seq2Seq):
         batch = round(min(Settings.batch_tokens, max(LEAST_BATCH, tokens / STEPS)))
         return {
             "lr": next((rate for largest, rate in RATES if width <= largest), LARGE_RATE),
-            "layer_decay": LAYER_DECAY if model.config.family == "bert" else None,
+            "layer_decay": LAYER_DECAY if model.config.is_bert and not model.config.shared_layers else None,
             "batch_tokens": batch,
         }
 

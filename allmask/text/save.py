@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ FILES = (
 )  # fmt: skip
 
 
-def write(backend: Backend, specials: dict[str, str], folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json; for BERT and GPT-2 tokenizers also their vocabulary files."""
+def write(backend: Backend, specials: dict[str, str], folder: Path, more: Mapping[str, Any]) -> None:
+    """Write tokenizer.json and tokenizer_config.json; for BERT and GPT-2 tokenizers also their vocabulary files.
+
+    `more` are settings for tokenizer_config.json besides those that follow from the tokenizer.
+    """
     parts = json.loads(backend.to_str())
     settings: dict[str, Any] = {f"{role}_token": piece for role, piece in specials.items()}
     settings["added_tokens_decoder"] = {str(token.pop("id")): token for token in parts["added_tokens"]}
@@ -41,7 +45,7 @@ def write(backend: Backend, specials: dict[str, str], folder: Path) -> None:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if "cls" in specials and frame[-1:] == [specials["cls"]]:
         settings["padding_side"] = "left"  # as in XLNet, where the last token represents the text
-    files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+    files["tokenizer_config.json"] = json.dumps(settings | dict(more), ensure_ascii=False, indent=2) + "\n"
     files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():

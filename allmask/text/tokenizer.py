@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -67,9 +67,12 @@ class Tokenizer:
         """Load the tokenizer of a model folder; None if the folder has no tokenizer files."""
         return cls.load(folder) if any((Path(folder) / name).is_file() for name in VOCABULARIES) else None
 
-    def save(self, folder: str | Path) -> None:
-        """Write the files of the tokenizer to a folder; transformers' AutoTokenizer can load them."""
-        write(self.backend, dict(self.specials), Path(folder))
+    def save(self, folder: str | Path, **settings: Any) -> None:
+        """Write the files of the tokenizer to a folder; transformers' AutoTokenizer can load them.
+
+        `settings` are added to tokenizer_config.json.
+        """
+        write(self.backend, dict(self.specials), Path(folder), settings)
 
     def encode(self, text: str, pair: str | None = None, *, special: bool = True) -> Encoded:
         """Encode a text or a pair; with `special`, add the model's special tokens ([CLS] … [SEP] … [SEP] for BERT)."""

@@ -49,7 +49,7 @@ def operations(config: Config, batch: Batch) -> int:
     attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
     answered = 0 if batch.asked is None else int(batch.asked.where.sum())
     fed = ((config.layers - 1) * tokens + asked + answered) * 4 * config.width * config.ffn_width
-    head = 2 * config.width * (config.vocab_size + (config.width if config.family == "bert" else 0))
+    head = 2 * config.width * (config.vocab_size + (config.width if config.is_bert else 0))
     return TRAINING * (attended + fed + asked * head)
 
 

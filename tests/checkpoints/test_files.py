@@ -158,7 +158,7 @@ def test_settings_older_than_model_type(tools, bert_folder):
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu'"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
-        ({"model_type": "roberta"}, "model_type is 'roberta'; supported here: bert or gpt2 or t5"),
+        ({"model_type": "deberta"}, "model_type is 'deberta'; supported here: bert or gpt2 or t5"),
         ({"model_type": 7}, "model_type is 7"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"tie_word_embeddings": "yes"}, "expected true or false"),

@@ -23,12 +23,14 @@ from allmask.model import Model
 from allmask.nn.cache import BeamCache
 from tests.decoding.fast import ENGINES, LESS, RULES, with_engine
 from tests.decoding.references import assert_same, assert_same_at_any_time, scattered
+from tests.relatives import relatives
 
 SMALL = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 3, "max_positions": 200}
 CONFIGS = {
     "bert": replace(presets.bert_base(), **SMALL),
     "gpt2": replace(presets.gpt2(), **SMALL),
     "rms": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu", position_kind="sinusoidal", tied=False),
+    **relatives(SMALL, "roberta", "albert"),
 }
 PROMPTS = [[2, 9, 7, 11, 3], [2, 4, 3], [*range(4, 69), 6, 3], [2, 9, 7, 11, 3], [5]]
 
@@ -212,6 +214,20 @@ def test_a_window_is_written_by_the_mask_writer():
 def test_a_norm_over_the_batch_is_not_for_engines():
     config = replace(CONFIGS["bert"], norm="batch")
     assert isinstance(writer_for(Model.fresh(config, ["lm"]).eval(), "fp32"), MaskWriter)
+
+
+@pytest.mark.parametrize("precision", ["fp32", *LESS])
+@pytest.mark.parametrize("family", relatives(SMALL))
+def test_every_relative_of_bert_writes_in_every_precision(family, precision):
+    """With an engine that computes it right, or without one."""
+    model = scattered(relatives(SMALL)[family])
+    writer, slow = writer_for(model, precision), MaskWriter(model)
+    (a, mine), (b, other) = writer.begin(PROMPTS), slow.begin(PROMPTS)
+    for token in range(3):
+        assert torch.cosine_similarity(a.float(), b).min() > (0.99999 if precision == "fp32" else 0.99)
+        tokens = torch.arange(5) + 10 * token
+        (a, mine), (b, other) = writer.step(tokens, mine), slow.step(tokens, other)
+    assert isinstance(writer, MaskWriter) == (family == "roformer")
 
 
 def test_without_the_compiled_step_torch_does_it(monkeypatch):

@@ -23,12 +23,14 @@ from allmask.mask import Mask
 from allmask.model import Model, load
 from allmask.nn.attention import attend
 from allmask.nn.cache import Cache
+from tests.relatives import relatives
 
 SMALL = {"vocab_size": 60, "width": 64, "heads": 4, "ffn_width": 64, "layers": 2, "max_positions": 24}
 CONFIGS = {
     "bert": replace(presets.bert_base(), **SMALL),
     "gpt2": replace(presets.gpt2(), **SMALL),
     "relu": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu"),
+    **relatives(SMALL),
 }
 TEXTS = ["北京欢迎你", "The mask is the program.", "", "你想吃啥？白切鸡！ " * 3, "a", "Beijing welcomes you, 你好。"]
 

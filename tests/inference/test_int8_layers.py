@@ -23,6 +23,7 @@ from allmask.mask import Mask
 from allmask.model import Model, load
 from allmask.nn.cache import Cache
 from tests.kernels.test_int8 import need, threads  # noqa: F401
+from tests.relatives import relatives
 
 SMALL = {"vocab_size": 60, "width": 64, "heads": 4, "ffn_width": 112, "layers": 2, "max_positions": 24}
 CONFIGS = {
@@ -30,6 +31,7 @@ CONFIGS = {
     "gpt2": replace(presets.gpt2(), **SMALL),
     "relu": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu"),
     "odd": replace(presets.bert_base(), **(SMALL | {"width": 36, "ffn_width": 50})),  # nothing that C takes
+    **relatives(SMALL),
 }
 PAIRS = {
     "2017": replace(presets.transformer_base(), **SMALL, decoder_layers=2),

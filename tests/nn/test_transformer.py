@@ -20,6 +20,7 @@ from allmask.nn.attention import Route
 from allmask.nn.cache import Cache
 from allmask.nn.layers import Sinusoidal, sinusoids
 from allmask.nn.transformer import Transformer
+from tests.relatives import relatives
 
 SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "ffn_width": 32, "layers": 3, "max_positions": 32}
 CONFIGS = {
@@ -28,6 +29,7 @@ CONFIGS = {
     "rms": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu"),
     "sinusoidal": replace(presets.transformer_base(), **SMALL, decoder_layers=0),
     "relative": replace(presets.t5_small(), **SMALL, decoder_layers=0, head_width=4, buckets=8, bucket_distance=6),
+    **relatives(SMALL, "roberta", "albert", "roformer"),
 }
 
 

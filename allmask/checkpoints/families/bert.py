@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allmask.checkpoints.config_json import activation, activation_name, field_names, fields_from, flag, refuse
+from allmask.checkpoints.config_json import Table, activation, activation_name, field_names, fields_from, flag, refuse
 from allmask.checkpoints.renaming import CLASSIFIER_TABLE, CRF_TABLE, SPAN_TABLE, Family, TaskLayout
 from allmask.config import Config
 from allmask.errors import CheckpointError
@@ -44,14 +44,34 @@ TABLE = (
     ("cls.seq_relationship.bias",                     "nsp_head.bias"),
 )  # fmt: skip
 
-TASKS = (
-    TaskLayout("BertForSequenceClassification", ("single", "multi", "number"), CLASSIFIER_TABLE),
-    # transformers ignores the CRF and loads the scores of the tokens
-    TaskLayout("BertForTokenClassification", ("chain",), CLASSIFIER_TABLE + CRF_TABLE, marked_by="crf.follows_bias"),
-    TaskLayout("BertForTokenClassification", ("tag",), CLASSIFIER_TABLE),
-    TaskLayout("BertForQuestionAnswering", ("span",), SPAN_TABLE),
-    TaskLayout("BertForMultipleChoice", ("choice",), CLASSIFIER_TABLE),
-)
+BODY = tuple((theirs, ours) for theirs, ours in TABLE if ours.startswith("body."))
+
+
+def task_layouts(
+    start: str, of_texts: tuple[tuple[str, str], ...] = CLASSIFIER_TABLE,
+    choice: tuple[tuple[str, str], ...] = CLASSIFIER_TABLE,
+) -> tuple[TaskLayout, ...]:  # fmt: skip
+    """The task heads of a family whose classes begin with `start`, such as Bert."""
+    tags, of_tokens = f"{start}ForTokenClassification", CLASSIFIER_TABLE
+    return (
+        TaskLayout(f"{start}ForSequenceClassification", ("single", "multi", "number"), of_texts),
+        # transformers ignores the CRF and loads the scores of the tokens
+        TaskLayout(tags, ("chain",), of_tokens + CRF_TABLE, marked_by="crf.follows_bias"),
+        TaskLayout(tags, ("tag",), of_tokens),
+        TaskLayout(f"{start}ForQuestionAnswering", ("span",), SPAN_TABLE),
+        TaskLayout(f"{start}ForMultipleChoice", ("choice",), choice),
+    )
+
+
+def pooled_by(dense: str, output: str) -> tuple[tuple[str, str], ...]:
+    """The table of a task head for texts that has a layer of its own before the output."""
+    return (
+        (f"{output}.weight", "task_head.output.weight"),  # first: its rows are the labels
+        (f"{output}.bias", "task_head.output.bias"),
+        (f"{dense}.weight", "task_head.before.weight"),
+        (f"{dense}.bias", "task_head.before.bias"),
+    )
+
 
 FIELDS = {
     "vocab_size": "vocab_size",
@@ -77,30 +97,44 @@ ONLY = {
 
 
 def config_from(settings: Mapping[str, Any]) -> Config:
+    return relative_from(settings, "bert")
+
+
+def relative_from(
+    settings: Mapping[str, Any], family: str, fields: Table = FIELDS, act: str = "gelu", **changes: Any
+) -> Config:
+    """The Config of a family that has the settings of a BERT; `act` is its default activation."""
     refuse(settings, ONLY)
-    config = Config(
-        family="bert",
-        **fields_from(settings, FIELDS),
-        activation=activation(settings, "hidden_act", "gelu"),
-        tied=flag(settings, "tie_word_embeddings", True),
-        own_mask="causal" if flag(settings, "is_decoder", False) else "bidirectional",
-    )
+    given: dict[str, Any] = {
+        **fields_from(settings, fields),
+        "activation": activation(settings, "hidden_act", act),
+        "tied": flag(settings, "tie_word_embeddings", True),
+        "own_mask": "causal" if flag(settings, "is_decoder", False) else "bidirectional",
+    }
+    config = Config(family=family, **given | changes)
     if config.segments == 0:
         raise CheckpointError("type_vocab_size is 0; a BERT has at least one segment")
     return config
 
 
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:
+    return relative_to(config, heads, "Bert", "BertLMHeadModel")
+
+
+def relative_to(
+    config: Config, heads: frozenset[str], start: str, causal: str, names: Mapping[str, str] = NAMES
+) -> dict[str, Any]:
+    """The settings of a family that has those of a BERT; its classes begin with `start`."""
     if "nsp" in heads:
-        architecture = "BertForPreTraining" if "lm" in heads else "BertForNextSentencePrediction"
+        architecture = f"{start}ForPreTraining" if "lm" in heads else f"{start}ForNextSentencePrediction"
     elif "lm" in heads:
-        architecture = "BertLMHeadModel" if config.own_mask == "causal" else "BertForMaskedLM"
+        architecture = causal if config.own_mask == "causal" else f"{start}ForMaskedLM"
     else:
-        architecture = "BertModel"
+        architecture = f"{start}Model"
     return {
-        "model_type": "bert",
+        "model_type": config.family,
         "architectures": [architecture],
-        **{theirs: getattr(config, ours) for theirs, ours in NAMES.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in names.items()},
         "hidden_act": activation_name(config.activation),
         "position_embedding_type": "absolute",
         "is_decoder": config.own_mask == "causal",
@@ -119,7 +153,7 @@ BERT = Family(
     may_lack=("pooler", "lm", "nsp"),
     ignored=("embeddings.position_ids", "embeddings.token_type_ids"),  # buffers, not parameters
     task_heads=("classifier.*", "qa_outputs.*"),
-    tasks=TASKS,
+    tasks=task_layouts("Bert"),
     tokens="embeddings.word_embeddings.weight",
     output="cls.predictions.decoder.weight",
     second_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),  # transformers uses the first

@@ -58,7 +58,7 @@ def writer_for(
     """
     precision = _resolved(model, precision)
     slow = MaskWriter(freeze(model, "auto" if precision == "int8" else precision), mask, segments)
-    relative = model.config.position_kind in ("relative", "shifted")
+    relative = model.config.position_kind in ("relative", "shifted", "rotary")
     if not _on_cpu(model) or relative or slow.leftwards or not model.body.tokenwise:
         return slow
     engine = _engine(model, precision)
@@ -421,6 +421,7 @@ def fits(model: Model) -> bool:
     config = model.config
     widths = (config.width, config.attention_width // config.heads, config.ffn_width)
     supported = config.norm in ("layer", "rms") and not any(width % LANES for width in widths)
+    supported = supported and not config.embedding_width  # its head reads vectors of the model's width
     return _on_cpu(model) and supported and decode_step.library() is not None
 
 

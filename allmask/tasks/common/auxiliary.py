@@ -61,7 +61,7 @@ def with_language(model: Model, texts: Sequence[str], seed: int) -> Model:
         return model
     log.info("the checkpoint has no language model head; one is made from the token embedding")
     model = model.with_language_model(torch.Generator().manual_seed(seed))
-    if model.config.family == "bert":
+    if model.config.is_bert:
         encoded = tokenizer_of(model).encode_batch(list(texts), special=False)
         ids = torch.tensor([id for one in encoded for id in one.ids], dtype=torch.long)
         expect_frequencies(model, torch.bincount(ids, minlength=model.config.vocab_size))

@@ -17,6 +17,7 @@ from allmask.data import Asked, Batch, Example, Record, pack, rows_by_length
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
 from allmask.model import Model
+from allmask.nn.build import reads_pooler
 from allmask.nn.heads import Labels, pool_answers
 from allmask.tasks.common.auxiliary import Auxiliary, with_language
 from allmask.tasks.common.reading import Reading, Text, read, tokens_at
@@ -76,7 +77,8 @@ class HeadTask(Task):
     def fitted(self, model: Model) -> Self:
         tokenizer_of(model)
         config = model.config
-        if self.both_ways and not (config.family in ("bert", "elmo", "xlnet") and config.own_mask == "bidirectional"):
+        known = config.is_bert or config.family in ("elmo", "xlnet")
+        if self.both_ways and not (known and config.own_mask == "bidirectional"):
             raise UsageError(
                 f"{self.name}: this model reads from left to right, so a word does not see what comes after it",
                 "take a model that reads both ways, such as a BERT",
@@ -101,9 +103,9 @@ class HeadTask(Task):
         if model.labels == labels:
             log.info("the checkpoint has a head for these labels; it is trained further")
             return model.without("nsp")
-        if model.config.family == "bert" and model.pooler is None and not labels.of_tokens:
+        if reads_pooler(model.config, labels) and model.pooler is None:
             log.info("the checkpoint has no pooler; a new one is made")
-        unused = ("nsp", "task", "pooler") if labels.of_tokens else ("nsp",)
+        unused = ("nsp",) if reads_pooler(model.config, labels) else ("nsp", "task", "pooler")
         return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
 
     def workload(
