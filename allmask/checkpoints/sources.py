@@ -18,7 +18,7 @@ BUNDLED = {  # our name: the package that carries the model, and how to install 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = [
     "config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
-    "spiece.model",
+    "spiece.model", "sentencepiece.bpe.model",
 ]  # fmt: skip
 _HUB_SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _HUB_PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]

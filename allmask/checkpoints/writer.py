@@ -25,11 +25,7 @@ from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
 from allmask.registry import FAMILIES
 from allmask.text import Tokenizer
-
-_TOKENIZER_FILES = frozenset(
-    ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
-     "added_tokens.json", "spiece.model")
-)  # fmt: skip
+from allmask.text.save import FILES as TOKENIZER_FILES
 
 
 def write(
@@ -123,7 +119,7 @@ def _carry_over(old: Path, new: Path, has_tokenizer: bool) -> None:
     endings = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
     for item in old.iterdir():
         is_weights = item.name.startswith(("model", "pytorch_model")) and item.name.endswith(endings)
-        old_tokenizer = has_tokenizer and item.name in _TOKENIZER_FILES
+        old_tokenizer = has_tokenizer and item.name in TOKENIZER_FILES
         if is_weights or old_tokenizer or (new / item.name).exists():
             continue
         if item.is_dir():

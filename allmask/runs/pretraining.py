@@ -105,10 +105,10 @@ class Pretraining(PretrainOptions, Job):
             raise UsageError(f"{self.mixture} is for {needed}", "take another model, or another --objective")
         if config.family == "elmo" and self.mixture.shares.keys() != {"causal", "reverse"}:
             raise UsageError(f"an elmo does not learn {self.mixture}", "its objective is causal,reverse")
-        if "nsp" in self.mixture.heads and config.family != "bert":
+        if "nsp" in self.mixture.heads and config.family not in ("bert", "ernie"):
             raise UsageError(f"nsp cannot be learnt by a {config.family}", "take a BERT, or leave nsp out")
-        if config.segments == 1 and set(self.mixture.shares) & {"nsp", "prefix", "unilm"}:
-            raise UsageError(f"{self.mixture} needs two segments; this model has one", "take another model")
+        if config.segments == 1 and "nsp" in self.mixture.shares:
+            raise UsageError("nsp needs two segments; this model has one", "take another model")
         causal = config.family == "gpt2" or set(self.mixture.shares) == {"causal"}
         return replace(config, own_mask="causal" if causal else "bidirectional")
 

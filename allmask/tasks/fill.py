@@ -18,7 +18,7 @@ from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder
 from allmask.text import Tokenizer
 
-GAP = "[MASK]"  # in texts, whatever the tokenizer calls it
+GAP = "[MASK]"  # in texts, whatever the tokenizer calls it; its own word, such as <mask>, is understood, too
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,19 @@ class Filler:
         tokenizer = tokenizer_of(self.model)
         if not 1 <= top <= tokenizer.size - len(tokenizer.special_ids):
             raise UsageError(f"top is {top}; expected 1 or more, and no more than there are tokens")
-        rows = [self._encode(text, tokenizer) for text in texts]
+        marked = [text.replace(tokenizer.specials["mask"], GAP) for text in texts]
+        rows = [self._encode(text, tokenizer) for text in marked]
         valid = torch.arange(max(map(len, rows))) < torch.tensor([len(row) for row in rows])[:, None]
         ids = torch.zeros(valid.shape, dtype=torch.long)
         ids[valid] = torch.tensor([id for row in rows for id in row])
         asked = (ids == tokenizer.mask_id) & valid
         answers = iter(_answers(self.model.logits(self._hidden(ids, valid, asked)), tokenizer, top))
         found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
-        return [Filled(text, _filled(text, gaps), gaps) for text, gaps in zip(texts, found, strict=True)]
+        swallows = tokenizer.mask_swallows_space
+        return [
+            Filled(text, _filled(with_gaps, gaps, swallows), gaps)
+            for text, with_gaps, gaps in zip(texts, marked, found, strict=True)
+        ]
 
     def _hidden(self, ids: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
         """Return the hidden states (M, W) of the gaps; for an XLNet those of its query stream."""
@@ -124,11 +129,14 @@ def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer
     ]
 
 
-def _filled(text: str, gaps: Sequence[Sequence[Answer]]) -> str:
-    """Put the best answer into each gap; a piece such as ##ing joins the word before it."""
+def _filled(text: str, gaps: Sequence[Sequence[Answer]], swallows: bool) -> str:
+    """Put the best answer into each gap; a piece such as ##ing joins the word before it.
+
+    If the mask token `swallows` the space before it, an answer that begins a word has a space of its own.
+    """
     first, *parts = text.split(GAP)
     for part, answers in zip(parts, gaps, strict=True):
-        token = answers[0].token
-        before = first.rstrip() if token.startswith("##") else first
-        first = before + token.removeprefix("##") + part
+        token = answers[0].token.replace("▁", " ") if swallows else answers[0].token
+        before = first.rstrip() if swallows or token.startswith("##") else first
+        first = before + (token.removeprefix("##") if before else token.removeprefix("##").lstrip()) + part
     return first

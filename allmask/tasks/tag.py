@@ -33,6 +33,7 @@ from allmask.tasks.common.reading import Frame, most_context, tokens_at, with_ma
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.entities import OUTSIDE, TagSurvey, counting, entities, scheme_of, split_tag, steps
 from allmask.text import Tokenizer
+from allmask.text.script import is_chinese
 from allmask.text.truncate import windows
 from allmask.training import Score
 
@@ -222,12 +223,14 @@ def read_words(
 ) -> list[list[Window]]:
     """Tokenize sentences into windows of at most `size` tokens, special tokens included.
 
-    A word without tokens, such as a control character, becomes [UNK].
+    A word without tokens, such as a control character, becomes [UNK]. Byte-level pieces mark where a word begins by the
+    space before it, so words get one; Chinese is written without.
     """
     frame = Frame.of(tokenizer, config)
     words = sorted({word for sentence in sentences for word in sentence})
     unknown = [] if tokenizer.unk_id is None else [tokenizer.unk_id]
-    encoded = tokenizer.encode_batch(words, special=False)
+    spaced = [f" {word}" if tokenizer.kind == "byte-bpe" and not is_chinese([word]) else word for word in words]
+    encoded = tokenizer.encode_batch(spaced, special=False)
     ids = {word: one.ids or unknown for word, one in zip(words, encoded, strict=True)}
     return [_windows([ids[word] for word in sentence], frame, size) for sentence in sentences]
 

@@ -1,4 +1,4 @@
-"""Build tokenizers from vocabularies: BERT's WordPiece, GPT-2's byte-level BPE, plain BPE, T5's and XLNet's unigrams.
+"""Build tokenizers from vocabularies: WordPiece (BERT), byte-level BPE (GPT-2, RoBERTa), BPE, unigrams (T5, XLNet).
 
 Each function takes a vocabulary and returns the whole pipeline of the `tokenizers` library: normalizer, pre-tokenizer,
 model, post-processor (the special tokens around a text) and decoder.
@@ -17,6 +17,8 @@ GPT2_SPECIALS = {role: "<|endoftext|>" for role in ("unk", "bos", "eos")}  # one
 PLAIN_SPECIALS = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 T5_SPECIALS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 XLNET_SPECIALS = PLAIN_SPECIALS | {"cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+ROBERTA_SPECIALS = PLAIN_SPECIALS | {"cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+ALBERT_SPECIALS = BERT_SPECIALS | {"pad": "<pad>", "unk": "<unk>"}
 XLNET_OTHERS = ("<eop>", "<eod>")  # end of paragraph, end of document
 SENTINEL, SENTINELS = "<extra_id_{}>", 100  # of T5: they stand for masked spans
 
@@ -50,6 +52,16 @@ def byte_bpe(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
     _frame(backend, before=before, again=True)
+    return backend
+
+
+def roberta_bpe(
+    vocabulary: dict[str, int], merges: Merges, specials: dict[str, str], *, prefix_space: bool = False
+) -> Backend:
+    """RoBERTa: GPT-2's BPE; <s> text </s>, and <s> text </s></s> text </s> for a pair, all in segment 0."""
+    backend = byte_bpe(vocabulary, merges, prefix_space=prefix_space)
+    sep, cls = ((specials[role], vocabulary[specials[role]]) for role in ("sep", "cls"))
+    backend.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=prefix_space)
     return backend
 
 
@@ -100,22 +112,61 @@ def xlnet_unigram(
     keep_accents: bool = False,
 ) -> Backend:
     """XLNet: a unigram model without accents and doubled quotes; <sep> and <cls> follow the text."""
-    unknown = [piece for piece, _ in pieces].index(specials["unk"])
-    backend = Backend(models.Unigram(list(pieces), unknown, False))
-    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
-    steps += [normalizers.Lowercase()] if lowercase else []
-    steps += [normalizers.Precompiled(charsmap)] if charsmap else []
-    backend.normalizer = normalizers.Sequence(steps)
-    words = pre_tokenizers.WhitespaceSplit()
-    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(prepend_scheme="always")])
-    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    backend = _unigram_of_words(pieces, specials, _plain_text(lowercase, keep_accents), charsmap)
     sep, cls = specials["sep"], specials["cls"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {sep}:0 {cls}:2",
         pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
         special_tokens=[(piece, backend.token_to_id(piece)) for piece in (sep, cls)],
     )
+    return backend
+
+
+def albert_unigram(
+    pieces: Sequence[tuple[str, float]],
+    specials: dict[str, str],
+    *,
+    charsmap: bytes | None = None,
+    lowercase: bool = True,
+    keep_accents: bool = False,
+) -> Backend:
+    """ALBERT: XLNet's unigram model with BERT's special tokens around the text."""
+    backend = _unigram_of_words(pieces, specials, _plain_text(lowercase, keep_accents), charsmap)
+    _frame(backend, before=specials["cls"], after=specials["sep"])
+    return backend
+
+
+def xlmr_unigram(
+    pieces: Sequence[tuple[str, float]], specials: dict[str, str], *, charsmap: bytes | None = None
+) -> Backend:
+    """XLM-R: a unigram model with the special tokens of RoBERTa."""
+    backend = _unigram_of_words(pieces, specials, [], charsmap)
+    cls, sep = specials["cls"], specials["sep"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} {sep} $B:0 {sep}",
+        special_tokens=[(piece, backend.token_to_id(piece)) for piece in (cls, sep)],
+    )
+    return backend
+
+
+def _plain_text(lowercase: bool, keep_accents: bool) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
+    return steps + ([normalizers.Lowercase()] if lowercase else [])
+
+
+def _unigram_of_words(
+    pieces: Sequence[tuple[str, float]], specials: dict[str, str], steps: list[normalizers.Normalizer],
+    charsmap: bytes | None,
+) -> Backend:  # fmt: skip
+    """A unigram model of words between white space, after these steps of normalization."""
+    unknown = [piece for piece, _ in pieces].index(specials["unk"])
+    backend = Backend(models.Unigram(list(pieces), unknown, False))
+    backend.normalizer = normalizers.Sequence(steps + ([normalizers.Precompiled(charsmap)] if charsmap else []))
+    words = pre_tokenizers.WhitespaceSplit()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(prepend_scheme="always")])
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
     return backend
 
 

@@ -1,7 +1,8 @@
 """Load a tokenizer from a folder or a file, together with the settings next to it.
 
-Reads tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2), or spiece.model (T5, XLNet); and, if
-present in the same folder, tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+Reads tokenizer.json, or vocab.txt (BERT), or vocab.json + merges.txt (GPT-2, RoBERTa), or spiece.model (T5, XLNet,
+ALBERT), or sentencepiece.bpe.model (XLM-R); and, if present in the same folder, tokenizer_config.json,
+special_tokens_map.json and added_tokens.json.
 """
 
 from __future__ import annotations
@@ -18,20 +19,34 @@ from tokenizers import Tokenizer as Backend
 from allmask.errors import CheckpointError
 from allmask.files import read_json, read_text
 from allmask.text import kinds
-from allmask.text.kinds import BERT_SPECIALS, GPT2_SPECIALS, PLAIN_SPECIALS, ROLES, T5_SPECIALS, XLNET_SPECIALS, Merges
+from allmask.text.kinds import (
+    ALBERT_SPECIALS,
+    BERT_SPECIALS,
+    GPT2_SPECIALS,
+    PLAIN_SPECIALS,
+    ROBERTA_SPECIALS,
+    ROLES,
+    T5_SPECIALS,
+    XLNET_SPECIALS,
+    Merges,
+)
 from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
 
 Specials = dict[str, str]  # role -> piece, for the roles that exist
 Settings = dict[str, Any]
 T = TypeVar("T")
 
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")  # the first that exists is read
+XLMR = "sentencepiece.bpe.model"  # a unigram model, in spite of its name
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", XLMR)  # the first that exists is read
 
 # Other classes use the same file names for other rules; reading those as BERT or GPT-2 would give wrong ids.
 _BERT_LIKE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "PreTrainedTokenizer")
 _GPT2_LIKE = ("GPT2Tokenizer", "PreTrainedTokenizer")
 _T5_LIKE = ("T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer")
 _XLNET_LIKE = ("XLNetTokenizer",)
+_ROBERTA_LIKE = ("RobertaTokenizer",)
+_ALBERT_LIKE = ("AlbertTokenizer",)
+_XLMR_LIKE = ("XLMRobertaTokenizer",)
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _CUT_OFF = "the file may be cut off: copy it again"
 _MAX_VOCABULARY = 10_000_000
@@ -157,28 +172,39 @@ def _read_wordpiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
 
 
 def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    _expect_class(path, settings, _GPT2_LIKE)
+    _expect_class(path, settings, (*_GPT2_LIKE, *_ROBERTA_LIKE))
     vocabulary = read_json(path, unique=True)
     _check_ids(path, vocabulary)
     merges_path = path.with_name("merges.txt")
     if not merges_path.is_file():
         raise CheckpointError(f"{merges_path}: no such file", "a byte-level BPE needs vocab.json and merges.txt")
     merges = _read_merges(merges_path, vocabulary)
+    prefix_space, name = bool(_flag(settings, "add_prefix_space", False)), settings.get("tokenizer_class")
+    if set(ROBERTA_SPECIALS.values()) <= vocabulary.keys() if name is None else str(name).startswith(_ROBERTA_LIKE):
+        specials = ROBERTA_SPECIALS | _declared(settings)
+        _expect_specials(path, set(vocabulary), specials, ("pad", "unk", "cls", "sep", "mask"), "piece")
+        backend = guard(path, lambda: kinds.roberta_bpe(vocabulary, merges, specials, prefix_space=prefix_space))
+        _expect_bytes(backend, path)
+        # the space before it belongs to it, as in the published tokenizer.json
+        backend.add_special_tokens([AddedToken(specials["mask"], lstrip=True, normalized=False)])
+        return backend, specials
     specials = {role: piece for role, piece in GPT2_SPECIALS.items() if piece in vocabulary} | _declared(settings)
     before = specials.get("bos") if _flag(settings, "add_bos_token", False) else None
-    prefix_space = bool(_flag(settings, "add_prefix_space", False))
     backend = guard(path, lambda: kinds.byte_bpe(vocabulary, merges, prefix_space=prefix_space, before=before))
     _expect_bytes(backend, path)
     return backend, specials
 
 
 def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    _expect_class(path, settings, (*_T5_LIKE, *_XLNET_LIKE))
+    _expect_class(path, settings, (*_T5_LIKE, *_XLNET_LIKE, *_ALBERT_LIKE, *_XLMR_LIKE))
     found, name = read_pieces(path), settings.get("tokenizer_class")
     known = {piece for piece, _ in found.pieces}
-    framing = {XLNET_SPECIALS["sep"], XLNET_SPECIALS["cls"]}  # identifies an XLNet if no class is named
-    if framing <= known if name is None else str(name).startswith(_XLNET_LIKE):
-        return _read_xlnet(path, settings, found)
+    # without the name of a class, the special tokens around a text identify it
+    if path.name == XLMR if name is None else str(name).startswith(_XLMR_LIKE):
+        return _read_xlmr(path, settings, found)
+    for specials, like in ((XLNET_SPECIALS, _XLNET_LIKE), (ALBERT_SPECIALS, _ALBERT_LIKE)):
+        if {specials["sep"], specials["cls"]} <= known if name is None else str(name).startswith(like):
+            return _read_xlnet(path, settings, found, is_albert=specials is ALBERT_SPECIALS)
     count = settings.get("extra_ids", kinds.SENTINELS)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 10_000:
         raise CheckpointError(f"tokenizer_config.json: extra_ids is {count!r}; expected a whole number")
@@ -193,16 +219,32 @@ def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specia
     return backend, specials
 
 
-def _read_xlnet(path: Path, settings: Settings, found: Pieces) -> tuple[Backend, Specials]:
-    specials = dict(XLNET_SPECIALS) | _declared(settings)
+def _read_xlnet(path: Path, settings: Settings, found: Pieces, is_albert: bool) -> tuple[Backend, Specials]:
+    """Read XLNet's vocabulary or that of ALBERT, which has other special tokens and, by default, no capitals."""
+    specials = (ALBERT_SPECIALS if is_albert else XLNET_SPECIALS) | _declared(settings)
     _expect_specials(path, {piece for piece, _ in found.pieces}, specials, ("pad", "unk", "cls", "sep"), "piece")
     options = {
-        "lowercase": bool(_flag(settings, "do_lower_case", False)),
+        "lowercase": bool(_flag(settings, "do_lower_case", is_albert)),
         "keep_accents": bool(_flag(settings, "keep_accents", False)),
     }
-    backend = guard(path, lambda: kinds.xlnet_unigram(found.pieces, specials, charsmap=found.charsmap, **options))
+    make = kinds.albert_unigram if is_albert else kinds.xlnet_unigram
+    backend = guard(path, lambda: make(found.pieces, specials, charsmap=found.charsmap, **options))
     known = [piece for piece in kinds.XLNET_OTHERS if backend.token_to_id(piece) is not None]
     backend.add_special_tokens([AddedToken(specials["mask"], lstrip=True, normalized=False), *known])
+    return backend, specials
+
+
+def _read_xlmr(path: Path, settings: Settings, found: Pieces) -> tuple[Backend, Specials]:
+    """Read XLM-R's vocabulary: its ids are those of fairseq, with <pad> at 1 and the pieces of the file from 4 on."""
+    specials = ROBERTA_SPECIALS | _declared(settings)
+    marks = [(specials[role], 0.0) for role in ("cls", "pad", "sep", "unk")]
+    own = {piece for piece, _ in marks}
+    ordinary = [(piece, score) for piece, score in found.pieces if piece not in own]
+    if [piece for piece, _ in found.pieces[:3]] != [specials[role] for role in ("unk", "cls", "sep")]:
+        raise CheckpointError(f"{path}: the first pieces are not <unk>, <s> and </s>", "is it the file of an XLM-R?")
+    pieces = [*marks, *ordinary, (specials["mask"], 0.0)]
+    backend = guard(path, lambda: kinds.xlmr_unigram(pieces, specials, charsmap=found.charsmap))
+    backend.add_special_tokens([AddedToken(specials["mask"], lstrip=True, normalized=False)])
     return backend, specials
 
 
@@ -229,7 +271,9 @@ def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Speci
         )
     # A file without settings gets the special tokens of the first family that it has all of
     vocabulary = backend.get_vocab(with_added_tokens=True).keys()
-    families = (BERT_SPECIALS, XLNET_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS)
+    families = (
+        BERT_SPECIALS, ALBERT_SPECIALS, XLNET_SPECIALS, ROBERTA_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS,
+    )  # fmt: skip
     specials = next((dict(family) for family in families if vocabulary >= set(family.values())), {})
     return backend, specials | _declared(settings)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from allmask.text.kinds import ROBERTA_SPECIALS
+
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "spiece.model",
+    "special_tokens_map.json", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
 
 
@@ -32,15 +34,12 @@ def write(backend: Backend, specials: dict[str, str], folder: Path, more: Mappin
             "strip_accents": parts["normalizer"]["strip_accents"],
             "tokenize_chinese_chars": parts["normalizer"]["handle_chinese_chars"],
         }
-    elif _is_gpt2(parts, specials):
+    elif kind := _kind_of_byte_bpe(parts, specials):
         in_order = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
         files["vocab.json"] = json.dumps(in_order, ensure_ascii=False)
         files["merges.txt"] = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in parts["model"]["merges"])
-        settings |= {
-            "tokenizer_class": "GPT2Tokenizer",
-            "add_prefix_space": parts["pre_tokenizer"]["add_prefix_space"],
-            "add_bos_token": len(frame) == 2,
-        }
+        settings |= {"tokenizer_class": kind, "add_prefix_space": parts["pre_tokenizer"]["add_prefix_space"]}
+        settings |= {"add_bos_token": len(frame) == 2} if kind == "GPT2Tokenizer" else {}
     else:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if "cls" in specials and frame[-1:] == [specials["cls"]]:
@@ -64,7 +63,7 @@ def _type(part: dict[str, Any] | None) -> str | None:
 def _frame(parts: dict[str, Any]) -> list[str]:
     """Return the special tokens around one text, as pieces, with "A" for the text."""
     processor = parts["post_processor"] or {}
-    if _type(parts["post_processor"]) == "BertProcessing":
+    if _type(parts["post_processor"]) in ("BertProcessing", "RobertaProcessing"):
         return [processor["cls"][0], "A", processor["sep"][0]]
     return [next(iter(part.values()))["id"] for part in processor.get("single", [])]
 
@@ -83,10 +82,13 @@ def _is_bert(parts: dict[str, Any], specials: dict[str, str]) -> bool:
     )
 
 
-def _is_gpt2(parts: dict[str, Any], specials: dict[str, str]) -> bool:
-    """The same for GPT2Tokenizer: a byte-level BPE with GPT-2's way to split words, and at most one token in front."""
-    model, split = parts["model"], parts["pre_tokenizer"]
-    return (
+def _kind_of_byte_bpe(parts: dict[str, Any], specials: dict[str, str]) -> str | None:
+    """The class of transformers for which vocab.json and merges.txt define a byte-level BPE completely, or None.
+
+    Words are split as by GPT-2. A GPT2Tokenizer has at most one token in front of a text.
+    """
+    model, split, frame = parts["model"], parts["pre_tokenizer"], _frame(parts)
+    plain = (
         _type(model) == "BPE"
         and not any(model[name] for name in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
         and not model["byte_fallback"]
@@ -94,7 +96,9 @@ def _is_gpt2(parts: dict[str, Any], specials: dict[str, str]) -> bool:
         and parts["normalizer"] is None
         and _type(split) == "ByteLevel"
         and split["use_regex"]
-        and {"unk", "bos", "eos"} <= specials.keys()  # GPT2Tokenizer adds those that are missing
-        and _frame(parts) in ([], ["A"], [specials["bos"], "A"])
+        and {"unk", "bos", "eos"} <= specials.keys()  # both add those that are missing
         and _has_no_gaps(parts)
     )
+    if plain and _type(parts["post_processor"]) == "RobertaProcessing" and specials == ROBERTA_SPECIALS:
+        return "RobertaTokenizer"
+    return "GPT2Tokenizer" if plain and frame in ([], ["A"], [specials["bos"], "A"]) else None

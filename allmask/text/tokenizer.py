@@ -139,6 +139,12 @@ class Tokenizer:
     eos_id = property(lambda self: self.special_id("eos"))
 
     @property
+    def mask_swallows_space(self) -> bool:
+        """Whether the space before the mask token belongs to it, as in RoBERTa and XLNet."""
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return any(token.content == self.specials.get("mask") and token.lstrip for token in tokens)
+
+    @property
     def begin_id(self) -> int | None:
         """The token that begins a text: [CLS] or <s>. None for XLNet, where <cls> comes last."""
         if self.closing_id is not None:
@@ -155,6 +161,12 @@ class Tokenizer:
         """The token after the end of a text: XLNet's <cls>, None for others."""
         frame = self.backend.encode("").ids
         return self.cls_id if len(frame) > 1 and frame[-1] == self.cls_id != frame[0] else None
+
+    @property
+    def separators(self) -> int:
+        """The number of separators between the texts of a pair: 1, or 2 for RoBERTa."""
+        pair, single = (self.backend.encode("", second).special_tokens_mask for second in ("", None))
+        return max(1, sum(pair) - sum(single))
 
     @property
     def start_id(self) -> int | None:

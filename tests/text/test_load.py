@@ -190,7 +190,7 @@ def test_every_cut_off_tokenizer_json_is_refused(vocab_txt: Path, tmp_path: Path
         ("vocab.json", lambda text: text.replace('"!": 0, ', ""), "1 of 256 bytes have no piece .0x21"),
         ("vocab.json", lambda text: text[:-9], "not valid JSON"),
         ("vocab.json", lambda text: "{}", "no pieces"),
-        ("tokenizer_config.json", lambda text: '{"tokenizer_class": "RobertaTokenizer"}', "says RobertaTokenizer"),
+        ("tokenizer_config.json", lambda text: '{"tokenizer_class": "CLIPTokenizer"}', "says CLIPTokenizer"),
     ],
 )
 def test_damaged_gpt2_files_are_refused(byte_bpe: Tokenizer, tmp_path: Path, name: str, change, message: str):

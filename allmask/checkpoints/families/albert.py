@@ -57,8 +57,9 @@ ONLY = {"num_hidden_groups": (1,), "inner_group_num": (1,)}  # one layer for all
 
 
 def config_from(settings: Mapping[str, Any]) -> Config:
+    """transformers has no causal ALBERT, so `is_decoder` means nothing."""
     refuse(settings, ONLY)
-    return relative_from(settings, "albert", FIELDS, "gelu_new", shared_layers=True)
+    return relative_from(settings, "albert", FIELDS, "gelu_new", shared_layers=True, own_mask="bidirectional")
 
 
 def config_to(config: Config, heads: frozenset[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from allmask.checkpoints.config_json import refuse
 from allmask.checkpoints.families import bert
 from allmask.checkpoints.families.bert import BERT, BODY, FIELDS, pooled_by, relative_from, relative_to, task_layouts
+from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError
 
@@ -26,6 +27,7 @@ TABLE = (
 )  # fmt: skip
 OF_TEXTS = pooled_by("classifier.dense", "classifier.out_proj")
 PADDING = 1  # the usual id of the padding token
+ROWS = "max_position_embeddings"
 
 
 def config_from(settings: Mapping[str, Any], family: str) -> Config:
@@ -39,15 +41,12 @@ def config_from(settings: Mapping[str, Any], family: str) -> Config:
     return relative_from(settings, family, fields, position_offset=pad + 1, max_positions=rows - pad - 1)
 
 
-ROWS = "max_position_embeddings"
-
-
 def config_to(config: Config, heads: frozenset[str], start: str) -> dict[str, Any]:
     settings = relative_to(config, heads, start, f"{start}ForCausalLM")
     return settings | {ROWS: config.max_positions + config.position_offset}
 
 
-def _family(name: str, start: str) -> Any:
+def _family(name: str, start: str) -> Family:
     return replace(
         BERT,
         name=name,

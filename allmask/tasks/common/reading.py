@@ -39,6 +39,7 @@ class Frame:
     [CLS] a [SEP] b [SEP]         a pair: segments 0 and 1
     a <sep> b <sep> <cls>         XLNet: segments 0, 1 and 2
     a, or a <|endoftext|> b       GPT-2
+    <s> a </s></s> b </s>         RoBERTa
     """
 
     before: tuple[int, ...]
@@ -55,7 +56,7 @@ class Frame:
         elif tokenizer.closing_id is not None:
             specials = ((), (sep,), (sep, first))
         else:
-            specials = ((first,), (sep,), (sep,))
+            specials = ((first,), (sep,) * tokenizer.separators, (sep,))
         return cls(*specials, config.segments, config.own_mask == "causal")
 
     @property
