@@ -293,7 +293,10 @@ def _assemble(
 def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     """The tokenizer beside the weights, or None. Raise an error if it has more tokens than the model."""
     tokenizer, rows = Tokenizer.find(found.folder), found.config.vocab_size
-    if tokenizer is None or tokenizer.size <= rows:
+    if tokenizer is None:
+        return None
+    tokenizer = replace(tokenizer, max_length=found.config.max_positions)
+    if tokenizer.size <= rows:
         return tokenizer
     added = [token for token in (tokenizer.id_to_token(id) for id in range(rows, tokenizer.size)) if token]
     if tokenizer.backend.get_vocab_size(with_added_tokens=False) > rows:

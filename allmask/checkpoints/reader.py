@@ -29,6 +29,9 @@ WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
 SETTINGS = ("config.json", "bert_config.json")
+_OLD = {"heads_num": "tencentpretrain", "hidden_size": "bert", "n_embd": "gpt2"}  # files without `model_type` have this
+_NOT_SETTINGS = ("tokenizer_config.json", "generation_config.json", "preprocessor_config.json")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
 _FOREIGN = {".h5": "Keras", ".msgpack": "Flax", ".onnx": "ONNX", ".gguf": "GGUF", ".ot": "Rust"}
 
 
@@ -55,9 +58,11 @@ def read(path: str | Path) -> Checkpoint:
         tensors = {name: stored.load() for name, stored in open_weights(weights).items()}
         return Checkpoint(config, tensors, heads, weights.parent, [], labels)
     family = _family(weights, settings_file, settings)
+    store = open_weights(weights) if family.measured else None
+    settings = {**settings, **_measured(family, store)} if store else settings
     with errors_in(settings_file, family.settings):
         config = family.config_from(settings)
-    store = open_weights(weights)
+    store = open_weights(weights) if store is None else store
     with errors_in(settings_file):
         family, labels = _task(family, settings, store)
     return _convert(weights, family, config, store, labels)
@@ -95,6 +100,9 @@ def _weights_in(folder: Path) -> Path:
         raise CheckpointError(f"{folder}: several TensorFlow checkpoints: {names}", "give the path of one of them")
     if bundles:
         return bundles[0]
+    others = [file for file in folder.glob("*.bin") if file.name not in _NOT_WEIGHTS and file.is_file()]
+    if len(others) == 1:  # as TencentPretrain calls it
+        return others[0]
     old = [file for file in sorted(folder.glob("*.ckpt*")) if file.is_file()]
     if old:
         raise _old_tensorflow(old[0])
@@ -120,6 +128,10 @@ def _find_settings(weights: Path) -> Path:
     for name in names:
         if (weights.parent / name).is_file():
             return weights.parent / name
+    found = (file for file in weights.parent.glob("*config.json") if file.is_file())
+    others = [file for file in found if file.name not in _NOT_SETTINGS]
+    if len(others) == 1:
+        return others[0]
     raise CheckpointError(
         f"{weights.parent}: no {names[0]} beside {weights.name}",
         "the weights alone do not define the model; add this file",
@@ -128,13 +140,19 @@ def _find_settings(weights: Path) -> Path:
 
 def _family(weights: Path, file: Path, settings: Mapping[str, Any]) -> Family:
     """The family that the settings name. TensorFlow checkpoints are always BERTs."""
-    guess = "bert" if "hidden_size" in settings else "gpt2" if "n_embd" in settings else ""
+    guess = next((name for setting, name in _OLD.items() if setting in settings), "")
     model_type = str(settings.get("model_type", guess))  # old files have none
     google = weights.suffix == ".index"
     if model_type not in ({"bert"} if google else FAMILIES):
         known = "bert" if google else " or ".join(FAMILIES)
         raise CheckpointError(f"{file}: model_type is {settings.get('model_type')!r}; supported here: {known}")
     return GOOGLE_BERT if google else FAMILIES[model_type]
+
+
+def _measured(family: Family, store: Store) -> dict[str, int]:
+    """The settings that follow from the number of rows of a tensor."""
+    rows = {family.tidy(name): stored.shape[0] for name, stored in store.items() if stored.shape}
+    return {name: rows[tensor] for name, tensor in family.measured.items() if tensor in rows}
 
 
 # ---- checking and converting ---------------------------------------------------------------------------------------

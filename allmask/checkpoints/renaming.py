@@ -65,6 +65,7 @@ class Family:
     steps: tuple[Step, ...] = ()
     prefix: str = ""  # optional, before the names of the body
     old_endings: Mapping[str, str] = field(default_factory=dict)  # old suffix: new suffix
+    measured: Mapping[str, str] = field(default_factory=dict)  # a setting: the tensor with as many rows
     ignored: tuple[str, ...] = ()  # tensors without information
     task_heads: tuple[str, ...] = ()  # tensors that are left out with a warning, unless a layout in `tasks` reads them
     tasks: tuple[TaskLayout, ...] = ()

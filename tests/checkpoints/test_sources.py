@@ -68,16 +68,17 @@ def test_offline_the_bundled_model_is_suggested(monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         resolve("nobody/nothing-of-this-name")
     assert time.monotonic() - start < 5
-    for words in ("nobody/nothing-of-this-name", "config.json and model.safetensors", "allmask-en", "pip install"):
+    told = ("config.json and model.safetensors", "HF_ENDPOINT", "a mirror", "HF_HOME", "allmask-en", "pip install")
+    for words in ("nobody/nothing-of-this-name", *told):
         assert words in str(caught.value)
 
 
-def listing(monkeypatch, tmp_path, *files):
+def listing(monkeypatch, tmp_path, *files, model="org/name"):
     """A hub that lists these files; returns what is fetched from it."""
     fetched = []
 
     def model_info(self, name, timeout):
-        assert name == "org/name" and timeout <= 10
+        assert name == model and timeout <= 10
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def download(name, file, etag_timeout):
@@ -138,8 +139,38 @@ def test_a_hub_that_accepts_and_never_answers(monkeypatch):
     huggingface_hub.close_session()
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "a/b/c", "../x", "/x/y", "org/", "https://x/y", "org/na me"])
-def test_only_org_slash_name_goes_to_the_hub(monkeypatch, tmp_path, name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert-base-chinese", "bert-large-uncased-whole-word-masking", "roberta-base", "xlm-roberta-large", "gpt2-xl",
+        "distilbert-base-multilingual-cased", "distilroberta-base", "albert-base-v2", "xlnet-base-cased", "t5-small",
+    ],
+)  # fmt: skip
+def test_names_without_an_owner_are_looked_for_on_the_hub(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}-old").mkdir()  # is not what was meant
+    fetched = listing(monkeypatch, tmp_path, *OTHERS, "model.safetensors", model=name)
+    assert resolve(name) == tmp_path / "snapshot" and "model.safetensors" in fetched
+    (tmp_path / name).mkdir()
+    assert resolve(name) == Path(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert-base",
+        "my-bert-base-chinese",
+        "gpt3",
+        "roberta",
+        "a/b/c",
+        "../x",
+        "/x/y",
+        "org/",
+        "https://x/y",
+        "org/na me",
+    ],
+)
+def test_no_other_name_goes_to_the_hub(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "_from_hub", lambda name: pytest.fail(f"asked the hub for {name}"))
     with pytest.raises(CheckpointError, match="no such folder or file"):
