@@ -26,10 +26,10 @@ _RANGES = {
 }
 _MAX_PARAMETERS = 200_000_000_000
 # BERT, and the families whose body is a BERT with small differences
-BERTS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert", "roformer")
+BERTS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert", "roformer", "nezha")
 _CHOICES = {
     "family": (*BERTS, "gpt2", "transformer", "t5", "xlnet", "lstm", "elmo"),
-    "position_kind": ("learned", "sinusoidal", "relative", "shifted", "rotary", "none"),
+    "position_kind": ("learned", "sinusoidal", "relative", "shifted", "rotary", "clipped", "none"),
     "norm": ("layer", "rms", "batch", "instance"),
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
@@ -81,7 +81,7 @@ class Config:
     output_scaled: bool = False  # hidden states are divided by sqrt(width) before the output layer
     buckets: int = 32  # of relative positions (T5), see nn/relative_attention.py
     bucket_distance: int = 128  # larger distances share the last bucket
-    clamp: int = 0  # largest distance of shifted positions, see nn/relative_attention.py; 0: no limit
+    clamp: int = 0  # largest distance of shifted or clipped positions, see nn/relative_attention.py; 0: no limit
     source_attention: bool = True  # a recurrent decoder attends to all states of its source, not only the last
     both_ways: bool = True  # a recurrent encoder is bidirectional
     position_offset: int = 0  # rows before that of position 0 in the table of learned positions (RoBERTa)
@@ -114,8 +114,10 @@ class Config:
             self._expect("decoder_layers", fits, "0 in an elmo, more in an lstm")
         if self.family == "lstm" and self.both_ways and self.width % 2:
             raise CheckpointError(f"config: width {self.width} is odd; each direction of the encoder has half of it")
-        if self.position_kind in ("shifted", "rotary") and self.decoder_layers:
+        if self.position_kind in ("shifted", "rotary", "clipped") and self.decoder_layers:
             raise CheckpointError(f"config: an encoder–decoder has no {self.position_kind} positions")
+        if self.position_kind == "clipped":
+            self._expect("clamp", self.clamp > 0, "the largest distance of clipped positions, at least 1")
         if self.position_kind == "rotary" and self.attention_width // self.heads % 2:
             raise CheckpointError(f"config: heads of width {self.attention_width // self.heads} cannot be rotated")
         if self.parameters() > _MAX_PARAMETERS:

@@ -162,6 +162,7 @@ FAMILIES = Registry(
         "ernie": "allmask.checkpoints.families.ernie:ERNIE",
         "albert": "allmask.checkpoints.families.albert:ALBERT",
         "roformer": "allmask.checkpoints.families.roformer:ROFORMER",
+        "nezha": "allmask.checkpoints.families.nezha:NEZHA",
         "tencentpretrain": "allmask.checkpoints.families.tencentpretrain:TENCENTPRETRAIN",
     },
     group="allmask.families",

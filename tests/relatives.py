@@ -1,4 +1,4 @@
-"""Small bodies that differ from BERT in what RoBERTa, ELECTRA, ERNIE, ALBERT and RoFormer differ in."""
+"""Small bodies that differ from BERT in what its relatives differ in."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "ernie": {"task_types": 3},
     "albert": {"embedding_width": 16, "shared_layers": True},
     "roformer": {"position_kind": "rotary"},
+    "nezha": {"position_kind": "clipped", "clamp": 3},
 }
 
 

@@ -100,6 +100,6 @@ def _from_hub(name: str) -> Path:
             raise CheckpointError(
                 f"{name}: not a folder here, and the download from the hub failed: {reason}",
                 "give a folder that holds config.json and model.safetensors, set HF_ENDPOINT to the address of a "
-                "mirror or HF_HOME to a folder with the hub's cache from another machine, or use the bundled allmask-en "
-                f"({BUNDLED['allmask-en'][1]})",
+                "mirror or HF_HOME to a folder with the hub's cache from another machine, or use the bundled "
+                f"allmask-en ({BUNDLED['allmask-en'][1]})",
             ) from error

@@ -168,11 +168,18 @@ class KeyValue(NamedTuple):
     def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor:
         return attend(q, self.keys, self.values, route, dropout, bias=bias)
 
+    def of_rows(self) -> KeyValue:
+        return self
+
 
 class Readable(Protocol):
     """Keys and values that attention can read: a `KeyValue` or a `BeamKeyValue`."""
 
     def attend(self, q: Tensor, route: Route, dropout: float = 0.0, bias: Bias | None = None) -> Tensor: ...
+
+    def of_rows(self) -> KeyValue:
+        """All keys and values of each row, for attention that cannot share those of a text."""
+        ...
 
 
 class Scaled(nn.Module):

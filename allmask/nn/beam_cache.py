@@ -91,6 +91,10 @@ class BeamKeyValue(NamedTuple):
         read = self._to_grid(on_text.transpose(1, 2)) @ self.text.values
         return (self._to_rows(read, q.shape[2]) + on_own @ self.own.values).transpose(1, 2)
 
+    def of_rows(self) -> KeyValue:
+        owner, pairs = self.layout.owner, zip(self.text, self.own, strict=True)
+        return KeyValue(*(torch.cat([text[owner], own], dim=2).transpose(1, 2) for text, own in pairs))
+
     def _to_grid(self, x: Tensor) -> Tensor:
         """(R, Q, H, N) -> (S, H, width·Q, N): the rows of a text as queries of one batch entry."""
         return self.layout.spread(x).flatten(1, 2).transpose(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from allmask.kernels.rms_norm import rms_norm
 from allmask.nn.attention import Attention, KeyValue, Readable, Route
 from allmask.nn.dropout import Dropout
-from allmask.nn.relative_attention import PositionBias
+from allmask.nn.relative_attention import PositionBias, sinusoids
 
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "relu": nn.ReLU}
 
@@ -87,16 +86,6 @@ class Sinusoidal(nn.Module):
     def _grow(self, length: int) -> None:
         more = torch.arange(len(self.weight), max(length, len(self.weight) * 3 // 2), device="cpu")
         self.weight = torch.cat([self.weight, sinusoids(more, self.weight.shape[1]).to(self.weight)])
-
-
-def sinusoids(positions: Tensor | int, width: int) -> Tensor:
-    """The encodings (N, width) of positions (N,), or of the first N."""
-    numbers = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
-    positions = torch.arange(positions, device="cpu") if isinstance(positions, int) else positions
-    frequency = torch.exp(torch.arange(0, width, 2, **numbers) * (-math.log(10000.0) / width))
-    angle = positions.to(**numbers)[:, None] * frequency
-    waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (N, width rounded up to even)
-    return waves[:, :width].float()
 
 
 class OffsetEmbedding(nn.Embedding):

@@ -1,4 +1,4 @@
-"""Attention by relative positions: a bias per distance (T5), scores of distance encodings (XLNet), rotation (RoFormer).
+"""Attention by relative positions: T5, XLNet, RoFormer and NEZHA.
 
 `RelativePositionBias` adds a learned number per head and distance to the scores (arXiv 1910.10683).
 
@@ -13,6 +13,9 @@ two become a bias per query.
 `RotaryEncoder` and `RotaryPositions` rotate queries and keys by angles that grow with their positions, so that the
 score of two depends on their distance (RoFormer, arXiv 2104.09864).
 
+`ClippedEncoder` and `ClippedAttention` add a sinusoidal encoding of the distance to keys and to values, with one
+encoding for all distances beyond a limit (NEZHA, arXiv 1909.00204).
+
 Shapes are those of attention.py; R distances, W width of the model.
 """
 
@@ -21,12 +24,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.nn.attention import Bias, Block, Route
+from allmask.nn.attention import Attention, Bias, Block, Readable, Route
 from allmask.nn.dropout import Dropout
 
 
@@ -132,7 +136,25 @@ class Rotation(NamedTuple):
         return torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1).flatten(-2)
 
 
-PositionBias = Bias | DistanceEncodings | Rotation | None  # what a layer gets for the relative positions of a route
+class ClippedBlock(NamedTuple):
+    """The encodings between queries and keys of a block (B, Q, K), as rows of a table; one row if all are equal."""
+
+    index: Tensor
+    hidden: Tensor | None  # True where the mask forbids; None: nowhere
+
+
+@dataclass(frozen=True)
+class ClippedDistances:
+    """What all layers share of a route, see `ClippedEncoder`."""
+
+    table: Tensor  # (R, D)
+    blocks: tuple[ClippedBlock, ...]
+    whole: bool  # queries read more than their own row: one block for all
+
+
+PositionBias = (
+    Bias | DistanceEncodings | Rotation | ClippedDistances | None
+)  # what a layer gets for the relative positions of a route
 
 
 class DistanceEncoder(nn.Module):
@@ -318,6 +340,16 @@ def shift(scores: Tensor, keys: int) -> Tensor:
     return moved.unflatten(-1, (queries, queries + keys - 1))[..., :keys]
 
 
+def sinusoids(positions: Tensor | int, width: int) -> Tensor:
+    """The encodings (N, width) of positions (N,), or of the first N."""
+    numbers = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
+    positions = torch.arange(positions, device="cpu") if isinstance(positions, int) else positions
+    frequency = torch.exp(torch.arange(0, width, 2, **numbers) * (-math.log(10000.0) / width))
+    angle = positions.to(**numbers)[:, None] * frequency
+    waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (N, width rounded up to even)
+    return waves[:, :width].float()
+
+
 # ---- RoFormer: rotation ------------------------------------------------------------------------------------------
 
 
@@ -346,3 +378,80 @@ class RotaryPositions(nn.Module):
 
     def keys(self, k: Tensor, rotation: Rotation | None) -> Tensor:
         return k if rotation is None else rotation.turn(k)
+
+
+# ---- NEZHA: encodings of clipped distances, for keys and values --------------------------------------------------
+
+
+class ClippedEncoder(nn.Module):
+    """Find the distance encodings of a route. Distances beyond `clamp`, before or after, count as `clamp`."""
+
+    table: Tensor
+
+    def __init__(self, head_width: int, clamp: int):
+        super().__init__()
+        self.clamp = clamp
+        self.register_buffer("table", sinusoids(2 * clamp + 1, head_width), persistent=False)
+
+    def forward(self, route: Route) -> ClippedDistances:
+        if route.keys is not route.queries:
+            return self.whole(route)
+        return ClippedDistances(self.table, tuple(self._of_block(route, block) for block in route.blocks), False)
+
+    def whole(self, route: Route) -> ClippedDistances:
+        hidden = ~route.queries.visible(route.keys, route.strict)
+        block = ClippedBlock(self._index(route.queries.position, route.keys.position), hidden)
+        return ClippedDistances(self.table, (block,), True)
+
+    def _of_block(self, route: Route, block: Block) -> ClippedBlock:
+        position = _as_rows(block, route.queries.position)
+        hidden = _hidden_in(route, block)
+        if block.kind == "empty":  # padding reads nothing
+            hidden = torch.ones_like(position, dtype=torch.bool)[:, :, None].expand(-1, -1, position.shape[1])
+        return ClippedBlock(self._index(position, position), hidden)
+
+    def _index(self, queries: Tensor, keys: Tensor) -> Tensor:
+        away = keys[:, None, :] - queries[:, :, None]
+        return _deduplicated(away).clamp(-self.clamp, self.clamp) + self.clamp
+
+
+class ClippedAttention(Attention):
+    """The score of query i and key j is q_i·(k_j + r_ij), and what is read there is v_j + r_ij.
+
+    No fused kernel has the second sum, so scores are computed document by document; rows that continue a text each
+    have a copy of its keys and values.
+    """
+
+    def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
+        q, (k, v) = self._split(self.query(x)), read.of_rows()
+        if bias.whole:
+            return self.output(self._read(q, k, v, bias.table, bias.blocks[0]).flatten(-2))
+        parts = []
+        for block, piece in zip(route.blocks, bias.blocks, strict=True):
+            rows = self._read(*(_as_rows(block, part) for part in (q, k, v)), bias.table, piece)
+            parts.append(rows.unflatten(0, (-1, block.documents)).flatten(1, 2))
+        return self.output(torch.cat(parts, dim=1).flatten(-2))
+
+    def attention_weights(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
+        q, (k, _) = self._split(self.query(x)), read.of_rows()
+        return self._weights(q, k, bias.table.to(q.dtype), bias.blocks[0])
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, piece: ClippedBlock) -> Tensor:
+        table = table.to(q.dtype)
+        weights = self._weights(q, k, table, piece)
+        weights = F.dropout(weights, self.dropout, self.training)
+        index = piece.index[:, None].expand_as(weights)
+        by_distance = weights.new_zeros(*weights.shape[:3], len(table)).scatter_add(-1, index, weights)
+        read = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        return read + torch.einsum("bhqr,rd->bqhd", by_distance, table)
+
+    def _weights(self, q: Tensor, k: Tensor, table: Tensor, piece: ClippedBlock) -> Tensor:
+        """(B, H, Q, K)"""
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
+        by_distance = torch.einsum("bqhd,rd->bhqr", q, table)
+        scores = scores + by_distance.gather(-1, piece.index[:, None].expand_as(scores))
+        scores = scores * q.shape[-1] ** -0.5
+        if piece.hidden is None:
+            return scores.softmax(-1)
+        hidden = piece.hidden[:, None]
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # an empty row is NaN

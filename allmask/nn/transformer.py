@@ -32,6 +32,8 @@ from allmask.nn.layers import (
     Sinusoidal,
 )
 from allmask.nn.relative_attention import (
+    ClippedAttention,
+    ClippedEncoder,
     DistanceEncoder,
     NoPositionBias,
     PositionBias,
@@ -290,8 +292,11 @@ def _segments(config: Config, width: int) -> nn.Module:
 
 
 def _relative(config: Config, both_ways: bool) -> Any:
+    head_width = config.attention_width // config.heads
     if config.position_kind == "rotary":
-        return RotaryEncoder(config.attention_width // config.heads)
+        return RotaryEncoder(head_width)
+    if config.position_kind == "clipped":
+        return ClippedEncoder(head_width, config.clamp)
     if config.position_kind == "shifted":
         return DistanceEncoder(config.width, config.clamp, config.dropout)
     if config.position_kind != "relative":
@@ -306,7 +311,8 @@ def _attention(config: Config) -> Attention:
     elif config.position_kind == "rotary":
         relate = RotaryPositions()
     numbers = (config.attention_dropout, config.bias and not shifted, config.head_width, config.scores_scaled)
-    return Attention(config.width, config.heads, *numbers, relate)
+    make = ClippedAttention if config.position_kind == "clipped" else Attention
+    return make(config.width, config.heads, *numbers, relate)
 
 
 def _layer(config: Config, cross: bool) -> Layer | CrossLayer:

@@ -18,7 +18,8 @@ from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.attention import Route
 from allmask.nn.cache import Cache
-from allmask.nn.layers import Sinusoidal, sinusoids
+from allmask.nn.layers import Sinusoidal
+from allmask.nn.relative_attention import sinusoids
 from allmask.nn.transformer import Transformer
 from tests.relatives import relatives
 
@@ -29,7 +30,7 @@ CONFIGS = {
     "rms": replace(presets.gpt2(), **SMALL, norm="rms", activation="relu"),
     "sinusoidal": replace(presets.transformer_base(), **SMALL, decoder_layers=0),
     "relative": replace(presets.t5_small(), **SMALL, decoder_layers=0, head_width=4, buckets=8, bucket_distance=6),
-    **relatives(SMALL, "roberta", "albert", "roformer"),
+    **relatives(SMALL, "roberta", "albert", "roformer", "nezha"),
 }
 
 

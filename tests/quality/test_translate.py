@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record, pack
-from allmask.nn.layers import sinusoids
+from allmask.nn.relative_attention import sinusoids
 from allmask.runs.fresh import Fresh
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.seq2seq import Translate

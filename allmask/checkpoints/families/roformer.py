@@ -13,7 +13,7 @@ from allmask.checkpoints.families.bert import BERT, NAMES, TABLE, pooled_by, rel
 from allmask.checkpoints.families.electra import PROJECTION, embedding_width
 from allmask.checkpoints.renaming import Tensors
 from allmask.config import Config
-from allmask.nn.layers import sinusoids
+from allmask.nn.relative_attention import sinusoids
 
 _ABSENT = ("body.embedding.positions.weight", "pooler.weight", "pooler.bias", "nsp_head.weight", "nsp_head.bias")
 POSITIONS = "encoder.embed_positions.weight"

@@ -58,7 +58,7 @@ def writer_for(
     """
     precision = _resolved(model, precision)
     slow = MaskWriter(freeze(model, "auto" if precision == "int8" else precision), mask, segments)
-    relative = model.config.position_kind in ("relative", "shifted", "rotary")
+    relative = model.config.position_kind in ("relative", "shifted", "rotary", "clipped")
     if not _on_cpu(model) or relative or slow.leftwards or not model.body.tokenwise:
         return slow
     engine = _engine(model, precision)
