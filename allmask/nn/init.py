@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -312,7 +313,8 @@ def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | 
     gradients of parameters do not change.
     """
     named = [(name, part) for name, part in model.named_modules() if name.split(".")[-1] == "layers"]
-    stacks = [(name, part) for name, part in named if isinstance(part, nn.ModuleList) and len(part)]
+    stacks: list[tuple[str, Any]] = [(name, part) for name, part in named if hasattr(part, "__len__")]
+    stacks = [(name, part) for name, part in stacks if len(part)]
     if not stacks:
         raise UsageError(f"{type(model).__name__} has no stack of layers named `layers`")
     seen: dict[str, Tensor] = {}
@@ -336,20 +338,26 @@ def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | 
     return [Signal(name, rms([x]), rms([gradient]), sizes.get(name)) for (name, x), gradient in pairs]
 
 
-def _watch(name: str, stack: nn.ModuleList, seen: dict[str, Tensor]) -> list[RemovableHandle]:
-    """Add hooks that record the input of the stack and the output of each of its layers in `seen`."""
+def _watch(name: str, stack: Any, seen: dict[str, Tensor]) -> list[RemovableHandle]:
+    """Add hooks that record the input of the stack and the output of each of its layers in `seen`.
 
-    def record_input(_: nn.Module, inputs: tuple) -> tuple:
+    If all layers are one module, each call of it is the next layer.
+    """
+    shared, first, calls = stack[0] is stack[-1] and len(stack) > 1, name.removesuffix("layers") + "input", count()
+
+    def record_input(_: nn.Module, inputs: tuple) -> tuple | None:
+        if first in seen:
+            return None
         x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()  # if the model is frozen
-        seen[name.removesuffix("layers") + "input"] = x
+        seen[first] = x
         return (x, *inputs[1:])
 
     def record(layer: str, result: Any) -> None:
         seen[layer] = result[0] if isinstance(result, tuple) else result
 
     after = [
-        layer.register_forward_hook(lambda _, __, result, layer=f"{name}.{i}": record(layer, result))
-        for i, layer in enumerate(stack)
+        layer.register_forward_hook(lambda _, __, result, i=i: record(f"{name}.{next(calls) if shared else i}", result))
+        for i, layer in enumerate(stack[:1] if shared else stack)
     ]
     return [stack[0].register_forward_pre_hook(record_input), *after]
 

@@ -428,7 +428,8 @@ class ClippedAttention(Attention):
             return self.output(self._read(q, k, v, bias.table, bias.blocks[0]).flatten(-2))
         parts = []
         for block, piece in zip(route.blocks, bias.blocks, strict=True):
-            rows = self._read(*(_as_rows(block, part) for part in (q, k, v)), bias.table, piece)
+            own_q, own_k, own_v = (_as_rows(block, part) for part in (q, k, v))
+            rows = self._read(own_q, own_k, own_v, bias.table, piece)
             parts.append(rows.unflatten(0, (-1, block.documents)).flatten(1, 2))
         return self.output(torch.cat(parts, dim=1).flatten(-2))
 

@@ -57,6 +57,7 @@ def read(source: str | Path, lowercase: bool | None = None) -> tuple[Backend, Sp
     """Load the tokenizer in a folder or file; `lowercase` overrides the settings, which old BERT folders lack."""
     path = _find(Path(source))
     settings = _settings(path.parent)
+    _refuse_jieba(path, settings)
     if lowercase is not None:
         settings["do_lower_case"] = lowercase
     if path.suffix == ".txt":
@@ -141,6 +142,19 @@ def _expect_class(path: Path, settings: Settings, known: tuple[str, ...]) -> Non
         raise CheckpointError(
             f"{path}: tokenizer_config.json says {name}, whose rules are not in this file",
             "save it as tokenizer.json first (transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…))",
+        )
+
+
+def _refuse_jieba(path: Path, settings: Settings) -> None:
+    """Refuse the tokenizer of a RoFormer: it splits words with jieba, which none of its files says."""
+    file = path.with_name("config.json")
+    model = read_json(file) if file.is_file() and "tokenizer_class" not in settings else {}
+    usual = "RoFormerTokenizer" if model.get("model_type") == "roformer" else None
+    name = settings.get("tokenizer_class") or model.get("tokenizer_class") or usual
+    if str(name).startswith("RoFormerTokenizer"):
+        raise CheckpointError(
+            f"{path}: the tokenizer of a RoFormer splits words with jieba, which is not supported",
+            "to load the model without a tokenizer, give a folder that holds only config.json and the weights",
         )
 
 

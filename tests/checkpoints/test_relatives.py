@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import transformers
 from torch import Tensor
 
 import allmask
+from allmask import checkpoints
 from allmask.checkpoints import read
 from allmask.errors import CheckpointError
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.heads import Labels
+from allmask.text import Tokenizer
 
 SIZES = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
@@ -190,6 +193,25 @@ def test_a_head_that_a_family_has_no_names_for_is_written_in_our_own_layout(tmp_
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "allmask"
     ids = torch.arange(5, 14)[None]
     close(allmask.load(tmp_path / "out")(ids).answers, model(ids).answers)
+
+
+def test_a_causal_albert_is_not_written_as_what_transformers_would_read_both_ways(tmp_path):
+    model = converted(reference("Albert", "ForMaskedLM"), tmp_path / "in")
+    checkpoints.write(tmp_path / "out", replace(model.config, own_mask="causal"), model.state_dict())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "allmask"
+    assert read(tmp_path / "out").config.own_mask == "causal"
+
+
+def test_transformers_gives_a_distilbert_no_segments(tmp_path):
+    """Its class for DistilBERT refuses them, and BERT's tokenizer would pass them."""
+    model = converted(reference("DistilBert", "Model"), tmp_path / "in")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "北", "京"]))
+    model.tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    model.save(tmp_path / "out")
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("北京", return_tensors="pt")
+    assert inputs.keys() == {"input_ids", "attention_mask"}
+    hidden = transformers.AutoModel.from_pretrained(tmp_path / "out")(**inputs).last_hidden_state
+    close(allmask.load(tmp_path / "out")(inputs["input_ids"]).hidden, hidden)
 
 
 def test_layers_that_are_shared_are_stored_once_and_trained_as_one(tmp_path):

@@ -16,9 +16,10 @@ from allmask.config import Config
 from allmask.decoding import Decoding
 from allmask.mask import Mask
 from allmask.model import Model
+from tests.relatives import relatives
 
 SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 3, "max_positions": 24}
-CONFIGS = {"bert": replace(presets.bert_base(), **SMALL), "gpt2": replace(presets.gpt2(), **SMALL)}
+CONFIGS = {"bert": replace(presets.bert_base(), **SMALL), "gpt2": replace(presets.gpt2(), **SMALL), **relatives(SMALL)}
 
 
 def tiny(family: str = "bert", seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:

@@ -27,6 +27,10 @@ MASKS = {
     "BERT, left to right": ("bert", Mask.causal),
     "GPT-2, its prompt read both ways": ("gpt2", Mask.bidirectional),
     "GPT-2, a window": ("gpt2", partial(Mask.causal, window=3)),
+    "RoBERTa": ("roberta", None),
+    "ALBERT": ("albert", None),
+    "RoFormer": ("roformer", None),
+    "NEZHA": ("nezha", None),
 }
 RULES = {
     "greedy": Decoding(end=END, max_new=10),

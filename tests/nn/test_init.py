@@ -6,6 +6,7 @@ For n draws with standard deviation s and kurtosis k: the mean errs by s/√n, t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allmask.errors import UsageError
+from allmask.model import Model
 from allmask.nn import init
+from tests.relatives import relatives
 
 DRAWS = 1_000_000
 STD = 0.02
@@ -495,3 +498,20 @@ def test_the_residual_scale_makes_all_layers_add_what_one_would():
     rows = init.signal_report(stack, lambda: stack(x), seeded())
     assert rows[-1].signal ** 2 == pytest.approx(2.0, rel=0.1)
     assert rows[0].gradient ** 2 == pytest.approx(2.0, rel=0.1)
+
+
+def test_layers_that_are_one_module_are_reported_one_by_one():
+    """As those of a model in which each has a copy of the weights."""
+    sizes = {"vocab_size": 20, "width": 16, "heads": 2, "ffn_width": 32, "layers": 3, "max_positions": 8}
+    config = relatives(sizes, "albert")["albert"]
+    shared = Model.fresh(config, rng=torch.Generator().manual_seed(0)).eval()
+    plain = Model(replace(config, shared_layers=False)).eval()
+    own = {name.replace("layers.0.", f"layers.{n}."): x for name, x in shared.state_dict().items() for n in range(3)}
+    plain.load_state_dict(own)
+    ids = torch.arange(8)[None]
+    first, second = (
+        init.signal_report(model, lambda model=model: model(ids).hidden, torch.Generator().manual_seed(1))
+        for model in (shared, plain)
+    )
+    assert [(a.name, a.signal, a.gradient) for a in first] == [(b.name, b.signal, b.gradient) for b in second]
+    assert len(first) == 4

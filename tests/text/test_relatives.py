@@ -129,6 +129,24 @@ def test_settings_in_the_same_folder(albert, roberta, tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("told_by", ["tokenizer_config.json", "config.json", "the kind of model"])
+def test_a_roformer_that_splits_words_with_jieba_is_refused(uncased, tmp_path, told_by):
+    uncased.save(tmp_path)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).unlink()
+    assert Tokenizer.load(tmp_path).size == uncased.size
+    named, model = {"tokenizer_class": "RoFormerTokenizer"}, {"model_type": "roformer"}
+    if told_by == "tokenizer_config.json":
+        (tmp_path / told_by).write_text(json.dumps(named))
+    else:
+        (tmp_path / "config.json").write_text(json.dumps(model | (named if told_by == "config.json" else {})))
+    with pytest.raises(CheckpointError, match="jieba"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(model | {"tokenizer_class": "BertTokenizer"}))
+    assert Tokenizer.load(tmp_path).encode("北京").ids == uncased.encode("北京").ids
+
+
 def test_a_file_of_another_model_is_refused(albert, tmp_path):
     (tmp_path / "sentencepiece.bpe.model").write_bytes((albert / "spiece.model").read_bytes())
     with pytest.raises(CheckpointError, match="is it the file of an XLM-R"):
