@@ -1,4 +1,4 @@
-"""Models on disk: read BERT, GPT-2, T5, XLNet (Hugging Face layout) and Google's TensorFlow BERT; write folders.
+"""Models on disk: read BERT and its relatives, GPT-2, T5, XLNet (Hugging Face layout), TensorFlow BERTs; write folders.
 
 checkpoint = read(resolve("minilm"))        # config, tensors under our names, heads, left_out
 write("copy", checkpoint.config, checkpoint.tensors)
