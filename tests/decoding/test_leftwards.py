@@ -55,6 +55,7 @@ CASES = {
     "sinusoidal": (SINUSOIDAL, Mask.reverse),
     "XLNet": (XLNET, Mask.reverse),
     "ELMo": (ELMO, Mask.reverse),
+    **{name: (CONFIGS[name], Mask.reverse) for name in ("roberta", "roformer", "nezha")},
 }
 
 
