@@ -337,6 +337,26 @@ TASK_OPTIONS: dict[str, type] = {
 }  # fmt: skip
 
 
+# ---- data ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReadOptions(Options):
+    """How files of records are read, whatever is done with them."""
+
+    columns: str | None = option(
+        None, "Columns of the file by field: source=body,target=subject.", "data", metavar="FIELD=COLUMN,…",
+        shown_default="by their names",
+    )  # fmt: skip
+    encoding: str | None = option(
+        None, "Encoding of a text file, such as gb18030 or cp1252.", "data", metavar="NAME", shown_default="utf-8"
+    )
+    label_names: str | None = option(
+        None, "Names of labels or tags that are numbers, from 0: neg,pos; or a file, a name per line.", "data",
+        metavar="NAMES", shown_default="as in the file",
+    )  # fmt: skip
+
+
 # ---- runs ----------------------------------------------------------------------------------------------------
 
 STACKS = tuple(name for name, make in PRESETS.items() if not make().decoder_layers)
@@ -410,7 +430,7 @@ class FinetuneOptions(RunOptions):
     paths: ClassVar[tuple[str, ...]] = ("model", "data", "eval", "tokenizer")
     fitted: ClassVar[tuple[str, ...]] = ("max_source", "max_target", "max_length")
 
-    data: str = option(MISSING, "Training records, jsonl, csv or parquet:", "data", metavar="FILE")
+    data: str = option(MISSING, "Training records, jsonl, json, csv, tsv, xlsx or parquet:", "data", metavar="FILE")
     model: str | None = _finetune_option(
         None, "A model folder or file, allmask-en or another bundled name, or org/name.", "model",
         flag="", argument="MODEL", shown_default="allmask-en or allmask-zh, by the script of the texts",
@@ -439,6 +459,9 @@ class FinetuneOptions(RunOptions):
         0, "Keep the mean of the last N checkpoints if better.", "output", shown_default="none", metavar="N"
     )
     on_bad_record: str = option("stop", "What to do with an invalid record.", "data", choices=("stop", "skip"))
+    columns: str | None = another_default(ReadOptions, "columns", None)
+    encoding: str | None = another_default(ReadOptions, "encoding", None)
+    label_names: str | None = another_default(ReadOptions, "label_names", None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -569,6 +592,7 @@ class PretrainOptions(RunOptions):
     across: bool = option(False, "Let rows cross document boundaries, so that all are full.", "data")
     verbatim: bool = option(False, "Keep line ends and blank lines; a file is one document.", "data")
     text_field: str = option("text", "Field of a record that holds the text.", "data")
+    encoding: str | None = another_default(ReadOptions, "encoding", None)
     on_bad_record: str = another_default(FinetuneOptions, "on_bad_record", "stop")
     mask_share: float | None = option(None, "mlm, nsp, unilm: share to hide.", "advanced", shown_default="0.15")
     whole_words: bool = option(False, "mlm, nsp: hide whole words, not word pieces.", "advanced")

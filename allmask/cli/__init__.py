@@ -10,15 +10,18 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from allmask.cli._program import as_called
-from allmask.errors import DataError
+from allmask.errors import DataError, UsageError
+from allmask.options import ReadOptions, described
 
 if TYPE_CHECKING:
-    from allmask.data import Record
+    from allmask.data import DataFile, Record
 
 # ---- options of several commands -----------------------------------------------------------------------------
 
@@ -36,6 +39,16 @@ OnBadRecord = Annotated[
     Literal["stop", "skip"],
     Option(help="Stop at a record that cannot be used, or skip it; skipped records are counted."),
 ]
+
+
+def _declared(name: str) -> Any:
+    (one,) = (described(entry) for entry in fields(ReadOptions) if entry.name == name)
+    return Option(help=one.help, metavar=one.metavar, show_default=one.shown_default or False)
+
+
+Columns = Annotated[str | None, _declared("columns")]
+Encoding = Annotated[str | None, _declared("encoding")]
+LabelNames = Annotated[str | None, _declared("label_names")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress; warnings and errors only.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
@@ -100,6 +113,18 @@ def examples(text: str) -> str:
     """Return the last part of a `--help`, line by line (`\\b` keeps the help formatter from rewrapping it)."""
     lines = [as_called(line.strip()) for line in text.strip().splitlines()]
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines if line)
+
+
+def text_file(path: Path, field: str | None, columns: str | None, encoding: str | None) -> DataFile:
+    """Return a file of texts as --field, --columns and --encoding say; - is stdin."""
+    from allmask.data.columns import read_options
+
+    if field is not None and columns is not None:
+        raise UsageError("--field and --columns both name the text", "leave one of them out")
+    if str(path) == "-" and (columns or encoding):
+        raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")
+    file = read_options(path, columns, encoding)
+    return file if field is None else replace(file, columns={"text": field})
 
 
 # ---- lines of stdin ------------------------------------------------------------------------------------------

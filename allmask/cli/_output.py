@@ -14,11 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from allmask.cli import note, plural
 from allmask.errors import ResourceError, UsageError
 from allmask.files import atomic_file
 
 TRIM_EVERY = 16_384  # rows
 ROWS = 1024  # of a parquet file in memory
+EXCEL_CELL = 32_767  # characters
 Row = dict[str, Any] | None  # None: a blank line
 Put = Callable[[Row], None]
 
@@ -37,6 +39,10 @@ def check_out(out: str, file: Path | None, formats: Iterable[str]) -> None:
         raise ResourceError(f"{out}: cannot write in {folder}", "choose another --out")
     if not _is_device(path) and path.resolve().suffix.lower() not in formats:
         raise UsageError(f"{out}: unknown file format", f"expected one of {', '.join(formats)}, or - for stdout")
+    if path.suffix.lower() == ".xlsx":
+        from allmask.data.formats import excel
+
+        excel(out)
 
 
 @contextmanager
@@ -166,10 +172,32 @@ def _common_type(before: Any, values: Sequence[Any]) -> Any:
         return None
 
 
+def _write_xlsx(lines: IO[str], target: IO[bytes]) -> None:
+    """Write one sheet; lists and objects are JSON in their cells, and characters that Excel refuses are left out."""
+    from allmask.data.formats import excel
+
+    openpyxl = excel(target.name)
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    book = openpyxl.Workbook(write_only=True)
+    sheet, columns, cut = book.create_sheet("predictions"), _columns(lines), 0
+    sheet.append(columns)
+    for row in _rows(lines):
+        cells = [value if isinstance(value := row.get(name), int | float) else _cell(value) for name in columns]
+        cut += sum(isinstance(cell, str) and len(cell) > EXCEL_CELL for cell in cells)
+        sheet.append(
+            [ILLEGAL_CHARACTERS_RE.sub("", cell)[:EXCEL_CELL] if isinstance(cell, str) else cell for cell in cells]
+        )
+    book.save(target)
+    if cut:
+        note(f"{plural(cut, 'cell')} cut to {EXCEL_CELL:,} characters, the most that Excel holds")
+
+
 FORMATS: dict[str, Callable[[IO[str], IO[bytes]], None] | None] = {
     ".jsonl": None,
     ".json": _write_json,
     ".csv": _write_csv,
     ".tsv": lambda lines, target: _write_csv(lines, target, "\t"),
     ".parquet": _write_parquet,
+    ".xlsx": _write_xlsx,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from typer import Argument, Option
 
 from allmask.cli import (
     AsJson,
+    Encoding,
     OnBadRecord,
     Precision,
     Quiet,
@@ -20,10 +22,12 @@ from allmask.cli import (
     shortened,
     show_log,
     stdin_records,
+    text_file,
 )
 from allmask.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from allmask.data import DataFile
     from allmask.drift import Verdict
     from allmask.drift.compare import Represent
     from allmask.drift.records import OnProgress, Pictures, Sample
@@ -33,6 +37,7 @@ EXAMPLES = """
     allmask drift train.jsonl live.jsonl --field source --features ngrams --alpha 0.01
     tail -n 2000 requests.log | allmask drift train.txt - --features ngrams || echo "look at this"
     allmask drift reference.csv today.csv --columns age,income
+    allmask drift may.csv june.csv --columns text=Body --encoding cp1252
     allmask drift vectors.npy other.npy --test permutation --json
     allmask drift photos-of-may/ photos-of-june/
 """
@@ -45,16 +50,24 @@ WINDOW = 256  # texts between two updates of the progress bar
 def command(
     first: Annotated[
         Path,
-        Argument(metavar="A", help="txt, one text per line; jsonl, csv or parquet; npy; a folder of images."),
+        Argument(
+            metavar="A", help="txt, one text per line; jsonl, json, csv, tsv, xlsx, parquet; npy; a folder of images."
+        ),
     ],
     second: Annotated[Path, Argument(metavar="B", help="Data of the same kind. A or B may be -, stdin.")],
     field: Annotated[
         str | None,
-        Option(help="Field of a record that holds the text.", show_default="text, if there is such a field"),
+        Option(help="Column that holds the text; short for --columns text=NAME.", metavar="NAME"),
     ] = None,
     columns: Annotated[
-        str | None, Option(help="Columns of numbers to compare, separated by commas.", show_default="all")
+        str | None,
+        Option(
+            help="Columns of numbers to compare: age,income; or that of the text: text=body.",
+            metavar="COLUMN,…",
+            show_default="the text, if there is one, else all",
+        ),
     ] = None,
+    encoding: Encoding = None,
     features: Annotated[
         Literal["embedding", "ngrams"] | None,
         Option(help="Compare texts by their vectors, or by their words (fast).", show_default="embedding"),
@@ -94,16 +107,24 @@ def command(
     chance, something has shifted: the most telling differences are shown, and the exit code is 7. Otherwise it is 0.
     """
     show_log(quiet)
+    named = columns if columns is not None and "=" in columns else None
     if field is not None and columns is not None:
-        raise UsageError("--field names a text, --columns numbers", "leave one of them out")
+        raise UsageError("--field names a text, so does --columns, or numbers", "leave one of them out")
     given = {name: value for name, value in (("permutations", permutations), ("folds", folds)) if value is not None}
     if given and test != "permutation":
         raise UsageError(f"--{' and --'.join(given)}: for the permutation test only", "add --test permutation")
     if not 0 < alpha <= 0.5:
         raise UsageError(f"--alpha is {alpha}; expected more than 0 and at most 0.5")
-    chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
+    chosen = None
+    if columns is not None and named is None:
+        chosen = [name.strip() for name in columns.split(",") if name.strip()]
     paths = (first, second)
-    kind = _kind(paths, field, chosen)
+    said: set[str] = set()
+    files = [
+        replace(text_file(path, *((None,) * 3 if str(path) == "-" else (field, named, encoding))), said=said)
+        for path in paths
+    ]
+    kind = _kind(files, chosen)
     if kind != "texts" and (features is not None or model is not None or precision != "auto"):
         raise UsageError("--features, --model and --precision are for texts", f"leave them out: these are {kind}")
     if features == "ngrams" and (model is not None or precision != "auto"):
@@ -117,8 +138,7 @@ def command(
     represent = _embedder(model or "minilm", precision, quiet) if features != "ngrams" else None
     limit = most or (MOST_ROWS if kind == "numbers" or features == "ngrams" else MOST)
     a, b = samples = [
-        _read(kind, path, field or "text", chosen, limit, f"{seed} {side}", on_bad_record, quiet)
-        for side, path in enumerate(paths)
+        _read(kind, file, chosen, limit, f"{seed} {side}", on_bad_record, quiet) for side, file in enumerate(files)
     ]
     names = ("stdin" if str(first) == "-" else str(first), "stdin" if str(second) == "-" else str(second))
     on_progress = _progress("relabelled", quiet)
@@ -135,10 +155,12 @@ def command(
     return SHIFTED if verdict.shifted else 0
 
 
-def _kind(paths: tuple[Path, Path], field: str | None, columns: list[str] | None) -> str:
+def _kind(files: Sequence[DataFile], columns: list[str] | None) -> str:
     """Return what both files hold: images, numbers or texts."""
-    from allmask.data.records import check_file
+    from allmask.data.source import check_file
 
+    paths = [file.path for file in files]
+    named = columns is not None or any(file.columns for file in files)
     if str(paths[0]) == str(paths[1]) == "-":
         raise UsageError("only one of the two can be -, stdin", "name a file")
     for path in paths:
@@ -146,7 +168,7 @@ def _kind(paths: tuple[Path, Path], field: str | None, columns: list[str] | None
             raise DataError(f"{path}: no such file or folder", "check the path")
         if path.is_file():
             check_file(path)
-        if (path.is_dir() or path.suffix.lower() == ".npy") and (field is not None or columns is not None):
+        if (path.is_dir() or path.suffix.lower() == ".npy") and named:
             what = "a folder of images has no fields" if path.is_dir() else "an array has no names"
             raise UsageError(f"{path}: {what}", "leave out --field and --columns")
     folders = [path for path in paths if path.is_dir()]
@@ -155,41 +177,51 @@ def _kind(paths: tuple[Path, Path], field: str | None, columns: list[str] | None
     if folders:
         other = paths[1] if folders[0] == paths[0] else paths[0]
         raise DataError(f"{folders[0]} is a folder, {other} is not", "compare two folders of images, or two files")
-    tables = [path for path in paths if _is_table(path, field, columns)]
+    tables = [file for file in files if _is_table(file, columns)]
     if len(tables) == 1:
-        other = paths[1] if tables[0] == paths[0] else paths[0]
-        raise DataError(f"{tables[0]} is a table of numbers, {other} is not", "compare files of one kind; see --field")
+        other = files[1] if tables[0] is files[0] else files[0]
+        raise DataError(
+            f"{tables[0]} is a table of numbers, {other} is not", "compare files of one kind; see --columns"
+        )
     return "numbers" if tables else "texts"
 
 
-def _is_table(path: Path, field: str | None, columns: list[str] | None) -> bool:
-    if path.suffix.lower() == ".npy" or columns is not None or field is not None:
-        return field is None
-    if not path.name.lower().endswith((".csv", ".csv.gz", ".parquet")):
-        return False
-    from allmask.drift.records import columns_of
+def _is_table(file: DataFile, columns: list[str] | None) -> bool:
+    """Whether a file holds numbers: an array, named columns, or a table in which nothing could be the text."""
+    if file.path.suffix.lower() == ".npy" or columns is not None or file.columns:
+        return not file.columns
+    from allmask.data import MAX_LINE, Maybe, read_records
+    from allmask.data.columns import fitting
+    from allmask.data.formats import columns_of
 
-    names = columns_of(path)
-    return names is not None and "text" not in names
+    names = columns_of(file, MAX_LINE)
+    aliases = fitting("text", names or [])
+    if names is None or "text" in names or not aliases:
+        return names is not None and "text" not in names
+    first = next(read_records(file, {aliases[0]: Maybe(lambda value: value)}, "skip"))
+    try:
+        return float(first.fields[aliases[0]] or "") is not None
+    except ValueError:
+        return False
 
 
 def _read(
-    kind: str, path: Path, field: str, columns: list[str] | None, limit: int, seed: str, on_bad_record: str, quiet: bool
+    kind: str, file: DataFile, columns: list[str] | None, limit: int, seed: str, on_bad_record: str, quiet: bool
 ) -> Any:
     """Draw at most `limit` records of a file."""
     from allmask.drift.records import read_images, read_numbers, read_texts, sample_texts
 
     skipped: Counter[str] = Counter()
     if kind == "images":
-        found = read_images(path, limit, seed, on_bad_record, skipped, _progress("read", quiet))
+        found = read_images(file.path, limit, seed, on_bad_record, skipped, _progress("read", quiet))
     elif kind == "numbers":
-        if str(path) == "-":
+        if str(file) == "-":
             raise UsageError("stdin is read as texts, one per line", "name a file of numbers")
-        found = read_numbers(path, columns, limit, seed, on_bad_record, skipped)
-    elif str(path) == "-":
-        found = sample_texts(stdin_records(field), field, limit, seed)
+        found = read_numbers(file, columns, limit, seed, on_bad_record, skipped)
+    elif str(file) == "-":
+        found = sample_texts(stdin_records(), limit, seed)
     else:
-        found = read_texts(path, field, limit, seed, on_bad_record, skipped)
+        found = read_texts(file, limit, seed, on_bad_record, skipped)
     note_skipped(skipped)
     return found
 

@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from allmask.cli import (
+    Columns,
+    Encoding,
     ModelName,
     OnBadRecord,
     Precision,
@@ -24,6 +26,7 @@ from allmask.cli import (
     shortened,
     show_log,
     stdin_records,
+    text_file,
 )
 from allmask.cli._output import check_out, output
 from allmask.errors import DataError, UsageError
@@ -32,7 +35,7 @@ from allmask.files import atomic_file
 if TYPE_CHECKING:
     import numpy as np
 
-    from allmask.data import Record
+    from allmask.data import DataFile, Record
     from allmask.tasks.embed import Embedder
 
 EXAMPLES = """
@@ -50,7 +53,9 @@ def command(
     model: ModelName,
     file: Annotated[
         Path | None,
-        Argument(metavar="FILE", help="The texts: jsonl, csv or parquet; txt, or - for stdin, one per line."),
+        Argument(
+            metavar="FILE", help="The texts: jsonl, json, csv, tsv, xlsx, parquet; txt, or - for stdin, one per line."
+        ),
     ] = None,
     text: Annotated[
         list[str] | None, Option("--text", "-t", help="A text, instead of FILE; repeat it for more.")
@@ -71,7 +76,11 @@ def command(
         str | None, Option(help="Print the texts nearest to this query, by cosine, and write no vectors.")
     ] = None,
     top: Annotated[int, Option(min=1, help="Number of texts that --search prints.")] = 5,
-    name: Annotated[str, Option("--field", help="Field of a record that holds the text.")] = "text",
+    name: Annotated[
+        str | None, Option("--field", help="Column that holds the text; short for --columns text=NAME.", metavar="NAME")
+    ] = None,
+    columns: Columns = None,
+    encoding: Encoding = None,
     precision: Precision = "auto",
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
@@ -96,13 +105,14 @@ def command(
         if not file.exists():
             raise DataError(f"{file}: no such file", "check the path")
     check_out(out or "-", file, (".npy", ".jsonl"))
+    named = text_file(file or Path("-"), name, columns, encoding)
     from allmask.checkpoints import resolve
 
     folder = resolve(model)
     from allmask.tasks.embed import Embedder, nearest
 
     embedder = Embedder.open(folder, pool, normalize, precision)
-    source = _Source(file, text or [], name, on_bad_record)
+    source = _Source(None if file is None else named, text or [], on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)
     else:
@@ -121,9 +131,8 @@ def command(
 class _Source:
     """The texts to embed: a file, stdin or --text."""
 
-    file: Path | None
+    file: DataFile | None
     texts: list[str]
-    name: str
     on_bad_record: str
 
     def read(self, skipped: Counter[str]) -> Iterator[Record]:
@@ -133,9 +142,7 @@ class _Source:
             return (Record({"text": one}, f"--text {number}") for number, one in enumerate(self.texts, 1))
         if str(self.file) == "-":
             return stdin_records()
-        fields = {"id": Maybe(lambda value: value), self.name: text}
-        found = read_records(self.file, fields, self.on_bad_record, skipped)
-        return (Record({"id": one.fields["id"], "text": one.fields[self.name]}, one.where) for one in found)
+        return read_records(self.file, {"id": Maybe(lambda value: value), "text": text}, self.on_bad_record, skipped)
 
     def windows(self, embedder: Embedder, quiet: bool) -> Iterator[tuple[list[Record], np.ndarray]]:
         """Check and count all texts, except those of stdin, which can be read only once; then embed them."""

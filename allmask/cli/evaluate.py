@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from allmask.cli import AsJson, ModelName, OnBadRecord, Precision, Quiet, emit, note_skipped, show_log
+from allmask.cli import (
+    AsJson,
+    Columns,
+    Encoding,
+    LabelNames,
+    ModelName,
+    OnBadRecord,
+    Precision,
+    Quiet,
+    emit,
+    note_skipped,
+    show_log,
+)
 from allmask.cli._options import with_fields
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.options import Decoding
@@ -20,6 +32,7 @@ EXAMPLES = """
     allmask evaluate runs/zh test.csv --show 3
     allmask evaluate runs/de-en test.jsonl --beams 5
     allmask evaluate runs/reviews test.csv --show 5
+    allmask evaluate runs/mails mails.csv --columns source=Body,target=Subject --encoding cp1252
     allmask evaluate runs/c3 test.jsonl --show 3
     allmask evaluate runs/names test.conll --show 3
     allmask evaluate runs/squad dev.json --json
@@ -32,7 +45,9 @@ def command(
     model: ModelName,
     file: Annotated[
         Path,
-        Argument(metavar="FILE", help="Inputs and targets: jsonl, csv or parquet; for images, a data set."),
+        Argument(
+            metavar="FILE", help="Inputs and targets: jsonl, json, csv, tsv, xlsx, parquet; or a data set of images."
+        ),
     ],
     precision: Precision = "auto",
     limit: Annotated[
@@ -48,6 +63,9 @@ def command(
         int,
         Option(min=0, help="Also print N of the best and worst titles, or of the worst errors.", metavar="N"),
     ] = 0,
+    columns: Columns = None,
+    encoding: Encoding = None,
+    label_names: LabelNames = None,
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -64,11 +82,14 @@ def command(
     answer     exact match and F1, counted as SQuAD does, or CMRC for Chinese
     image      the same as classify
     """
+    from allmask.data.columns import read_options
+
     show_log(quiet)
+    source = read_options(file, columns, encoding, label_names)
     predictor, options = open_predictor(model, file, precision, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()
-    records = predictor.read(file, on_bad_record, skipped, targets=True, limit=limit)
+    records = predictor.read(source, on_bad_record, skipped, targets=True, limit=limit)
     found = predictor.evaluate(records, show, quiet, **options)
     note_skipped(skipped)
     result: dict[str, Any] = {"model": model, "file": str(file), f"{found.unit}s": found.count}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from allmask.cli import (
+    Columns,
+    Encoding,
     ModelName,
     OnBadRecord,
     Precision,
@@ -18,21 +23,25 @@ from allmask.cli import (
     note_cut,
     note_skipped,
     plural,
+    shortened,
     show_log,
     stdin_batches,
 )
 from allmask.cli._options import with_fields
-from allmask.cli._output import FORMATS, Put, check_out, output
+from allmask.cli._output import FORMATS, Put, as_json, check_out, output
 from allmask.cli.generate import SEARCH, open_predictor
+from allmask.errors import UsageError
 from allmask.options import Decoding
 
 if TYPE_CHECKING:
-    from allmask.data import Record
+    from allmask.data import DataFile, Record
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
+    allmask predict runs/title articles.jsonl
     allmask predict runs/title articles.jsonl -o titles.jsonl
-    allmask predict runs/title articles.parquet -o titles.jsonl --beams 4 --keep url,date
+    allmask predict runs/title articles.parquet -o titles.csv --beams 4 --keep url,date
+    allmask predict runs/mails mails.csv --columns source=Body --encoding cp1252 -o subjects.xlsx
     allmask predict runs/title articles.csv -o - | jq -r .prediction
     allmask predict runs/de-en german.jsonl -o english.jsonl --beams 5
     allmask predict runs/reviews new.csv -o labels.csv
@@ -42,6 +51,7 @@ EXAMPLES = """
     allmask predict runs/squad questions.json -o answers.jsonl --n-best 3
     allmask predict runs/photos new-photos/ -o classes.jsonl
 """
+SHOWN = 10  # records on the screen
 
 
 @with_fields(Decoding, *SEARCH)
@@ -49,20 +59,32 @@ def command(
     model: ModelName,
     file: Annotated[
         Path,
-        Argument(metavar="FILE", help="The inputs: jsonl, csv or parquet; txt, or - for stdin, one per line."),
+        Argument(
+            metavar="FILE", help="The inputs: jsonl, json, csv, tsv, xlsx, parquet; txt, or - for stdin, one per line."
+        ),
     ],
     out: Annotated[
-        str, Option("--out", "-o", help=f"File to write ({', '.join(FORMATS)}); - is stdout.", metavar="FILE")
-    ],
+        str | None,
+        Option(
+            "--out",
+            "-o",
+            help=f"File to write ({', '.join(FORMATS)}); - is stdout.",
+            metavar="FILE",
+            show_default=f"the first {SHOWN} records on the screen",
+        ),
+    ] = None,
     precision: Precision = "auto",
     keep: Annotated[
-        str, Option(help="More fields to copy, separated by commas; id, target and label are always copied.")
+        str, Option(help="Columns to copy, separated by commas.", metavar="COLUMN,…", show_default="all")
     ] = "",
+    columns: Columns = None,
+    encoding: Encoding = None,
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     **search: Any,
 ) -> None:
-    """Apply MODEL to each record of FILE. The output has one row per record, in the same order, with these fields:
+    """Apply MODEL to each record of FILE. The output has one row per record, in the same order, with all columns of
+    FILE and these:
 
     \b
     title, translate   prediction, score; with --n-best, predictions
@@ -75,47 +97,116 @@ def command(
     Classifiers and taggers also read stdin, one text per line. The output file appears when it is complete; it
     replaces an existing one.
     """
+    from allmask.data.columns import read_options
+
     show_log(quiet)
-    check_out(out, file, FORMATS)
+    source = read_options(file, columns, encoding, whole=True)
+    is_stdin = str(file) == "-"
+    if is_stdin and (columns or encoding):
+        raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")
+    check_out(out or "-", file, FORMATS)
     predictor, options = open_predictor(model, file, precision, search)
-    if str(file) == "-":
+    kept = [name for name in (word.strip() for word in keep.split(",")) if name]
+    if is_stdin:
         predictor.expect_lines()
-        with output(out) as put:
+        with output(out or "-") as put:
             _predict_lines(predictor, options, put)
     else:
-        kept = [name for name in (word.strip() for word in keep.split(",")) if name]
-        total = _predict_file(predictor, options, file, kept, on_bad_record, out, quiet)
-        if not quiet and out != "-":
-            note(f"{out}: {plural(total, 'record')}")
+        rows = Rows(source, kept, predictor.hidden)
+        if out is None:
+            _show(predictor, options, rows, on_bad_record, f"allmask predict {model} {file}")
+        else:
+            total = _predict_file(predictor, options, rows, on_bad_record, out, quiet)
+            if not quiet and out != "-":
+                note(f"{out}: {plural(total, 'record')}")
+        rows.note_absent()
     note_cut(predictor.cut, predictor.max_tokens)
 
 
 def _predict_file(
-    predictor: Predictor, options: dict[str, Any], file: Path, keep: list[str], on_bad_record: str, out: str,
-    quiet: bool,
-) -> int:  # fmt: skip
+    predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, out: str, quiet: bool
+) -> int:
     """Check all records, then predict with a window of them in memory; return their number."""
     from allmask.training.progress import Progress
 
-    skipped: Counter[str] = Counter()
-    total = sum(1 for _ in predictor.read(file, on_bad_record, skipped, keep))
-    note_skipped(skipped)
-    hidden = predictor.hidden - set(keep)
+    total = _count(predictor, rows.file, on_bad_record)
     bar = Progress(total, predictor.done, quiet=quiet)
-    done, records = 0, predictor.read(file, on_bad_record, Counter(), keep)
+    done, records = 0, predictor.read(rows.file, on_bad_record, Counter())
     with output(out) as put:
         while window := list(islice(records, predictor.window)):
             for record, prediction in zip(window, predictor.predict(window, **options), strict=True):
-                put(_row(record, prediction, hidden))
+                put(rows.row(record, prediction))
             done += len(window)
             bar.update(done)
     bar.close()
     return total
 
 
-def _row(record: Record, prediction: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
-    fields = {name: value for name, value in record.fields.items() if value is not None and name not in hidden}
-    return {**fields, **prediction}
+def _count(predictor: Predictor, file: DataFile, on_bad_record: str) -> int:
+    """Check all records, and return their number."""
+    skipped: Counter[str] = Counter()
+    total = sum(1 for _ in predictor.read(file, on_bad_record, skipped))
+    note_skipped(skipped)
+    return total
+
+
+def _show(predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, command: str) -> None:
+    """Print the first records with their predictions, and how to have them all."""
+    total = _count(predictor, rows.file, on_bad_record)
+    width = max(40, shutil.get_terminal_size((100, 24)).columns)
+    records = list(islice(predictor.read(rows.file, on_bad_record, Counter()), SHOWN))
+    for record, prediction in zip(records, predictor.predict(records, **options), strict=True):
+        row = rows.row(record, prediction)
+        names = max(map(len, row))
+        print(record.where)
+        for name, value in row.items():
+            rounded = round(value, 4) if isinstance(value, float) else value
+            shown = value if isinstance(value, str) else as_json({"": rounded})[5:-1]
+            print(f"  {name:{names}}  {shortened(shown, width - names - 4)}")
+        print()
+    name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
+    ending = rows.file.path.suffix.lower()
+    example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
+    print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {command} -o {example}")
+
+
+@dataclass
+class Rows:
+    """The rows to write: the columns of the file, or some of them, and what the model predicts."""
+
+    file: DataFile
+    keep: list[str]  # empty: all columns
+    hidden: Collection[str]  # fields of records without columns, such as images, that are not written
+    found: set[str] = field(default_factory=set)  # of `keep`
+
+    def row(self, record: Record, prediction: dict[str, Any]) -> dict[str, Any]:
+        columns = record.row
+        if columns is None:
+            columns = {name: value for name, value in record.fields.items() if value is not None}
+        if self.keep:
+            self.found.update(self.keep & columns.keys())
+            row = {name: value for name, value in columns.items() if name in self.keep}
+        else:
+            row = {name: value for name, value in columns.items() if record.row is not None or name not in self.hidden}
+        for name, value in prediction.items():
+            if name in record.fields and record.fields[name] == value and (name in row or record.row is not None):
+                continue  # the words of a sentence that was given as words
+            row[self._free(name, row)] = value
+        return row
+
+    def _free(self, name: str, row: dict[str, Any]) -> str:
+        """Return a name for a predicted field that is not a column of the file."""
+        free = name
+        while free in row:
+            free = f"model_{free}"
+        if free != name:
+            self.file.say(f'the file has a column "{name}", so that of the model is called "{free}"')
+        return free
+
+    def note_absent(self) -> None:
+        absent = [name for name in self.keep if name not in self.found]
+        if absent:
+            note(f"--keep: no record has {', '.join(absent)}")
 
 
 def _predict_lines(predictor: Predictor, options: dict[str, Any], put: Put) -> None:
@@ -124,4 +215,4 @@ def _predict_lines(predictor: Predictor, options: dict[str, Any], put: Put) -> N
         texts = [record for record in records if record.fields["text"].strip()]
         predictions = predictor.predict(texts, **options) if texts else iter(())
         for record in records:
-            put(_row(record, next(predictions), predictor.hidden) if record.fields["text"].strip() else None)
+            put({**record.fields, **next(predictions)} if record.fields["text"].strip() else None)

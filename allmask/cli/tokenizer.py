@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from allmask.cli import AsJson, OnBadRecord, emit, examples, note, note_skipped
+from allmask.cli import AsJson, Encoding, OnBadRecord, emit, examples, note, note_skipped
 from allmask.errors import UsageError
 from allmask.files import replace_folder
 
@@ -52,6 +52,7 @@ def train_command(
         Option(help="Keep only the N most frequent characters.", metavar="N", show_default="all"),
     ] = None,
     text_field: Annotated[str, Option(help="Field of a record that holds the text.")] = "text",
+    encoding: Encoding = None,
     on_bad_record: OnBadRecord = "stop",
     force: Annotated[bool, Option("--force", help="Replace a tokenizer that is already in the folder.")] = False,
     as_json: AsJson = False,
@@ -64,7 +65,7 @@ def train_command(
     from allmask.text import train_tokenizer
 
     _expect_free(out, force)
-    texts = Texts(files, Reading(text_field, on_bad_record), _progress())
+    texts = Texts(files, Reading(text_field, on_bad_record, encoding=encoding), _progress())
     tokenizer = train_tokenizer(texts, kind, size, lowercase=lowercase, minimum=minimum, alphabet=alphabet)
     with replace_folder(out) as beside:
         tokenizer.save(beside)

@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from allmask.data.fields import Bad, Checker, Maybe, label, list_of, number, text
     from allmask.data.loader import Loader
     from allmask.data.plan import plan_epoch
-    from allmask.data.records import MAX_LINE, Record, expect_held_out, read_records, usable
+    from allmask.data.records import Record, expect_held_out, read_records, usable
     from allmask.data.sentences import Texts
+    from allmask.data.source import MAX_LINE, DataFile
 
 _HOME = {
     "batch": ("NO_LABEL", "Asked", "Batch", "Example", "pack", "pack_flat", "packs", "rows_by_length"),
     "fields": ("Bad", "Checker", "Maybe", "label", "list_of", "number", "text"),
     "loader": ("Loader",),
     "plan": ("plan_epoch",),
-    "records": ("MAX_LINE", "Record", "expect_held_out", "read_records", "usable"),
+    "records": ("Record", "expect_held_out", "read_records", "usable"),
     "sentences": ("Texts",),
+    "source": ("MAX_LINE", "DataFile"),
 }
 
 __all__ = [
-    "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "Example", "Loader", "Maybe", "Record", "Texts",
-    "expect_held_out", "label", "list_of", "number", "pack", "pack_flat", "packs", "plan_epoch", "read_records",
-    "rows_by_length", "text", "usable",
+    "MAX_LINE", "NO_LABEL", "Asked", "Bad", "Batch", "Checker", "DataFile", "Example", "Loader", "Maybe", "Record",
+    "Texts", "expect_held_out", "label", "list_of", "number", "pack", "pack_flat", "packs", "plan_epoch",
+    "read_records", "rows_by_length", "text", "usable",
 ]  # fmt: skip
 
 

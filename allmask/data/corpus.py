@@ -135,7 +135,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def prepare(
     files: Sequence[str | Path], tokenizer: Tokenizer, folder: str | Path, workers: int | None = None, *,
-    text_field: str = "text", on_bad_record: str = "stop", verbatim: bool = False,
+    text_field: str = "text", on_bad_record: str = "stop", verbatim: bool = False, encoding: str | None = None,
     say: Say = log.info, progress: Progress | None = None,
 ) -> Corpus:  # fmt: skip
     """Open the token store of these files (or folders of files) in `folder`; make it first if needed.
@@ -148,7 +148,7 @@ def prepare(
     folder = Path(folder).resolve() if Path(folder).is_symlink() else Path(folder)
     if workers is not None and workers < 0:
         raise UsageError(f"workers is {workers}; expected 0 or more")
-    job = _Job(find_files(files), tokenizer, folder, Reading(text_field, on_bad_record, verbatim), say)
+    job = _Job(find_files(files), tokenizer, folder, Reading(text_field, on_bad_record, verbatim, encoding), say)
     with _alone(folder, say):
         return job.reuse() or job.make(WORKERS if workers is None else workers, progress)
 
@@ -164,7 +164,8 @@ class _Job:
     @property
     def options(self) -> dict[str, Any]:
         """The options of reading that the tokens depend on."""
-        return {"text_field": self.reading.text_field, "verbatim": self.reading.verbatim}
+        encoding = {} if self.reading.encoding is None else {"encoding": self.reading.encoding}
+        return {"text_field": self.reading.text_field, "verbatim": self.reading.verbatim, **encoding}
 
     def reuse(self) -> Corpus | None:
         """Open an existing store if it is what would be made now."""

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from allmask.data.fields import Bad, text, wrong_type
-from allmask.data.records import MAX_LINE, check_file, decode, kind, lines, open_bytes, read_records, reasons, skips
+from allmask.data.records import read_records, reasons, skips
+from allmask.data.source import MAX_LINE, DataFile, check_file, decode, kind, lines, open_bytes
 from allmask.errors import DataError
 
 KINDS = (".txt", ".jsonl", ".ndjson", ".parquet", ".csv")  # read from a folder, also as .gz
-_RECORDS = (".json", *KINDS[1:])
+_RECORDS = (".json", ".tsv", ".xlsx", *KINDS[1:])
 _BLOCK = 1 << 18  # bytes
 _REPORT = 1 << 20  # bytes between two calls of `progress`
 _CHECK = "check how it was made, or remove it from the list"
@@ -35,6 +36,7 @@ class Reading:
     text_field: str = "text"
     on_bad_record: str = "stop"
     verbatim: bool = False  # keep line ends and blank lines, trim nothing; a text file is one document
+    encoding: str | None = None  # None: UTF-8, or what a byte-order mark says
     skipped: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self):
@@ -43,6 +45,9 @@ class Reading:
     @property
     def skip(self) -> bool:
         return skips(self.on_bad_record)
+
+    def of(self, file: Path) -> DataFile:
+        return DataFile(file, encoding=self.encoding)
 
 
 def find_files(paths: Sequence[str | Path]) -> list[Path]:
@@ -93,7 +98,7 @@ def _lines_of_text(file: Path, reading: Reading) -> Iterator[str | None]:
 def _text(file: Path, reading: Reading) -> Iterator[str]:
     """Yield the lines with their line ends: block by block, which is much faster, until one is not plain text."""
     done = 0
-    with open_bytes(file) as stream:
+    with open_bytes(reading.of(file)) as stream:
         rest, more, first = b"", True, True
         while more:
             data = stream.read(_BLOCK)
@@ -116,7 +121,7 @@ def _text(file: Path, reading: Reading) -> Iterator[str]:
 
 def _one_by_one(file: Path, start: int, reading: Reading) -> Iterator[str]:
     """Yield the lines from number `start` on, each checked, so that a bad one is reported or skipped."""
-    for line in islice(lines(file, MAX_LINE), start, None):
+    for line in islice(lines(reading.of(file), MAX_LINE), start, None):
         try:
             yield decode(line, MAX_LINE)
         except Bad as bad:
@@ -128,7 +133,7 @@ def _one_by_one(file: Path, start: int, reading: Reading) -> Iterator[str]:
 
 def _lines_of_records(file: Path, reading: Reading) -> Iterator[str | None]:
     """Yield the lines of the text field of each record, and None after each record."""
-    for record in read_records(file, {reading.text_field: text}, reading.on_bad_record, reading.skipped):
+    for record in read_records(reading.of(file), {reading.text_field: text}, reading.on_bad_record, reading.skipped):
         found = record.fields[reading.text_field]
         if reading.verbatim:
             yield from StringIO(found, newline="\n")
@@ -171,7 +176,7 @@ class Texts:
         name, reading = self.reading.text_field, self.reading
         for file in self.files:
             if kind(file) in _RECORDS:
-                records = read_records(file, {name: _any_text}, reading.on_bad_record, reading.skipped)
+                records = read_records(reading.of(file), {name: _any_text}, reading.on_bad_record, reading.skipped)
                 yield from filter(None, (record.fields[name] for record in records))
             else:
                 yield from filter(None, _lines_of_text(file, reading))

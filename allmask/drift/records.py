@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import MAX_LINE, Record, number, read_records, text
+from allmask.data import MAX_LINE, DataFile, Record, number, read_records, text
 from allmask.data.fields import Bad, missing, show
-from allmask.data.records import csv_header, unreadable
+from allmask.data.formats import columns_of
+from allmask.data.source import kind, unreadable
 from allmask.drift.features import SIDE
 from allmask.errors import DataError
 from allmask.vision.images import find_images, read_header, read_pixels
@@ -57,43 +58,26 @@ class Sample:
     names: list[str] | None = None  # of the columns
 
 
-def columns_of(path: Path) -> list[str] | None:
-    """The column names of a csv or parquet file; None for other files and where the header cannot be read."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return None
-    if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        return csv_header(path, MAX_LINE)
-    if path.suffix.lower() == ".parquet":
-        import pyarrow as arrow
-        from pyarrow import parquet
-
-        try:
-            return list(parquet.read_schema(path).names)
-        except (arrow.ArrowException, OSError):
-            return None
-    return None
-
-
 def read_texts(
-    path: Path, field: str, most: int, seed: str, on_bad_record: str = "stop", skipped: Counter[str] | None = None
+    path: Path | DataFile, most: int, seed: str, on_bad_record: str = "stop", skipped: Counter[str] | None = None
 ) -> Sample:
-    return sample_texts(read_records(path, {field: text}, on_bad_record, skipped), field, most, seed)
+    return sample_texts(read_records(path, {"text": text}, on_bad_record, skipped), most, seed)
 
 
-def sample_texts(records: Iterator[Record], field: str, most: int, seed: str) -> Sample:
+def sample_texts(records: Iterator[Record], most: int, seed: str) -> Sample:
     draw: Reservoir[Record] = Reservoir(most, seed)
     kept = draw(records)
-    return Sample([record.fields[field] for record in kept], [record.where for record in kept], draw.seen)
+    return Sample([record.fields["text"] for record in kept], [record.where for record in kept], draw.seen)
 
 
 def read_numbers(
-    path: Path, columns: Sequence[str] | None, most: int, seed: str, on_bad_record: str = "stop",
+    path: Path | DataFile, columns: Sequence[str] | None, most: int, seed: str, on_bad_record: str = "stop",
     skipped: Counter[str] | None = None,
 ) -> Sample:  # fmt: skip
     """Read a .npy array, or columns of numbers; all columns by default."""
-    if path.suffix.lower() == ".npy":
-        return _read_array(path, most, seed, on_bad_record, Counter() if skipped is None else skipped)
-    names = list(columns or _check_header(path, columns_of(path) or []))
+    if kind(path) == ".npy":
+        return _read_array(Path(path), most, seed, on_bad_record, Counter() if skipped is None else skipped)
+    names = list(columns or _check_header(path, columns_of(path, MAX_LINE) or []))
     draw: Reservoir[Record] = Reservoir(most, seed)
     kept = draw(read_records(path, dict.fromkeys(names, _number), on_bad_record, skipped))
     table = np.array([[record.fields[name] for name in names] for record in kept], dtype=np.float64)
@@ -104,11 +88,11 @@ def _number(value: Any) -> float:
     try:
         return number(value)
     except Bad as bad:
-        hint = "name the columns of numbers: --columns, or a column of texts: --field"
+        hint = "name the columns of numbers: --columns age,income, or the text: --columns text=body"
         raise Bad(bad.reason, bad.what, f"{bad.hint}, or {hint}", bad.line) from None
 
 
-def _check_header(path: Path, names: list[str]) -> list[str]:
+def _check_header(path: Path | DataFile, names: list[str]) -> list[str]:
     """Refuse a header of numbers: the file has no column names."""
     for name in names:
         try:

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 
 from allmask.checkpoints import default_model
-from allmask.data import Record, expect_held_out
+from allmask.data import DataFile, Record, expect_held_out
+from allmask.data.columns import read_options
 from allmask.data.records import reasons
 from allmask.errors import UsageError
 from allmask.files import sha256
@@ -93,16 +94,23 @@ class FineTuning(FinetuneOptions, Job):
 
     def records(self) -> Records:
         skipped: Counter[str] = Counter()
-        held_out = Path(self.eval) if self.eval else None
         expect_held_out([self.data], [self.eval] if self.eval else [])
-        task, train, others = self.task.read_data(Path(self.data), held_out, self.on_bad_record, skipped)
+        data, held_out = self.files()
+        task, train, others = self.task.read_data(data, held_out, self.on_bad_record, skipped)
+        how = ""
         if held_out is None and len(train) >= FEWEST:
             train, others = divided(train, self.held_out, task.unit)
-        log.info("data: %s to learn from, %s held out", f"{len(train):,}", f"{len(others):,}")
+            how = f" ({self.held_out:.0%} of the inputs, by their hash: --held-out, or name a file with --eval)"
+        log.info("data: %s to learn from, %s held out%s", f"{len(train):,}", f"{len(others):,}", how * bool(others))
         if skipped:
             log.info("skipped records: %s", reasons(skipped))
         files = {"data": self.data, "eval": self.eval}
         return Records(train, others, skipped, task, {name: sha256(file) for name, file in files.items() if file})
+
+    def files(self) -> tuple[DataFile, DataFile | None]:
+        """Return the files of --data and --eval."""
+        data = read_options(self.data, self.columns, self.encoding, self.label_names)
+        return data, replace(data, path=Path(self.eval)) if self.eval else None
 
     def checksums(self, data: Records) -> dict[str, str]:
         return data.checksums

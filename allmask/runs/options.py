@@ -26,6 +26,7 @@ from allmask.options import (
     ImageOptions,
     Option,
     PretrainOptions,
+    ReadOptions,
     Settings,
     as_text,
     described,
@@ -230,11 +231,13 @@ def check_values(
     command: str, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
 ) -> None:
     """Refuse invalid values and missing files, as far as possible without data and model; see `Run.parse`."""
-    from allmask.data.records import check_file
+    from allmask.data.columns import read_options
+    from allmask.data.source import check_file
 
     values = completed(command, values)
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
+    read_options("", **part_of(given, ReadOptions))  # refuses what cannot be parsed
     for name in ("data", "eval", "tokenizer", "judge"):
         paths = given.get(name) or ()
         for path in paths if isinstance(paths, tuple) else (paths,):

@@ -279,7 +279,7 @@ def _tokens(job: Pretraining, files: Sequence[str], tokenizer: Tokenizer, folder
     try:
         return prepare(
             files, tokenizer, folder, text_field=job.text_field, on_bad_record=job.on_bad_record,
-            verbatim=job.verbatim, progress=show,
+            verbatim=job.verbatim, encoding=job.encoding, progress=show,
         )  # fmt: skip
     finally:
         bar.close()

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, number, read_records, text, usable
+from allmask.data import Asked, Bad, Batch, DataFile, Example, Maybe, Record, number, read_records, text, usable
 from allmask.data.fields import Cell, check_row
 from allmask.data.fields import show as _show
-from allmask.data.records import open_bytes
+from allmask.data.source import kind, open_bytes
 from allmask.errors import DataError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import SPAN, Labels
@@ -70,7 +70,7 @@ class Answer(AnswerOptions, HeadTask):
     # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Answer, list[Record], list[Record]]:
         """Also return the task with the longest answer of the data; training answers must be at their start."""
         questions = read_questions(data, True, on_bad_record, skipped)
@@ -361,8 +361,8 @@ class Answerer(HeadPredictor[Asking, Replies]):
     def results(self, inputs: Sequence[Asking]) -> Iterator[Replies]:
         return reply_all(self.frozen, self.task, *self.task.rows(self.model, inputs))
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        return read_questions(path, targets, keep=keep, **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_questions(path, targets, **how)
 
     def predict(self, records: Sequence[Record], n_best: int = 1, **options: Any) -> Iterator[dict[str, Any]]:
         for found in self.results([*map(self.task.input_of, records)]):
@@ -430,9 +430,8 @@ def replies(context: Context, spans: Sequence[Span], null: float, threshold: flo
 
 
 def read_questions(
-    path: Path, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
-    keep: Sequence[str] = (),
-) -> Iterator[Record]:  # fmt: skip
+    path: Path | DataFile, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None
+) -> Iterator[Record]:
     """Read questions. With `targets` each must have `answers`; without, the answers are left out."""
     articles = _squad(path)
     if articles is not None:
@@ -440,7 +439,7 @@ def read_questions(
             path, _squad_questions(path, articles), partial(_check_squad, targets=targets), on_bad_record, skipped
         )
     unchecked = Maybe(lambda value: value)
-    fields = {name: unchecked for name in ("id", *keep)} | {"question": text, "context": text}
+    fields = {"question": text, "context": text}
     if not targets:
         return read_records(path, fields, on_bad_record, skipped)
     fields |= {"answer": unchecked, "start": unchecked}
@@ -490,9 +489,9 @@ def _whole(value: Any) -> int:
     return int(start)
 
 
-def _squad(path: Path) -> list[Any] | None:
+def _squad(path: Path | DataFile) -> list[Any] | None:
     """Return the articles of a file in SQuAD's layout; None for any other file."""
-    if Path(path.name.removesuffix(".gz")).suffix.lower() != ".json" or not path.is_file():
+    if kind(path) != ".json" or not Path(path).is_file():
         return None
     with open_bytes(path) as stream:
         try:
@@ -506,7 +505,7 @@ def _squad(path: Path) -> list[Any] | None:
     return found["data"]
 
 
-def _squad_questions(path: Path, articles: list[Any]) -> Iterator[Record]:
+def _squad_questions(path: Path | DataFile, articles: list[Any]) -> Iterator[Record]:
     """Yield the questions of the articles, each with its paragraph, unchecked."""
 
     def listed(entry: Any, name: str, where: str) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Asked, Bad, Batch, Maybe, Record, list_of, number, read_records, text, usable
+from allmask.data import Asked, Bad, Batch, DataFile, Maybe, Record, list_of, number, read_records, text, usable
 from allmask.data.fields import check_row
 from allmask.data.fields import show as _show
 from allmask.errors import UsageError
@@ -46,10 +46,14 @@ class Choose(ChooseOptions, PooledTask):
     # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Choose, list[Record], list[Record]]:
         train = list(read_questions(data, True, on_bad_record, skipped))
         return self, train, list(read_questions(held_out, True, on_bad_record, skipped)) if held_out else []
+
+    def unit(self, record: Record) -> str:
+        """Questions about one context stay together."""
+        return record.fields["question"] if record.fields["context"] is None else record.fields["context"]
 
     def input_of(self, record: Record) -> Question:
         return record.fields
@@ -170,15 +174,11 @@ class Tally:
 
 
 def read_questions(
-    path: Path, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
-    keep: Sequence[str] = (),
-) -> Iterator[Record]:  # fmt: skip
-    """Read records with `context`, `question` (either may be None), `choices` and, with `targets`, `label`, an index.
-
-    Without `targets`, `label` and `answer` are copied unchecked, like the fields of `keep`.
-    """
+    path: Path | DataFile, targets: bool, on_bad_record: str = "stop", skipped: Counter[str] | None = None
+) -> Iterator[Record]:
+    """Read records with `context`, `question` (one may be None), `choices` and, with `targets`, `label`, an index."""
     unchecked = Maybe(lambda value: value)
-    fields = {name: unchecked for name in (*keep, "label", "answer")}
+    fields = {"label": unchecked, "answer": unchecked} if targets else {}
     fields |= {"context": Maybe(text), "question": Maybe(text), "choices": list_of(text)}
 
     def check(values: Question) -> None:
@@ -267,8 +267,8 @@ class Chooser(PooledPredictor[Question, Choice]):
     def results(self, inputs: Sequence[Question]) -> Iterator[Choice]:
         return choices_of(inputs, self.answers(inputs)[:, 0])
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        return read_questions(path, targets, keep=keep if targets else ("id", *keep), **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_questions(path, targets, **how)
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         tally = Tally(show)

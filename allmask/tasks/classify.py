@@ -13,7 +13,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from allmask.data import Asked, Batch, Record
+from allmask.data import Asked, Batch, DataFile, Record
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model
 from allmask.nn.heads import Labels
@@ -40,7 +40,7 @@ class Classify(ClassifyOptions, PooledTask):
     # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Classify, list[Record], list[Record]]:
         """Also return the task with the kind of labels in the data; held-out records must have the same labels."""
         survey = Survey.of(data, on_bad_record)
@@ -157,9 +157,8 @@ class Classifier(PooledPredictor[Text, Prediction]):
     def results(self, inputs: Sequence[Text]) -> Iterator[Prediction]:
         return predictions(self.labels, self.answers(inputs))
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        labels, others = (self.labels, keep) if targets else (None, ("id", "label", *keep))
-        return read_texts(path, labels, self.task.pair, keep=others, **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_texts(path, self.labels if targets else None, self.task.pair, **how)
 
     def expect_lines(self) -> None:
         if self.task.pair:

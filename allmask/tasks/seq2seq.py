@@ -17,7 +17,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from allmask.data import NO_LABEL, Batch, Checker, Example, Record, pack, packs, plan_epoch, read_records, text
+from allmask.data import (
+    NO_LABEL,
+    Batch,
+    Checker,
+    DataFile,
+    Example,
+    Record,
+    pack,
+    packs,
+    plan_epoch,
+    read_records,
+    text,
+)
 from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.mask import Mask
@@ -89,11 +101,13 @@ class Seq2Seq(WritingTask):
 
     # ---- reading -------------------------------------------------------------------------------------------
 
-    def read(self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None) -> list[Record]:
+    def read(
+        self, path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None
+    ) -> list[Record]:
         return list(read_records(path, FIELDS, on_bad_record, skipped))
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Self, list[Record], list[Record]]:
         train = self.read(data, on_bad_record, skipped)
         return self, train, self.read(held_out, on_bad_record, skipped) if held_out else []

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from allmask.config import Config
-from allmask.data import Asked, Bad, Batch, Example, Maybe, Record, list_of, read_records, text, usable
+from allmask.data import Asked, Bad, Batch, DataFile, Example, Maybe, Record, list_of, read_records, text, usable
+from allmask.data.source import kind as kind_of
 from allmask.errors import DataError, UsageError
 from allmask.model import Model
 from allmask.nn.crf import CRF
@@ -53,7 +54,7 @@ class Tag(TagOptions, HeadTask):
     # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Tag, list[Record], list[Record]]:
         """Also return the task with the tag scheme of the data; held-out records must have the same tags."""
         train = list(read_tagged(data, None, on_bad_record, skipped))
@@ -297,7 +298,7 @@ def token(value: Any) -> str:
 
 
 def read_tagged(
-    path: Path, labels: Labels | None, on_bad_record: str = "stop", skipped: Counter[str] | None = None
+    path: Path | DataFile, labels: Labels | None, on_bad_record: str = "stop", skipped: Counter[str] | None = None
 ) -> Iterator[Record]:
     """Read records with `tokens` and as many `tags`; the tags must be among the labels, if given."""
     check = token if labels is None else one_of(Labels("single", labels.names))
@@ -313,13 +314,12 @@ def read_tagged(
 
 
 def read_sentences(
-    path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = ()
+    path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None
 ) -> Iterator[Record]:
     """Read records with `tokens` or, where there are none, `text`; each line of a txt file is a text."""
-    others = {name: Maybe(lambda value: value) for name in keep}
-    if Path(path.name.removesuffix(".gz")).suffix.lower() == ".txt":
-        return read_records(path, {**others, "text": text}, on_bad_record, skipped)
-    fields = {**others, "tokens": Maybe(list_of(token)), "text": Maybe(text)}
+    if kind_of(path) == ".txt":
+        return read_records(path, {"text": text}, on_bad_record, skipped)
+    fields = {"tokens": Maybe(list_of(token)), "text": Maybe(text)}
 
     def some_text(values: dict[str, Any]) -> None:
         if values["tokens"] is None and values["text"] is None:
@@ -407,10 +407,8 @@ class Tagger(HeadPredictor[Sentence, Tagged]):
             found.append(Found(kind, part, first, last, start, end, score))
         return Tagged(texts, names, found)
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        if targets:
-            return read_tagged(path, self.labels, **how)
-        return read_sentences(path, keep=("id", "tags", *keep), **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_tagged(path, self.labels, **how) if targets else read_sentences(path, **how)
 
     def expect_lines(self) -> None:
         """A line is a text."""

@@ -25,7 +25,7 @@ from allmask.errors import CheckpointError, UsageError
 from allmask.registry import TASKS
 
 if TYPE_CHECKING:
-    from allmask.data import Batch, Record
+    from allmask.data import Batch, DataFile, Record
     from allmask.model import Model
     from allmask.options import Settings
     from allmask.tasks.common.auxiliary import Auxiliary
@@ -52,7 +52,7 @@ class Task(Protocol):
     # ---- training ------------------------------------------------------------------------------------------
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Self, list[Record], list[Record]]:
         """Read the training records and the held-out records; `held_out` is None without --eval.
 
@@ -149,7 +149,7 @@ class Predictor(Protocol):
     done: ClassVar[str]  # a participle for the progress bar: "{classified} 20/100"
     window: int = 256  # how many records are in memory at a time
     options: ClassVar[frozenset[str]] = frozenset()  # decoding options, such as "beams", that it accepts
-    hidden: ClassVar[frozenset[str]] = frozenset()  # input fields that `predict` copies only if --keep names them
+    hidden: ClassVar[frozenset[str]] = frozenset()  # fields that are not copied by `predict`, if there are no columns
     cut: int = 0  # how many texts were truncated so far
     max_tokens: int = 0  # the length to which they were truncated
 
@@ -159,16 +159,13 @@ class Predictor(Protocol):
         """Raise UsageError for options that contradict each other; called before anything is read."""
 
     def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        self, path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
         targets: bool = False, limit: int | None = None,
     ) -> Iterator[Record]:  # fmt: skip
-        """Read the records of a file, at most `limit` of them.
+        """Read the records of a file, at most `limit` of them; with `targets`, each must have the right answer."""
+        return islice(self.records(path, targets, on_bad_record=on_bad_record, skipped=skipped), limit)
 
-        `keep` names additional fields to take along. With `targets`, each record must have the right answer.
-        """
-        return islice(self.records(path, keep, targets, on_bad_record=on_bad_record, skipped=skipped), limit)
-
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
         """Read all records of a file for `read`; `how` is `on_bad_record` and `skipped`, as `read_records` has them."""
         raise UsageError(f"this model {self.does}; it does not read files")
 

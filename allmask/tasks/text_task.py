@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from allmask.data import Bad, Checker, Maybe, Record, read_records
+from allmask.data import Bad, Checker, DataFile, Record, read_records
 from allmask.data.fields import as_checkers, check_row
 from allmask.data.fields import show as as_json
 from allmask.errors import UsageError
@@ -62,17 +62,15 @@ class TextTask(Options, PooledTask):
     # ---- training ------------------------------------------------------------------------------------------
 
     def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        self, path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
         targets: bool = True,
     ) -> Iterator[Record]:  # fmt: skip
-        """Read the records of a file. Without `targets`, these fields are not checked and may be missing."""
-        others = keep if targets else ("id", *self.targets, *keep)
-        fields: dict[str, Checker | type] = {name: Maybe(lambda value: value) for name in others}
-        fields.update(self.inputs, **(self.targets if targets else {}))
+        """Read the records of a file, with or without `targets`."""
+        fields = {**self.inputs, **(self.targets if targets else {})}
         return read_records(path, fields, on_bad_record, skipped)
 
     def read_data(
-        self, data: Path, held_out: Path | None, on_bad_record: str, skipped: Counter[str]
+        self, data: Path | DataFile, held_out: Path | DataFile | None, on_bad_record: str, skipped: Counter[str]
     ) -> tuple[Self, list[Record], list[Record]]:
         train = list(self.read(data, on_bad_record, skipped))
         return self, train, list(self.read(held_out, on_bad_record, skipped)) if held_out else []
@@ -131,8 +129,8 @@ class TextPredictor(PooledPredictor[Record, dict[str, Any]]):
         except Bad as bad:
             raise UsageError(f"{self.task.name}: {bad.what}", f"it reads {', '.join(self.task.inputs)}") from None
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        return self.task.read(path, keep=keep, targets=targets, **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return self.task.read(path, targets=targets, **how)
 
     def expect_lines(self) -> None:
         if list(self.task.inputs) != ["text"]:

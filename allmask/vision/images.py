@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data.records import unreadable
+from allmask.data.source import unreadable
 from allmask.errors import AllmaskError, CheckpointError, DataError, ResourceError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmask.data import Record
+from allmask.data import DataFile, Record
 from allmask.errors import CheckpointError, UsageError
 from allmask.nn.heads import Labels
 from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, score_table
@@ -111,7 +111,7 @@ class Recognizer(Predictor):
     # ---- files ---------------------------------------------------------------------------------------------
 
     def read(
-        self, path: Path, on_bad_record: str = "stop", skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+        self, path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
         targets: bool = False, limit: int | None = None,
     ) -> Iterator[Record]:  # fmt: skip
         """Records of an image file, a folder of images or a data set; with targets it must be a data set.
@@ -121,8 +121,10 @@ class Recognizer(Predictor):
         """
         if on_bad_record != "stop":
             raise UsageError("--on-bad-record is for records", "remove images that cannot be read")
-        if keep:
-            raise UsageError("--keep is for records; an image has no other fields", "leave it out")
+        if isinstance(path, DataFile):
+            if path.columns or path.encoding or path.label_names:
+                raise UsageError("--columns, --encoding and --label-names are for records", "leave them out")
+            path = path.path
         if not targets and kind_of(path) in ("folder", None):
             files = find_images(path)
             return islice((Record({"file": str(file), "image": file}, str(file)) for file in files), limit)

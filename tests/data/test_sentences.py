@@ -94,7 +94,7 @@ def test_a_line_without_end_is_never_taken_into_memory(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "白\n\n".encode() + "鸡".encode("gb18030"), r"a\.txt:3: not UTF-8: 0x\w\w at byte 1 .*GB18030"),
+        ("a.txt", "白\n\n".encode() + "鸡".encode("gb18030"), r"a\.txt:3: not UTF-8: 0x\w\w at byte 1 .*gb18030"),
         ("a.txt", b"a\0b", r"a\.txt:1: NUL byte"),
         ("a.txt", b"", r"a\.txt: the file is empty"),
         ("a.txt", " \n\u3000\n".encode(), r"a\.txt: there is no text in it"),

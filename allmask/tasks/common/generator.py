@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
 
 from torch import Tensor
 
-from allmask.data import Checker, Maybe, Record, read_records
+from allmask.data import Checker, DataFile, Record, read_records
 from allmask.decoding import Decoding, Writer, generate, stream
 from allmask.errors import UsageError
 from allmask.mask import Mask
@@ -141,10 +141,8 @@ class TextGenerator(Predictor):
         self.settings(**options)
         self.max_tokens = self.task.sized(options.get("max_new")).max_source
 
-    def records(self, path: Path, keep: Sequence[str], targets: bool, **how: Any) -> Iterator[Record]:
-        fields = self.task.fields(targets)
-        others = {name: Maybe(lambda value: value) for name in ("id", "target", *keep) if name not in fields}
-        return read_records(path, {**fields, **others}, **how)
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_records(path, self.task.fields(targets), **how)
 
     def expect_lines(self) -> None:
         raise UsageError("this model writes text; for lines of stdin use allmask generate", "name a file")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmask.data import Bad, Maybe, Record, number, read_records, text, usable
+from allmask.data import Bad, DataFile, Maybe, Record, number, read_records, text, usable
 from allmask.data.fields import Cell, show
 from allmask.errors import DataError
 from allmask.files import closest
@@ -42,7 +42,7 @@ class Survey:
     records: int = 0
 
     @classmethod
-    def of(cls, path: Path, on_bad_record: str) -> Survey:
+    def of(cls, path: Path | DataFile, on_bad_record: str) -> Survey:
         survey = cls()
         for record in read_records(path, {**_TEXTS, "label": _any_label}, on_bad_record):
             survey.add(*record.fields["label"])
@@ -66,7 +66,7 @@ class Survey:
         numbers = fractions + self.sorts["whole"]
         return "number" if fractions and numbers > self.records / 2 else "single"
 
-    def labels(self, path: Path, kind: str | None = None) -> Labels:
+    def labels(self, path: Path | DataFile, kind: str | None = None) -> Labels:
         """Return the labels; whole numbers are sorted by size, other names alphabetically."""
         kind = kind or self.kind
         if kind == "number":
@@ -136,15 +136,14 @@ def one_of(labels: Labels) -> Callable[[Any], Label]:
 
 
 def read_texts(
-    path: Path, labels: Labels | None, pair: bool | None, on_bad_record: str = "stop",
-    skipped: Counter[str] | None = None, keep: Sequence[str] = (),
+    path: Path | DataFile, labels: Labels | None, pair: bool | None, on_bad_record: str = "stop",
+    skipped: Counter[str] | None = None,
 ) -> Iterator[Record]:  # fmt: skip
     """Read records with `text`, `text_b` (None where there is no pair) and, if labels are given, a checked `label`.
 
-    `pair`: the second text is required (True), ignored (False) or optional (None). `keep` names additional fields.
+    `pair`: the second text is required (True), ignored (False) or optional (None).
     """
-    others = {name: Maybe(lambda value: value) for name in keep}
-    fields = {**others, **_TEXTS, **({} if labels is None else {"label": one_of(labels)})}
+    fields = {**_TEXTS, **({} if labels is None else {"label": one_of(labels)})}
 
     def check_pair(values: dict[str, Any]) -> None:
         second = None if pair is False else _second(values)
