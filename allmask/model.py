@@ -256,6 +256,20 @@ class Model(nn.Module):
         checkpoints.write(folder, self.config, self.state_dict(), self.tokenizer, self.labels)
 
 
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A model without its weights: enough to tokenize for it."""
+
+    config: Config
+    tokenizer: Tokenizer | None
+
+
+def load_outline(folder: Path) -> Outline:
+    """Read config and tokenizer of a folder or file that `resolve` has found, but not its weights."""
+    config, found = checkpoints.read_config(folder)
+    return Outline(config, Tokenizer.find(found))
+
+
 def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Model:
     """Load a model from a folder or file, by the bundled name "minilm", or by "org/name" from the hub; fp32 by default.
 

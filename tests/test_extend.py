@@ -298,7 +298,7 @@ for name in ("causal", "mine", "mine"):
     assert all(ran[name][0] == 0 for name in helps), ran
     assert "answer, or one of an installed package: gone, misnamed, plain, seeded, stars." in helps["finetune"]
     assert "--[no-]mean Predict the mean, such as 3.7, instead of the most probable number." in helps["one task"]
-    assert "Training records, jsonl, csv or parquet: text, stars." in helps["one task"]
+    assert "Training records, jsonl, json, csv, tsv, xlsx or parquet: text, stars." in helps["one task"]
     assert "Also one of an installed package: ending, lost." in helps["pretrain"]
     assert all("or one of an installed package: blocks." in helps[name] for name in ("mask", "audit"))
 

@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allmask.checkpoints.reader import Checkpoint, check, read
+    from allmask.checkpoints.reader import Checkpoint, check, read, read_config
     from allmask.checkpoints.sources import default_model, resolve
     from allmask.checkpoints.writer import write
 
-__all__ = ["Checkpoint", "check", "default_model", "read", "resolve", "write"]
+__all__ = ["Checkpoint", "check", "default_model", "read", "read_config", "resolve", "write"]
 
 
 def __getattr__(name: str):

@@ -68,6 +68,19 @@ def read(path: str | Path) -> Checkpoint:
     return _convert(weights, family, config, store, labels)
 
 
+def read_config(path: str | Path) -> tuple[Config, Path]:
+    """Read the config of a checkpoint, and return its folder; the weights are not opened."""
+    weights = find_weights(Path(path))
+    settings_file = _find_settings(weights)
+    settings = read_json(settings_file)
+    if settings.get("model_type") == own.MODEL_TYPE:
+        with errors_in(settings_file):
+            return own.config_from(settings)[0], weights.parent
+    family = _family(weights, settings_file, settings)
+    with errors_in(settings_file, family.settings):
+        return family.config_from(settings), weights.parent
+
+
 # ---- finding the files -------------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run
 # ---- sections of --help --------------------------------------------------------------------------------------
 
 SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
-    "data": "text file files first second field columns limit most repeats on_bad_record text_field name pair special "
-    "source target order each window tokens last",
+    "data": "text file files first second data eval held_out field columns encoding label_names limit most repeats "
+    "on_bad_record text_field name pair special source target order each window tokens last",
     "model": "model task preset heads layers precision pool normalize features mask keep_tokens kind size lowercase "
     "minimum alphabet",
     "training": "minutes fast",

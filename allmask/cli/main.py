@@ -25,6 +25,7 @@ from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 COMMANDS = {  # name -> module, one line of help
     "demo": ("allmask.cli.demo", "One file, four masks; then it learns from this machine: offline, in minutes."),
+    "check": ("allmask.cli.check", "Look at a file of records before training on it."),
     "finetune": ("allmask.cli.finetune", "Fine-tune a pretrained model for a task."),
     "train": ("allmask.cli.train", "Train a translator, an image classifier or a GAN from scratch."),
     "pretrain": ("allmask.cli.pretrain", "Train a model on plain text, with one or several of nine objectives."),

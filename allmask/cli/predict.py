@@ -180,14 +180,13 @@ class Rows:
     found: set[str] = field(default_factory=set)  # of `keep`
 
     def row(self, record: Record, prediction: dict[str, Any]) -> dict[str, Any]:
-        columns = record.row
-        if columns is None:
-            columns = {name: value for name, value in record.fields.items() if value is not None}
-        if self.keep:
-            self.found.update(self.keep & columns.keys())
-            row = {name: value for name, value in columns.items() if name in self.keep}
+        if record.row is None:  # a file without columns: --keep asks for more
+            hidden = {name for name, value in record.fields.items() if value is None or name in self.hidden}
+            names = record.fields.keys() - (hidden - set(self.keep))
+            row = {name: value for name, value in record.fields.items() if name in names}
         else:
-            row = {name: value for name, value in columns.items() if record.row is not None or name not in self.hidden}
+            row = {name: value for name, value in record.row.items() if not self.keep or name in self.keep}
+        self.found.update(row)
         for name, value in prediction.items():
             if name in record.fields and record.fields[name] == value and (name in row or record.row is not None):
                 continue  # the words of a sentence that was given as words

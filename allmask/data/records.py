@@ -100,7 +100,7 @@ def _good_records(
         error = DataError(f"{where}: {bad.what}", f"{hint}, or pass --on-bad-record skip")
         if not skips(on_bad_record):
             raise error
-        first = first or error
+        first = first or (error, hint)
         skipped[bad.reason] += 1
         if file.problems is not None:
             file.problems.setdefault(where, error)
@@ -108,7 +108,7 @@ def _good_records(
         if first is None:
             raise DataError(f"{file}: there are no records in it", "check how the file was made")
         what = f"no record can be used; skipped {reasons(skipped - before)}"
-        raise DataError(f"{file}: {what}", f"the first: {first.message}")
+        raise DataError(f"{file}: {what}", f"the first: {first[0].message}\n{first[1]}")
 
 
 def skips(on_bad_record: str) -> bool:

@@ -32,7 +32,7 @@ from allmask.data.fields import Cell, check_row
 from allmask.data.fields import show as _show
 from allmask.data.source import kind, open_bytes
 from allmask.errors import DataError, UsageError
-from allmask.model import Model
+from allmask.model import Model, Outline
 from allmask.nn.heads import SPAN, Labels
 from allmask.options import AnswerOptions
 from allmask.tasks.common.evaluation import Evaluation, Worst, sample_lines, score_table
@@ -40,6 +40,7 @@ from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWo
 from allmask.tasks.common.reading import Frame, most_context, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.squad import AnswerCount, best_threshold, marks, units
+from allmask.tasks.task import Lengths
 from allmask.text import Tokenizer
 from allmask.text.script import is_chinese
 from allmask.text.truncate import windows
@@ -62,7 +63,7 @@ class Answer(AnswerOptions, HeadTask):
     rate: ClassVar[float] = 2.0
     sampled: ClassVar[int] = 300
 
-    def fitted(self, model: Model) -> Answer:
+    def fitted(self, model: Model | Outline) -> Answer:
         """Also limit the question to half of a row."""
         task = super().fitted(model)
         return replace(task, max_question=min(task.max_question, task.max_length // 2))
@@ -91,6 +92,27 @@ class Answer(AnswerOptions, HeadTask):
         questions = [question for question, _ in inputs]
         size, most = self.max_length, self.max_question
         return contexts, read_views(tokenizer, model.config, questions, contexts, size, most, self.stride)
+
+    def input_text(self, record: Record) -> str:
+        return "\n".join(self.input_of(record))
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        return Counter("an answer" if record.fields["answers"] else "no answer" for record in records)
+
+    def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
+        questions, contexts = (
+            [len(one) for one in tokenizer_of(model).encode_batch(list(texts), special=False)]
+            for texts in zip(*map(self.input_of, records), strict=True)
+        )
+        frame = Frame.of(tokenizer_of(model), model.config)
+        rows = [
+            min(q, self.max_question) + c + 2 * self.max_length - frame.room(2 * self.max_length, 2)
+            for q, c in zip(questions, contexts, strict=True)
+        ]
+        return [
+            Lengths("question", questions, self.max_question),
+            Lengths("question and context", rows, self.max_length, windows=True),
+        ]
 
     def input_of(self, record: Record) -> Asking:
         return record.fields["question"], record.fields["context"]

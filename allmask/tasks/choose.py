@@ -55,6 +55,12 @@ class Choose(ChooseOptions, PooledTask):
         """Questions about one context stay together."""
         return record.fields["question"] if record.fields["context"] is None else record.fields["context"]
 
+    def input_text(self, record: Record) -> str:
+        return "\n".join(self.texts_of([record]))
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        return Counter(f"choice {record.fields['label']}" for record in records)
+
     def input_of(self, record: Record) -> Question:
         return record.fields
 

@@ -60,6 +60,13 @@ class Classify(ClassifyOptions, PooledTask):
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return [part for record in records for part in (record.fields["text"], record.fields["text_b"]) if part]
 
+    def input_text(self, record: Record) -> str:
+        return "\n".join(self.texts_of([record]))
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        given = [record.fields["label"] for record in records]
+        return Counter(name for label in given for name in (label if isinstance(label, list) else [f"{label}"]))
+
     def labels_of(self, records: Sequence[Record]) -> Labels:
         survey = Survey()
         for record in records:

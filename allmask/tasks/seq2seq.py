@@ -33,7 +33,7 @@ from allmask.data import (
 from allmask.decoding import Decoding, Writer
 from allmask.errors import UsageError
 from allmask.mask import Mask
-from allmask.model import Model
+from allmask.model import Model, Outline
 from allmask.options import ENCODER_DECODER as PAIR
 from allmask.options import Settings, TitleOptions, TranslateOptions
 from allmask.tasks.common import writing
@@ -44,7 +44,7 @@ from allmask.tasks.common.generator import TextGenerator, WritingTask
 from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import Prompts, Written, tokenizer_of
 from allmask.tasks.metrics import text as metrics
-from allmask.tasks.task import ModelFolder, TaskWorkload
+from allmask.tasks.task import Lengths, ModelFolder, TaskWorkload
 from allmask.text import Tokenizer, propose_keep_tokens, truncate_tokens
 from allmask.text.script import is_chinese
 from allmask.training import Score, StepSpec, mean_loss, standard_error
@@ -82,7 +82,7 @@ class Seq2Seq(WritingTask):
     no_repeat_ngram: int | None
     usual_no_repeat: ClassVar[int] = 0  # if `no_repeat_ngram` is None
 
-    def fitted(self, model: Model) -> Self:
+    def fitted(self, model: Model | Outline) -> Self:
         """Return the task with a source that leaves room for the target in the model's positions."""
         _specials(tokenizer_of(model))
         task: Any = self
@@ -114,6 +114,11 @@ class Seq2Seq(WritingTask):
 
     def fields(self, targets: bool) -> dict[str, Checker]:
         return dict(FIELDS) if targets else {"source": text}
+
+    def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
+        limits = (("source", self.max_source), ("target", self.max_target))
+        ids = {name: _ids(tokenizer_of(model), [record.fields[name] for record in records]) for name, _ in limits}
+        return [Lengths(name, [*map(len, ids[name])], limit) for name, limit in limits]
 
     def prompts(self, tokenizer: Tokenizer, sources: Sequence[str]) -> Prompts:
         """Return [CLS] source [SEP] for each source."""

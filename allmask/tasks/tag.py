@@ -22,17 +22,18 @@ from allmask.config import Config
 from allmask.data import Asked, Bad, Batch, DataFile, Example, Maybe, Record, list_of, read_records, text, usable
 from allmask.data.source import kind as kind_of
 from allmask.errors import DataError, UsageError
-from allmask.model import Model
+from allmask.model import Model, Outline
 from allmask.nn.crf import CRF
 from allmask.nn.heads import Labels
 from allmask.objectives import answer_loss
 from allmask.options import TagOptions
 from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, sample_lines, score_table
-from allmask.tasks.common.heads import HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
+from allmask.tasks.common.heads import UNLIMITED, HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
 from allmask.tasks.common.labelling import one_of
 from allmask.tasks.common.reading import Frame, most_context, tokens_at, with_marks
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.metrics.entities import OUTSIDE, TagSurvey, counting, entities, scheme_of, split_tag, steps
+from allmask.tasks.task import Lengths
 from allmask.text import Tokenizer
 from allmask.text.script import is_chinese
 from allmask.text.truncate import windows
@@ -70,6 +71,21 @@ class Tag(TagOptions, HeadTask):
     def rows(self, model: Model, inputs: Sequence[Sequence[str]]) -> list[list[Window]]:
         """Return the windows of each sentence, given as words."""
         return read_words(tokenizer_of(model), model.config, inputs, self.max_length)
+
+    def unit(self, record: Record) -> str:
+        return str(record.fields["tokens"])
+
+    def input_text(self, record: Record) -> str:
+        return " ".join(record.fields["tokens"])
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        return _counts(records, self.scheme or _surveyed(records).scheme)
+
+    def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
+        sentences = [record.fields["tokens"] for record in records]
+        read = read_words(tokenizer_of(model), model.config, sentences, UNLIMITED)
+        tokens = [sum(len(window.example) for window in sentence) for sentence in read]
+        return [Lengths("text", tokens, self.max_length, windows=True)]
 
     def input_of(self, record: Record) -> Sentence:
         words = record.fields.get("tokens")
@@ -141,12 +157,17 @@ def _surveyed(records: Sequence[Record]) -> TagSurvey:
     return survey
 
 
-def _in_words(records: Sequence[Record], scheme: str) -> str:
+def _counts(records: Sequence[Record], scheme: str) -> Counter[str]:
+    """Count the entities of each kind; if tags mark none, the tags themselves."""
     counts: Counter[str] = Counter()
     for record in records:
         tags = record.fields["tags"]
         counts.update(tags if scheme == "plain" else [entity.kind for entity in entities(tags)])
-    listed = [f"{kind} {count:,}" for kind, count in sorted(counts.items())]
+    return counts
+
+
+def _in_words(records: Sequence[Record], scheme: str) -> str:
+    listed = [f"{kind} {count:,}" for kind, count in sorted(_counts(records, scheme).items())]
     return ", ".join(listed[:12]) + (", …" if len(listed) > 12 else "")
 
 

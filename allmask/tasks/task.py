@@ -26,7 +26,7 @@ from allmask.registry import TASKS
 
 if TYPE_CHECKING:
     from allmask.data import Batch, DataFile, Record
-    from allmask.model import Model
+    from allmask.model import Model, Outline
     from allmask.options import Settings
     from allmask.tasks.common.auxiliary import Auxiliary
     from allmask.tasks.common.evaluation import Evaluation
@@ -60,13 +60,28 @@ class Task(Protocol):
         """
         raise UsageError(f"{self.name}: this task is not trained from records", "choose another --task")
 
-    def fitted(self, model: Model) -> Self:
+    def fitted(self, model: Model | Outline) -> Self:
         """Return the task with its lengths limited to what the model can hold; refuse a model that cannot do it."""
         return self
 
     def unit(self, record: Record) -> str:
         """Return what must not be both learnt from and held out: by default, the first field."""
         return str(next(iter(record.fields.values())))
+
+    def input_text(self, record: Record) -> str:
+        """Return all that the model reads of a record, to find records with the same input."""
+        return self.unit(record)
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        """Count the labels of records; empty if the task has none."""
+        return Counter()
+
+    def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
+        """Return how many tokens the texts of records have, and how many of them are too long; for `allmask check`.
+
+        The task is fitted to the model, of which only config and tokenizer are used.
+        """
+        return []
 
     def from_start(self, start: ModelFolder, records: Sequence[Record], settings: Settings) -> Self:
         """Return the task with the options filled in that depend on the pretrained model that a run starts from."""
@@ -119,6 +134,20 @@ class Task(Protocol):
     def predictor(self, model: Any, precision: str = "auto") -> Predictor:
         """Return the trained model, ready for inputs."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The tokens of the texts of one kind, such as sources, and what happens to those that are too long."""
+
+    name: str
+    tokens: Sequence[int]
+    limit: int
+    windows: bool = False  # longer texts are read in windows, not cut
+
+    @property
+    def too_long(self) -> int:
+        return sum(count > self.limit for count in self.tokens)
 
 
 class TaskWorkload(Protocol):
@@ -222,6 +251,13 @@ class ModelFolder:
         from allmask.model import load_folder
 
         return load_folder(self.folder, self.source)
+
+    @cached_property
+    def outline(self) -> Outline:
+        """The model without its weights, which are not read."""
+        from allmask.model import load_outline
+
+        return load_outline(self.folder)
 
     def task(self, name: str | None = None) -> Any:
         """Return the model's task: the saved one, or the one that its head is for.

@@ -78,6 +78,13 @@ class TextTask(Options, PooledTask):
     def labels_of(self, records: Sequence[Record]) -> Labels:
         return self.labels
 
+    def input_text(self, record: Record) -> str:
+        return "\n".join(self.texts_of([record]))
+
+    def label_counts(self, records: Sequence[Record]) -> Counter[str]:
+        targets = [self.target(record.fields) for record in records]
+        return Counter(self.labels.names[target] for target in targets if isinstance(target, int))
+
     def texts_of(self, records: Sequence[Record]) -> list[str]:
         return [record.fields[name] for record in records for name in self.inputs]
 

@@ -86,4 +86,4 @@ def test_usage_lines_and_flags_are_those_one_types(cli):
     assert text_of(cli, "drift").startswith("Usage: allmask drift [OPTIONS] A B Test")
     assert "--lowercase / --cased" in text_of(cli, "tokenizer", "train")
     assert "the first N texts, or N images of all classes. [default: all]" in text_of(cli, "evaluate")
-    assert "--text <str>... A text" in text_of(cli, "embed") and "[required]" in text_of(cli, "predict")
+    assert "--text <str>... A text" in text_of(cli, "embed") and "[required]" in text_of(cli, "convert")

@@ -196,7 +196,7 @@ def test_a_question_a_line(cli, runs, bert, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "q.jsonl", rows)
     out = cli("predict", runs["answer"], file, "-o", "-", "--keep", "url", "-q").out
     told = json.loads(out.splitlines()[0])
-    assert told["url"] == 7 and set(told) == {"url", "question", "answer", "start", "end", "score"}
+    assert told["url"] == 7 and set(told) == {"url", "answer", "start", "end", "score"}
     dev = tiny.write_jsonl(tmp_path / "dev.jsonl", rows[:5])
     names = ("--data", file, "--eval", dev, "--out", tmp_path / "run", "--lm-weight", 0.5)
     ran = cli("finetune", bert, "--task", "answer", *names, *QUICK, "--json")

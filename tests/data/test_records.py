@@ -398,7 +398,7 @@ def test_all_skipped_is_an_error(give):
     skipped = Counter({'blank "source"': 5})
     error = failure(path, {"source": text}, on_bad_record="skip", skipped=skipped)
     assert error.message == 'a.jsonl: no record can be used; skipped 2 × blank "source", 1 × not an object'
-    assert error.hint == 'the first: a.jsonl:1: "source" is empty'
+    assert error.hint == 'the first: a.jsonl:1: "source" is empty\nfix the line'
     assert skipped == {'blank "source"': 7, "not an object": 1}
 
 
@@ -417,7 +417,7 @@ def test_all_skipped_for_reasons_found_at_two_stages(give):
         list(records)
     what = "no record can be used; skipped 3 × copy, 1 × malformed JSON, 1 × not an object"
     assert caught.value.message == f"a.jsonl: {what}"
-    assert caught.value.hint == "the first: a.jsonl:1: the target is the source"
+    assert caught.value.hint == "the first: a.jsonl:1: the target is the source\nfix the line"
     assert skipped == {"copy": 4, "malformed JSON": 1, "not an object": 1}
     with pytest.raises(DataError, match=r"a\.jsonl:1: the target is the source"):
         list(usable(path, read_records(path, PAIR, "skip"), differ, "stop"))

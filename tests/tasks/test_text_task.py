@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from allmask.data import number, text
+from allmask.data import DataFile, number, text
 from allmask.errors import DataError, UsageError
 from allmask.model import load
 from allmask.nn.heads import Labels
@@ -103,8 +103,8 @@ def test_targets_are_needed_to_evaluate_and_not_to_predict(trained, tmp_path: Pa
     predictor = trained[0].predictor(trained[3], "fp32")
     rows = [{name: row[name] for name in ("id", "first", "second")} | {"source": "web"} for row in ROWS]
     file = tiny.write_jsonl(tmp_path / "new.jsonl", rows)
-    fields = next(predictor.read(file, keep=["source"])).fields
-    assert fields == {**rows[0], "likeness": None, "length": None}
+    found = next(predictor.read(DataFile(file, whole=True)))
+    assert found.fields == {name: rows[0][name] for name in ("first", "second")} and found.row == rows[0]
     with pytest.raises(DataError, match=r'new.jsonl:1: no "likeness"'):
         list(predictor.read(file, targets=True))
 

@@ -135,7 +135,7 @@ def test_what_is_refused(cli, network: Path, data: Path, tmp_path: Path):
         (("predict", network, tmp_path / "broken.png", "-o", tmp_path / "o.jsonl"), 3, "broken.png: cannot be read"),
         (("predict", network, tmp_path / "none", "-o", tmp_path / "o.jsonl"), 3, "none: does not exist"),
         (("predict", network, data, "-o", "-", "--beams", 2), 2, "--beams: this model classifies images"),
-        (("predict", network, data, "-o", "-", "--keep", "id"), 2, "--keep is for records"),
+        (("predict", network, data, "-o", "-", "--columns", "text=id"), 2, "are for records"),
         (("predict", network, "-", "-o", "-"), 2, "a line of stdin is a text"),
         (("evaluate", network, data, "--on-bad-record", "skip"), 2, "--on-bad-record is for records"),
         (("evaluate", network, "digits"), 3, "images of 1 × 8 × 8"),

@@ -16,18 +16,20 @@ from torch import Tensor
 from allmask.data import Asked, Batch, Example, Record, pack, rows_by_length
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
-from allmask.model import Model
+from allmask.model import Model, Outline
 from allmask.nn.build import reads_pooler
 from allmask.nn.heads import Labels, pool_answers
+from allmask.options import WINDOWS
 from allmask.tasks.common.auxiliary import Auxiliary, with_language
 from allmask.tasks.common.reading import Reading, Text, read, tokens_at
 from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import ModelFolder, Predictor, Task, TaskWorkload
+from allmask.tasks.task import Lengths, ModelFolder, Predictor, Task, TaskWorkload
 from allmask.text import propose_keep_tokens
 from allmask.training import Score
 
 log = logging.getLogger("allmask")
 BATCH_TOKENS = 4096
+UNLIMITED = 1 << 40  # tokens of a row
 RATES = ((512, 1e-4), (1023, 3e-5))  # (largest width, learning rate): smaller bodies need larger steps
 LARGE_RATE = 2e-5
 Input = TypeVar("Input")
@@ -74,7 +76,7 @@ class HeadTask(Task):
     def reading(self, model: Model, records: Sequence[Record]) -> Any:
         return self.rows(model, [*map(self.input_of, records)])
 
-    def fitted(self, model: Model) -> Self:
+    def fitted(self, model: Model | Outline) -> Self:
         tokenizer_of(model)
         config = model.config
         known = config.is_bert or config.family in ("elmo", "xlnet")
@@ -223,6 +225,11 @@ class PooledTask(HeadTask):
 
     def lengths_of(self, model: Model, records: Sequence[Record]) -> Sequence[int]:
         return self.reading(model, records).lengths
+
+    def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
+        task, texts = self, self.texts([*map(self.input_of, records)])
+        tokens = read(tokenizer_of(model), model.config, texts, UNLIMITED, "head").lengths
+        return [Lengths("text", tokens, task.max_length, task.truncate == WINDOWS)]
 
     def logged(self, reading: Reading) -> Reading:
         if reading.cut:

@@ -14,7 +14,7 @@ from allmask.decoding import Hypothesis, MaskWriter, PairWriter, Writer
 from allmask.errors import UsageError
 from allmask.inference.frozen import PRECISIONS, freeze
 from allmask.mask import Mask
-from allmask.model import Model
+from allmask.model import Model, Outline
 from allmask.text import Tokenizer
 
 Written = list[tuple[str, Hypothesis]]  # the n-best texts for one source, best first; empty for a blank source
@@ -25,7 +25,7 @@ class Prompts(NamedTuple):
     cut: int  # how many sources were truncated
 
 
-def tokenizer_of(model: Model) -> Tokenizer:
+def tokenizer_of(model: Model | Outline) -> Tokenizer:
     if model.tokenizer is None:
         raise UsageError("this model has no tokenizer", "put its vocab.txt or tokenizer.json into the folder")
     return model.tokenizer

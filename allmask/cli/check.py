@@ -1,0 +1,137 @@
+"""`allmask check`: look at a file of records before training on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from allmask.cli import AsJson, Columns, Encoding, LabelNames, OnBadRecord, emit, plural, show_log
+from allmask.errors import DataError
+from allmask.options import FinetuneOptions
+
+if TYPE_CHECKING:
+    from allmask.runs.checking import Pair, Report
+    from allmask.tasks.task import Lengths
+
+EXAMPLES = """
+    allmask check mails.csv
+    allmask check reviews.csv --task classify --eval dev.csv
+    allmask check 标题.csv bert-base-chinese --encoding gb18030
+    allmask check names.json minilm --task tag --columns tags=pos_tags --json
+"""
+BAR = 30  # characters
+
+
+def command(
+    data: Annotated[Path, Argument(metavar="DATA", help="Training records: jsonl, json, csv, tsv, xlsx, parquet, …")],
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL",
+            help="The model to train; only its tokenizer is read.",
+            show_default="allmask-en or allmask-zh, by the script of the texts",
+        ),
+    ] = None,
+    task: Annotated[str, Option(help="What to learn: title, translate, classify, choose, tag, answer, …")] = "title",
+    eval: Annotated[
+        Path | None, Option(help="Held-out records.", metavar="FILE", show_default="see --held-out")
+    ] = None,
+    held_out: Annotated[
+        float, Option(min=0, max=1, help="Share of the records held out, without --eval.")
+    ] = FinetuneOptions.held_out,
+    columns: Columns = None,
+    encoding: Encoding = None,
+    label_names: LabelNames = None,
+    on_bad_record: OnBadRecord = "stop",
+    as_json: AsJson = False,
+) -> int:
+    """Read DATA as `finetune` would, without training: columns, labels, lengths in tokens, duplicates, texts that are
+    both trained on and held out, what MODEL would cut, and the first ten problems with their lines.
+
+    The exit code is 0 if it can be trained on, and 3 if a record cannot be used (unless --on-bad-record skip).
+    """
+    from allmask.data.columns import read_options
+    from allmask.data.source import check_file
+    from allmask.runs.options import run_of
+
+    run_of("finetune", task)  # refuses an unknown task
+    file = read_options(data, columns, encoding, label_names)
+    for path in filter(None, (data, eval)):
+        check_file(path)
+    if model is not None and not Path(model).expanduser().exists():
+        from allmask.checkpoints import resolve
+
+        resolve(model)
+    from allmask.runs.checking import check
+
+    show_log(quiet=True)
+    report = check(task, file, eval and replace(file, path=eval), model, held_out)
+    stops = bool(report.problems) and on_bad_record == "stop"
+    emit(as_json, {"trainable": not stops, **report.to_dict()}, _text(report, stops))
+    return DataError.exit_code if stops else 0
+
+
+def _text(report: Report, stops: bool) -> str:
+    rows = [("records", f"{plural(report.records, 'record')} for {report.task}"), *_columns(report)]
+    how = f" ({report.eval})" if report.eval else ", by a hash of the input" if report.held_out else ""
+    rows.append(("split", f"{report.train:,} to learn from, {report.held_out:,} held out{how}"))
+    if report.labels:
+        rows.append(("labels", _listed([f"{name} ({count:,})" for name, count in report.labels.items()], 12)))
+    if report.numbers:
+        rows.append(("labels", "numbers: " + ", ".join(f"{name} {value:g}" for name, value in report.numbers.items())))
+    for one in report.lengths:
+        rows += _lengths(one, report.model)
+    again = f", {report.contradictions:,} of them with another target" if report.contradictions else ""
+    rows.append(("duplicates", f"{plural(report.duplicates, 'record')}{again}" if report.duplicates else "none"))
+    rows += [("", _pair(pair)) for pair in report.duplicate_examples[:3]]
+    if report.held_out:
+        found = f"{report.leaked:,} of {report.held_out:,} held-out texts are also trained on, or nearly the same"
+        rows.append(("leakage", found if report.leaked else "none"))
+        rows += [("", _pair(pair)) for pair in report.leak_examples[:3]]
+    total = sum(report.skipped.values())
+    rows.append(("problems", f"{plural(total, 'record')} cannot be used" if total else "none"))
+    lines = [f"{name:10}  {value}".rstrip() for name, value in rows]
+    for problem in report.problems[:10]:
+        hint = (problem.hint or "").removesuffix(", or pass --on-bad-record skip")
+        lines += [f"  {problem.message}", *([f"    {hint}"] if hint else [])]
+    if total > 10:
+        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in report.skipped.items())
+        lines.append(f"  … and {total - 10:,} more; in all: {reasons}")
+    if stops:
+        return "\n".join([*lines, "", "a run would stop at the first problem: fix them, or pass --on-bad-record skip"])
+    return "\n".join([*lines, "", "it can be trained on"])
+
+
+def _columns(report: Report) -> list[tuple[str, str]]:
+    found = [message.removeprefix("columns: ") for message in report.columns]
+    return [("columns" if number == 0 else "", message) for number, message in enumerate(found)]
+
+
+def _lengths(one: Lengths, model: str) -> list[tuple[str, str]]:
+    from statistics import median
+
+    from allmask.runs.checking import histogram
+
+    share = f"{one.too_long:,} of {len(one.tokens):,}"
+    treated = "read in windows" if one.windows else "cut"
+    what = f"{share} have more than {one.limit:,} and are {treated}" if one.too_long else f"none has over {one.limit:,}"
+    spread = f"{min(one.tokens):,} to {max(one.tokens):,} tokens of {model}, median {median(one.tokens):,g}; {what}"
+    bars = histogram(one.tokens)
+    most = max(count for _, _, count in bars)
+    lines = [
+        f"{low:>6,}–{high:<6,} {'█' * round(BAR * count / most) or '▏' * bool(count):{BAR}} {count:,}".rstrip()
+        for low, high, count in bars
+    ]
+    return [(one.name if len(one.name) <= 10 else "lengths", spread), *(("", line) for line in lines)]
+
+
+def _pair(pair: Pair) -> str:
+    alike = "the same as" if pair.alike == 1 else f"{pair.alike:.0%} the same as"
+    return f"{pair.where}: {alike} {pair.other}"
+
+
+def _listed(items: list[str], most: int) -> str:
+    return ", ".join(items[:most]) + (f", … ({len(items)} in all)" if len(items) > most else "")
