@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from allmask.cli import AsJson, Columns, Encoding, LabelNames, OnBadRecord, emit, plural, show_log
+from allmask.cli._options import with_fields
 from allmask.errors import DataError
-from allmask.options import FinetuneOptions
+from allmask.options import ClassifyOptions, FinetuneOptions, TitleOptions, another_default
 
 if TYPE_CHECKING:
     from allmask.runs.checking import Pair, Report
@@ -25,6 +26,16 @@ EXAMPLES = """
 BAR = 30  # characters
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Lengths as `finetune` has them; those that are not given are the task's own."""
+
+    max_source: int | None = another_default(TitleOptions, "max_source", None, shown_default="the task's")
+    max_target: int | None = another_default(TitleOptions, "max_target", None, shown_default="the task's")
+    max_length: int | None = another_default(ClassifyOptions, "max_length", None, shown_default="the task's")
+
+
+@with_fields(Limits, "max_source", "max_target", "max_length")
 def command(
     data: Annotated[Path, Argument(metavar="DATA", help="Training records: jsonl, json, csv, tsv, xlsx, parquet, …")],
     model: Annotated[
@@ -47,6 +58,7 @@ def command(
     label_names: LabelNames = None,
     on_bad_record: OnBadRecord = "stop",
     as_json: AsJson = False,
+    **limits: Any,
 ) -> int:
     """Read DATA as `finetune` would, without training: columns, labels, lengths in tokens, duplicates, texts that are
     both trained on and held out, what MODEL would cut, and the first ten problems with their lines.
@@ -57,7 +69,8 @@ def command(
     from allmask.data.source import check_file
     from allmask.runs.options import run_of
 
-    run_of("finetune", task)  # refuses an unknown task
+    given = {name: value for name, value in limits.items() if value is not None}
+    run_of("finetune", task).expect_own(given, "", given)  # refuses an unknown task, too
     file = read_options(data, columns, encoding, label_names)
     for path in filter(None, (data, eval)):
         check_file(path)
@@ -68,7 +81,7 @@ def command(
     from allmask.runs.checking import check
 
     show_log(quiet=True)
-    report = check(task, file, eval and replace(file, path=eval), model, held_out)
+    report = check(task, file, eval and replace(file, path=eval), model, held_out, given)
     stops = bool(report.problems) and on_bad_record == "stop"
     emit(as_json, {"trainable": not stops, **report.to_dict()}, _text(report, stops))
     return DataError.exit_code if stops else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection
@@ -114,7 +115,9 @@ def command(
     else:
         rows = Rows(source, kept, predictor.hidden)
         if out is None:
-            _show(predictor, options, rows, on_bad_record, f"allmask predict {model} {file}")
+            again = {"--columns": columns, "--encoding": encoding}
+            flags = [word for flag, value in again.items() if value for word in (flag, value)]
+            _show(predictor, options, rows, on_bad_record, shlex.join(["allmask", "predict", model, str(file), *flags]))
         else:
             total = _predict_file(predictor, options, rows, on_bad_record, out, quiet)
             if not quiet and out != "-":

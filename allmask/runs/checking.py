@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -69,18 +69,19 @@ class Report:
 
 
 def check(
-    task_name: str, data: DataFile, held_out: DataFile | None = None, model: str | None = None, share: float = 0.1
-) -> Report:
+    task_name: str, data: DataFile, held_out: DataFile | None = None, model: str | None = None, share: float = 0.1,
+    options: Mapping[str, Any] | None = None,
+) -> Report:  # fmt: skip
     """Read the records that a run would train on, bad ones skipped, and everything that they show.
 
-    `share` is what a run holds out without a file of held-out records.
+    `share` is what a run holds out without a file of held-out records; `options` are those of the task.
     """
     expect_held_out([data.path], [held_out.path] if held_out else [])
     problems: dict[str, DataError] = {}
     data = replace(data, problems=problems)
     held_out = held_out and replace(held_out, problems=problems, said=data.said)
     skipped: Counter[str] = Counter()
-    task, train, others = TASKS[task_name]().read_data(data, held_out, "skip", skipped)
+    task, train, others = TASKS[task_name](**options or {}).read_data(data, held_out, "skip", skipped)
     every = [*train, *others]
     if held_out is None and len(train) >= FEWEST:
         train, others = divided(train, share, task.unit)

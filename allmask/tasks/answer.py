@@ -464,7 +464,7 @@ def read_questions(
     fields = {"question": text, "context": text}
     if not targets:
         return read_records(path, fields, on_bad_record, skipped)
-    fields |= {"answer": unchecked, "start": unchecked}
+    fields |= {"answer": unchecked, "start": unchecked, "answers": unchecked}
     return usable(path, read_records(path, fields, on_bad_record, skipped), _check_line, on_bad_record, skipped)
 
 
@@ -486,7 +486,14 @@ def learnable(fields: dict[str, Any]) -> tuple[str, int] | None:
 
 
 def _check_line(fields: dict[str, Any]) -> None:
-    """Replace `answer` and `start` by `answers`."""
+    """Replace `answer` and `start`, or `answers` as the datasets library has them, by `answers`."""
+    given = fields.pop("answers")
+    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
+        given = {name: [one.get(name) for one in given] for name in ("text", "answer_start")}
+    if isinstance(given, dict):
+        fields["answer"], fields["start"] = given.get("text"), given.get("answer_start")
+    elif fields["answer"] is None:
+        fields["answer"] = given
     answers = [check_row({"answer": text}, {"answer": one})["answer"] for one in _several(fields.pop("answer"))]
     starts = [check_row({"start": _whole}, {"start": one})["start"] for one in _several(fields.pop("start"))]
     starts = starts or [fields["context"].find(answer) for answer in answers]

@@ -278,3 +278,56 @@ def test_nothing_to_verify(cli, bert: Path, tmp_path: Path):
     assert cli("verify", tmp_path / "nowhere").code == 4
     ran = cli("verify", bert)
     assert ran.code == 4 and "nothing to compare with" in ran.err
+
+
+# ---- one's own columns ---------------------------------------------------------------------------------------------
+
+
+def test_all_columns_are_kept_and_names_that_are_taken_are_changed(cli, titles: Path, tmp_path: Path):
+    import csv
+
+    rows = [{"Nr": str(n), "score": "5", "Body": row["source"], "": ""} for n, row in enumerate(ROWS[:6])]
+    with (tmp_path / "in.csv").open("w", encoding="gb18030", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), delimiter=";")
+        writer.writeheader()
+        writer.writerows([*rows, {"Nr": "北", "score": "", "Body": "北京欢迎你", "": "x"}])
+    words = ("predict", titles, tmp_path / "in.csv", "--encoding", "gb18030", "-o")
+    ran = cli(*words, tmp_path / "out.csv")
+    assert ran.code == 0, ran.err
+    found = read_back(tmp_path / "out.csv")
+    assert list(found[0]) == ["Nr", "score", "Body", "column 4", "prediction", "model_score"]
+    assert [row["Body"] for row in found[:6]] == [row["Body"] for row in rows] and found[6]["column 4"] == "x"
+    assert ran.err.count('the file has a column "score", so that of the model is called "model_score"') == 1
+    assert ran.err.count("columns: Body → source") == 1
+    again = cli("predict", titles, tmp_path / "out.csv", "-o", "-", "--keep", "Nr,prediction")
+    assert set(json.loads(again.out.splitlines()[0])) == {"Nr", "prediction", "model_prediction", "score"}
+
+
+def test_without_out_the_first_ten_are_shown(cli, titles: Path, file: Path):
+    ran = cli("predict", titles, file, "--precision", "fp32")
+    assert ran.code == 0, ran.err
+    for number in (0, 9):
+        assert f"{file}:{number + 1}\n  source      {ROWS[number]['source']}\n" in ran.out
+    assert f"{file}:11" not in ran.out and "  prediction  " in ran.out
+    last = ran.out.splitlines()[-1]
+    assert last == f"10 of 40 records; for all of them: allmask predict {titles} {file} -o in-predictions.jsonl"
+
+
+def test_excel(cli, titles: Path, tmp_path: Path):
+    openpyxl = pytest.importorskip("openpyxl")
+    rows = [{"source": row["source"], "n": number, "x": "a\x07北"} for number, row in enumerate(ROWS[:4])]
+    tiny.write_jsonl(tmp_path / "in.jsonl", rows)
+    assert cli("predict", titles, tmp_path / "in.jsonl", "-o", tmp_path / "out.xlsx", "--precision", "fp32").code == 0
+    header, *found = openpyxl.load_workbook(tmp_path / "out.xlsx").active.iter_rows(values_only=True)
+    assert header == ("source", "n", "x", "prediction", "score")
+    assert [row[:3] for row in found] == [(row["source"], row["n"], "a北") for row in rows]
+    ran = cli("predict", titles, tmp_path / "out.xlsx", "-o", "-", "--precision", "fp32")
+    assert [json.loads(line)["model_prediction"] for line in ran.out.splitlines()] == [row[3] or "" for row in found]
+
+
+def test_xlsx_without_the_package_is_refused_before_any_work(
+    cli, titles: Path, file: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
+    ran = cli("predict", titles, file, "-o", tmp_path / "out.xlsx")
+    assert ran.code == 5 and "pip install 'allmask[xlsx]'" in ran.err

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record
-from allmask.runs.finetuning import divided
+from allmask.registry import TASKS
+from allmask.runs.finetuning import FineTuning, divided
 from tests import tiny
 
 
@@ -45,3 +49,32 @@ def test_a_run_without_held_out_records_takes_some(cli, tmp_path: Path):
     assert "rouge_l" in ran.out
     ran = cli(*words, "--held-out", 0, "--out", tmp_path / "all")
     assert ran.code == 0 and "data: 150 to learn from, 0 held out" in ran.err and "nothing is held out" in ran.err
+
+
+ROWS = {  # many records, few inputs
+    "title": [{"source": f"s{n % 130}", "target": f"t{n}"} for n in range(260)],
+    "translate": [{"source": f"北{n % 130}", "target": f"t{n}"} for n in range(260)],
+    "classify": [{"text": f"s{n % 130}", "label": n % 2} for n in range(260)],
+    "tag": [{"tokens": [f"s{n % 130}", "x"], "tags": ["B-a", "O"]} for n in range(260)],
+    "choose": [{"context": f"s{n % 130}", "choices": [f"{n}", "x"], "label": n % 2} for n in range(260)],
+    "answer": [{"question": f"q{n}", "context": f"s{n % 130} x", "answer": "x"} for n in range(260)],
+}
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_every_task_holds_out_the_same_records_every_time(task: str, tmp_path: Path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("allmask"), "propagate", True)
+    caplog.set_level(logging.INFO, "allmask")
+    parts = []
+    for seed in (0, 1):  # in another order
+        rows = random.Random(seed).sample(ROWS[task], 260)
+        file = tiny.write_jsonl(tmp_path / f"{seed}.jsonl", rows)
+        found = FineTuning(str(file), task=TASKS[task]()).records()
+        parts.append({str(sorted(record.fields.items())) for record in found.held_out})
+        inputs = [{found.task.unit(record) for record in part} for part in (found.train, found.held_out)]
+        assert not inputs[0] & inputs[1] and 6 < len(inputs[1]) < 26
+        said = (
+            f"data: {len(found.train)} to learn from, {len(found.held_out)} held out (10% of the inputs, by their hash"
+        )
+        assert any(said in record.getMessage() for record in caplog.records)
+    assert parts[0] == parts[1]

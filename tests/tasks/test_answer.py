@@ -385,3 +385,23 @@ def test_the_first_answer_that_is_in_its_place_is_learnt(tmp_path: Path, model):
 def test_what_a_task_cannot_be(values):
     with pytest.raises(UsageError):
         Answer(**values)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"answers": {"text": ["鸡", "白切鸡"], "answer_start": [5, 3]}},  # as the datasets library has them
+        {"answers": [{"text": "鸡", "answer_start": 5}, {"text": "白切鸡", "answer_start": 3}]},
+        {"answers": ["鸡", "白切鸡"]},
+        {"answer": ["鸡", "白切鸡"], "start": [5, 3]},
+    ],
+)
+def test_answers_in_other_layouts(given: dict, tmp_path: Path):
+    row = {"question": "吃啥？", "passage": "你想吃白切鸡", **given}
+    file = tiny.write_jsonl(tmp_path / "a.jsonl", [row])
+    (record,) = read_questions(file, True)
+    assert record.fields["answers"] == [("鸡", 5), ("白切鸡", 3)]
+    file = tiny.write_jsonl(
+        tmp_path / "b.jsonl", [{**row, "answers": {"text": [], "answer_start": []}, "answer": None}]
+    )
+    assert next(read_questions(file, True)).fields["answers"] == []

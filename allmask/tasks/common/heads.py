@@ -227,7 +227,8 @@ class PooledTask(HeadTask):
         return self.reading(model, records).lengths
 
     def lengths(self, model: Model | Outline, records: Sequence[Record]) -> list[Lengths]:
-        task, texts = self, self.texts([*map(self.input_of, records)])
+        task: Any = self
+        texts = self.texts([*map(self.input_of, records)])
         tokens = read(tokenizer_of(model), model.config, texts, UNLIMITED, "head").lengths
         return [Lengths("text", tokens, task.max_length, task.truncate == WINDOWS)]
 
