@@ -11,7 +11,6 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -491,7 +490,7 @@ def columns_of(file: Path | DataFile, limit: int) -> list[str] | None:
     if kind(file) in (".csv", ".tsv"):
         return csv_header(file, limit)
     if kind(file) == ".xlsx":
-        row = next(_xlsx_rows(Wanted(replace(file, said=set()), {"": Maybe(show)}), limit), None)
+        row = next(_xlsx_rows(Wanted(file, {"": Maybe(show)}), limit), None)
         return None if row is None or isinstance(row[1], Bad) else list(row[1])
     if kind(file) == ".parquet":
         import pyarrow as arrow
