@@ -13,7 +13,7 @@ from allmask.data import DataFile, Record, expect_held_out
 from allmask.data.duplicates import plain, twins
 from allmask.errors import DataError
 from allmask.registry import TASKS
-from allmask.runs.finetuning import FEWEST, SCRIPT, divided
+from allmask.runs.finetuning import FEWEST, divided, sample_texts
 from allmask.tasks.task import Lengths, ModelFolder
 
 SHOWN = 10  # problems and examples
@@ -85,7 +85,7 @@ def check(
     every = [*train, *others]
     if held_out is None and len(train) >= FEWEST:
         train, others = divided(train, share, task.unit)
-    name = model or default_model([str(value) for record in train[:SCRIPT] for value in record.fields.values()])
+    name = model or default_model(sample_texts(task, train))
     outline = ModelFolder.open(name).outline
     task = task.fitted(outline)
     first, duplicates = duplicates_in(task, every)

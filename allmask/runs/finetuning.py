@@ -119,7 +119,7 @@ class FineTuning(FinetuneOptions, Job):
         seed = plan.settings.seed
         task = data.task
         if self.fresh is None:
-            start = ModelFolder.open(self.model or self._default_model(data.train))
+            start = ModelFolder.open(self.model or self._default_model(data))
             plan = replace(plan, job=replace(self, model=start.source))
             task, model = task.from_start(start, data.train, plan.settings), start.model
         else:
@@ -134,8 +134,8 @@ class FineTuning(FinetuneOptions, Job):
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 
-    def _default_model(self, records: Sequence[Record]) -> str:
-        name = default_model([str(value) for record in records[:SCRIPT] for value in record.fields.values()])
+    def _default_model(self, data: Records) -> str:
+        name = default_model(sample_texts(data.task, data.train))
         log.info("model: %s, by the script of the texts", name)
         return name
 
@@ -191,6 +191,11 @@ class FineTuning(FinetuneOptions, Job):
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
         return [getattr(self.task, "next_step", TaskOptions.next_step).format(result["final"])]
+
+
+def sample_texts(task: Any, records: Sequence[Record]) -> list[str]:
+    """Return some texts of records, without their labels, to find out the script."""
+    return [task.input_text(record) + str(record.fields.get("target", "")) for record in records[:SCRIPT]]
 
 
 def divided(
