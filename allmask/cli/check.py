@@ -96,7 +96,9 @@ def _text(report: Report, stops: bool) -> str:
     if report.numbers:
         rows.append(("labels", "numbers: " + ", ".join(f"{name} {value:g}" for name, value in report.numbers.items())))
     for one in report.lengths:
-        rows += _lengths(one, report.model)
+        rows += _lengths(one, report.model or "")
+    if report.model is None:
+        rows.append(("lengths", "name a MODEL to count tokens"))
     again = f", {report.contradictions:,} of them with another target" if report.contradictions else ""
     rows.append(("duplicates", f"{plural(report.duplicates, 'record')}{again}" if report.duplicates else "none"))
     rows += [("", _pair(pair)) for pair in report.duplicate_examples[:3]]

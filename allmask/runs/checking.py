@@ -34,7 +34,7 @@ class Report:
     """What `allmask check` says about a file, or about two."""
 
     task: str
-    model: str
+    model: str | None  # None: none was named, and the task has no default
     data: str
     eval: str | None
     columns: list[str]  # messages, such as "columns: Body → source"
@@ -85,9 +85,12 @@ def check(
     every = [*train, *others]
     if held_out is None and len(train) >= FEWEST:
         train, others = divided(train, share, task.unit)
-    name = model or default_model(sample_texts(task, train))
-    outline = ModelFolder.open(name).outline
-    task = task.fitted(outline)
+    name = model or (default_model(sample_texts(task, train)) if task.has_default_model else None)
+    lengths = []
+    if name is not None:
+        outline = ModelFolder.open(name).outline
+        task = task.fitted(outline)
+        lengths = task.lengths(outline, every)
     first, duplicates = duplicates_in(task, every)
     leaks = twins([task.unit(record) for record in others], [task.unit(record) for record in train])
     counts = task.label_counts(every)
@@ -97,7 +100,7 @@ def check(
         counts, numbers = Counter(), {"min": min(values), "mean": fmean(values), "max": max(values)}
     return Report(
         task.name, name, str(data), None if held_out is None else str(held_out), sorted(data.said), len(every),
-        len(train), len(others), dict(counts.most_common()), numbers, task.lengths(outline, every),
+        len(train), len(others), dict(counts.most_common()), numbers, lengths,
         len(duplicates), sum(_target(one) != _target(first[where]) for where, one in duplicates.items()),
         [Pair(where, first[where].where) for where in list(duplicates)[:SHOWN]], len(leaks),
         [Pair(others[one.number].where, train[one.other].where, one.alike) for one in leaks[:SHOWN]],

@@ -69,7 +69,7 @@ def test_every_task_holds_out_the_same_records_every_time(task: str, tmp_path: P
     for seed in (0, 1):  # in another order
         rows = random.Random(seed).sample(ROWS[task], 260)
         file = tiny.write_jsonl(tmp_path / f"{seed}.jsonl", rows)
-        found = FineTuning(str(file), task=TASKS[task]()).records()
+        found = FineTuning(str(file), "minilm", task=TASKS[task]()).records()
         parts.append({str(sorted(record.fields.items())) for record in found.held_out})
         inputs = [{found.task.unit(record) for record in part} for part in (found.train, found.held_out)]
         assert not inputs[0] & inputs[1] and 6 < len(inputs[1]) < 26
