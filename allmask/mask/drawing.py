@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,24 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from allmask.errors import ResourceError, UsageError
+from allmask.errors import UsageError
 from allmask.mask import Mask, expect_mask
+from allmask.mask.canvas import EMPTY, INK, QUIET, TINTS
+from allmask.mask.fonts import Fonts
+from allmask.mask.labels import pad, printable, shorten, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SEEN, UNSEEN = "■", "·"
-_TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # of documents, in turn
-_EMPTY, _INK, _QUIET = "#EEF1F5", "#2A2F3A", "#8B93A1"
 _MAX_NAMED = 40  # masks of more tokens are drawn as one image, without token names
-_LATIN = "DejaVu Sans"  # comes with matplotlib
-_CJK_FAMILIES = (
-    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Hiragino Sans GB",
-    "Heiti SC", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Droid Sans Fallback",
-    "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans CJK TC", "Noto Serif CJK SC", "Source Han Serif SC", "SimSun",
-    "AR PL UMing CN", "AR PL UKai CN", "Arial Unicode MS",
-)  # fmt: skip
-_FONT_PACKAGES = ("zhplot", "mplfonts")  # Python packages that contain Noto Sans for Chinese
 
 
 def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, limit: int = 64) -> str:
@@ -46,14 +38,14 @@ def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] |
     欢  ■  ■  ■
     """
     visible = _matrix(mask, tokens, row_tokens)
-    columns = [_shorten(_printable(token), 8) for token in tokens[:limit]]
-    rows = [_shorten(_printable(token), 12) for token in (row_tokens or tokens)[:limit]]
-    margin = max((_width(row) for row in rows), default=0)
+    columns = [shorten(printable(token), 8) for token in tokens[:limit]]
+    rows = [shorten(printable(token), 12) for token in (row_tokens or tokens)[:limit]]
+    margin = max((text_width(row) for row in rows), default=0)
     lines = []
     marks = [[SEEN if cell else UNSEEN for cell in cells] for cells in visible[:limit, :limit].tolist()]
     for name, cells in zip(["", *rows], [columns, *marks], strict=True):
-        centred = [_pad(cell, _width(column), centre=True) for cell, column in zip(cells, columns, strict=True)]
-        lines.append(" ".join([_pad(name, margin), *centred]).rstrip())
+        centred = [pad(cell, text_width(column), centre=True) for cell, column in zip(cells, columns, strict=True)]
+        lines.append(" ".join([pad(name, margin), *centred]).rstrip())
     if max(visible.shape) > limit:
         lines.append(f"({len(rows)} of {visible.shape[0]} rows, {len(columns)} of {visible.shape[1]} columns)")
     return "\n".join(lines)
@@ -62,35 +54,9 @@ def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] |
 def beside(drawing: str, text: Sequence[str], gap: int = 3) -> str:
     """Return a drawing with lines of text to its right; more lines than the drawing has go on below, aligned."""
     left = drawing.splitlines()
-    margin = max(map(_width, left), default=0) + gap
+    margin = max(map(text_width, left), default=0) + gap
     pairs = zip_longest(left, text, fillvalue="")
-    return "\n".join((_pad(one, margin) + other).rstrip() for one, other in pairs)
-
-
-def _width(text: str) -> int:
-    """The number of terminal columns of the text: two per Chinese character, none for a combining accent."""
-    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
-
-
-def _pad(text: str, width: int, centre: bool = False) -> str:
-    room = max(width - _width(text), 0)
-    left = (room + 1) // 2 if centre else 0
-    return " " * left + text + " " * (room - left)
-
-
-def _shorten(text: str, width: int) -> str:
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return text + "…"
-
-
-def _printable(token: str) -> str:
-    """The token without line breaks: a space is ␣, a line break ⏎, any other control character �."""
-    named = token.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
-    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in named) or "∅"
+    return "\n".join((pad(one, margin) + other).rstrip() for one, other in pairs)
 
 
 # ---- files --------------------------------------------------------------------------------------------------
@@ -110,11 +76,11 @@ def save(
     path, visible = Path(path), _matrix(mask, tokens, row_tokens)
     if path.suffix not in (".svg", ".png"):
         raise UsageError(f'{path}: the suffix is "{path.suffix}"', "name the picture something.svg or something.png")
-    rows, columns = ([_printable(t) for t in names] for names in (row_tokens or tokens, tokens))
+    rows, columns = ([printable(t) for t in names] for names in (row_tokens or tokens, tokens))
     fonts = Fonts.find("".join([title, looks, seen, *rows, *columns]), as_text=path.suffix == ".svg")
     picture = _Picture(
-        rows=[_shorten(fonts.show(row), 14) for row in rows],
-        columns=[_shorten(fonts.show(column), 14) for column in columns],
+        rows=[shorten(fonts.show(row), 14) for row in rows],
+        columns=[shorten(fonts.show(column), 14) for column in columns],
         colours=_colours(visible, _document(mask) if tints is None else tints, weights),
         titles=(fonts.show(title), looks, seen),
     )
@@ -159,15 +125,15 @@ class _Picture:
         if not self.named:
             edge = max(self.colours.shape[:2]) / 12
             return edge, edge * 1.4, edge / 2, edge / 2
-        left = 1.15 + 0.24 * max(map(_width, self.rows))
-        names = 0.9 if not self._slanted else 0.6 + 0.18 * max(map(_width, self.columns))
-        right = 0.5 + (0.16 * _width(self.columns[-1]) if self._slanted else 0)
-        titled = 0.24 * _width(self.titles[0]) - left - self.colours.shape[1]
+        left = 1.15 + 0.24 * max(map(text_width, self.rows))
+        names = 0.9 if not self._slanted else 0.6 + 0.18 * max(map(text_width, self.columns))
+        right = 0.5 + (0.16 * text_width(self.columns[-1]) if self._slanted else 0)
+        titled = 0.24 * text_width(self.titles[0]) - left - self.colours.shape[1]
         return left, names + (1.7 if self.titles[0] else 0.7), max(right, titled), 0.5
 
     @property
     def _slanted(self) -> bool:
-        return max(map(_width, self.columns)) > 6
+        return max(map(text_width, self.columns)) > 6
 
     def _cells(self, axes: Axes) -> None:
         from matplotlib.collections import PatchCollection
@@ -189,22 +155,22 @@ class _Picture:
         left, top, _, _ = self._margins()
         title, looks, seen = self.titles
         height, width = self.colours.shape[0], self.colours.shape[1]
-        small = {"color": _QUIET, "fontsize": 7.5, "parse_math": False}
+        small = {"color": QUIET, "fontsize": 7.5, "parse_math": False}
         edge = 0.35 * self.unit / scale  # in cells, which are small in a large mask
-        axes.text(0.06, -top + edge, title, color=_INK, fontsize=10.5, va="top", parse_math=False)
+        axes.text(0.06, -top + edge, title, color=INK, fontsize=10.5, va="top", parse_math=False)
         above = -top + (1.4 if title else 0.4) * self.unit / scale
         axes.text(width / 2, above, seen, ha="center", va="center", **small)
         axes.text(-left + edge, height / 2, looks, ha="center", va="center", rotation=90, **small)
         if not self.named:
             return
         for row, name in enumerate(self.rows):
-            axes.text(-0.25, row + 0.52, name, ha="right", va="center", color=_INK, fontsize=10.5, parse_math=False)
+            axes.text(-0.25, row + 0.52, name, ha="right", va="center", color=INK, fontsize=10.5, parse_math=False)
         for column, name in enumerate(self.columns):
             if self._slanted:
                 style = {"rotation": 50, "rotation_mode": "anchor", "ha": "left", "va": "baseline", "fontsize": 9}
             else:  # a cell has room for about four narrow letters
-                style = {"ha": "center", "va": "center", "fontsize": 10.5 * min(1.0, 3.6 / max(_width(name), 1))}
-            axes.text(column + 0.5, -0.25 if self._slanted else -0.5, name, color=_INK, parse_math=False, **style)
+                style = {"ha": "center", "va": "center", "fontsize": 10.5 * min(1.0, 3.6 / max(text_width(name), 1))}
+            axes.text(column + 0.5, -0.25 if self._slanted else -0.5, name, color=INK, parse_math=False, **style)
 
 
 def _matrix(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None) -> Tensor:
@@ -228,8 +194,8 @@ def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor
     """(Q, K, 3): the tint of the column's number where visible, by the strength of its weight; grey elsewhere."""
     from matplotlib.colors import to_rgb
 
-    tint = torch.tensor([to_rgb(tint) for tint in _TINTS])[numbers % len(_TINTS)]
-    grey = torch.tensor(to_rgb(_EMPTY))
+    tint = torch.tensor([to_rgb(tint) for tint in TINTS])[numbers % len(TINTS)]
+    grey = torch.tensor(to_rgb(EMPTY))
     strength = visible.float()
     if weights is not None:
         if weights.shape != visible.shape:
@@ -237,71 +203,6 @@ def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor
         share = weights.detach().cpu().float() * strength
         strength = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).clamp(0, 1)
     return grey + strength[..., None] * (tint - grey)
-
-
-# ---- fonts --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fonts:
-    """Font families that together cover a text, and the characters that none of them has."""
-
-    families: list[str]
-    missing: frozenset[str]
-    as_text: bool  # write text, not outlines: the viewer of the file chooses the glyphs
-
-    @classmethod
-    def find(cls, text: str, as_text: bool) -> Fonts:
-        """Add fonts until the text is covered. Missing letters are an error unless the file may contain text."""
-        missing = {character for character in text if not character.isspace()}
-        families = [_LATIN]  # also for the □ of what is missing
-        for family, path in _candidates():
-            covered = missing & _characters(path)
-            if covered and family not in families:
-                families.append(family)
-            missing -= covered
-            if not missing:
-                break
-        letters = sorted(character for character in missing if unicodedata.category(character)[0] == "L")
-        if letters and not as_text:
-            raise ResourceError(
-                f"no font here has {' '.join(letters[:8])}{' …' if len(letters) > 8 else ''}",
-                "for Chinese, pip install zhplot or a system package such as fonts-noto-cjk;"
-                "\nor write .svg, which is shown with the viewer's fonts",
-            )
-        return cls(families, frozenset(missing), as_text=bool(letters))
-
-    def show(self, text: str) -> str:
-        """Return the text with □ for characters that cannot be drawn, such as emoji."""
-        if self.as_text:
-            return text
-        kept = (c for c in text if unicodedata.category(c) not in ("Cf", "Mn") or c not in self.missing)
-        return "".join("□" if c in self.missing else c for c in kept)
-
-
-def _candidates() -> Iterator[tuple[str, str]]:
-    """Family and file of each font to try: matplotlib's own, those in Python packages, installed Chinese ones."""
-    from importlib.util import find_spec
-
-    from matplotlib.font_manager import fontManager
-
-    yield _LATIN, str(fontManager.findfont(_LATIN))
-    specs = [spec for package in _FONT_PACKAGES if (spec := find_spec(package))]
-    for folder in (folder for spec in specs for folder in spec.submodule_search_locations or []):
-        for path in map(str, sorted(Path(folder, "fonts").glob("NotoSans[SC]*-Regular.[ot]tf"))):
-            if all(entry.fname != path for entry in fontManager.ttflist):
-                fontManager.addfont(path)
-            yield next(entry.name for entry in fontManager.ttflist if entry.fname == path), path
-    installed = {entry.name for entry in fontManager.ttflist}
-    for family in _CJK_FAMILIES:
-        if family in installed:
-            yield family, str(fontManager.findfont(family))
-
-
-def _characters(path: str) -> set[str]:
-    from matplotlib.ft2font import FT2Font
-
-    return {chr(code) for code in FT2Font(path).get_charmap()}
 
 
 @contextmanager

@@ -7,13 +7,19 @@ before it changes no earlier row: that is when keys and values may be cached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from allmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from allmask.mask.grid import Drawing
+
+_DRAWN_ROWS, _DRAWN_TOKENS = 4, 2048  # at most, in a picture
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -269,6 +275,32 @@ class Mask:
             previous = group if group >= 0 else previous
         return " ".join(words)
 
+    def show(self, tokens: Sequence[str] | Sequence[Sequence[str]] | None = None, title: str = "") -> Drawing:
+        """Return a picture that shows itself in a notebook, with the order beside the rows.
+
+        `tokens` name the columns: a list of strings for one row, a list of lists for several. At most four rows are
+        drawn; more than 64 tokens have no names.
+        """
+        from allmask.mask.grid import MAX_NAMED, Row, draw_rows
+
+        names = _names(tokens, self.shape)
+        if 0 in self.shape:
+            raise UsageError(f"mask: it is {self.shape}, so there is nothing to draw")
+        step = -(-self.shape[1] // _DRAWN_TOKENS)
+        rows = []
+        for row in range(min(len(self), _DRAWN_ROWS if self.shape[1] <= MAX_NAMED else 1)):
+            part = self[row : row + 1, ::step].to("cpu")
+            fields = (part.visible()[0].numpy(), part.order[0].numpy(), part.group[0].numpy(), self.matrix is None)
+            rows.append(Row(*fields, names and names[row], step, f"row {row}" if len(self) > 1 else title))
+        notes = [f"{len(rows)} of {len(self)} rows"] if len(self) > len(rows) else []
+        if self.shape[1] > MAX_NAMED:
+            notes.append(f"{self.shape[1]:,} tokens" + (f", one of every {step} drawn" if step > 1 else ""))
+        notes += [f"window {self.window}"] * (self.window is not None)
+        return draw_rows(rows, "; ".join(notes))
+
+    def _repr_svg_(self) -> str | None:
+        return None if 0 in self.shape else self.show()._repr_svg_()
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -322,6 +354,17 @@ class Mask:
         index = index[chosen]
         order, position = self.order.flatten()[index], self.position.flatten()[index]
         return replace(self, order=order[None], group=document[chosen][None], position=position[None]), index
+
+
+def _names(given: Sequence[Any] | None, shape: tuple[int, int]) -> Sequence[Sequence[str]] | None:
+    """The names of the tokens of each row; raise an error if they do not fit a mask of this shape."""
+    if given is None:
+        return None
+    names = [given] if shape[0] == 1 and all(isinstance(name, str) for name in given) else given
+    if len(names) != shape[0] or any(isinstance(row, str) or len(row) != shape[1] for row in names):
+        found = f"{len(given)} tokens" if names is not given else f"{len(given)} rows of tokens"
+        raise UsageError(f"mask: {found} for a mask of shape {shape}", "a list of strings per row, one per token")
+    return names
 
 
 def _check(holds: bool, message: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.errors import ResourceError, UsageError
-from allmask.mask import Mask, drawing
+from allmask.mask import Mask, drawing, fonts
 from allmask.mask.drawing import beside, draw, save
 from tests.strategies import booleans
 
@@ -107,7 +107,7 @@ def test_svg_cells_are_the_matrix(tmp_path):
     visible = torch.rand(7, 5, generator=torch.Generator().manual_seed(0)) < 0.5
     save(visible, tmp_path / "a.svg", list("abcde"), list("tuvwxyz"))
     colours = filled(tmp_path / "a.svg")
-    assert [c != drawing._EMPTY.lower() for c in colours] == visible.flatten().tolist()
+    assert [c != drawing.EMPTY.lower() for c in colours] == visible.flatten().tolist()
 
 
 def test_documents_have_their_own_tints(tmp_path):
@@ -120,8 +120,8 @@ def test_weights_are_shades(tmp_path):
     weights = torch.tensor([[1.0, 0.9], [0.25, 0.75]])  # what is not visible stays empty, whatever its weight
     save(causal(2), tmp_path / "a.svg", ["a", "b"], weights=weights)
     strong, empty, pale, again = filled(tmp_path / "a.svg")
-    assert strong == again == drawing._TINTS[0].lower()
-    assert empty == drawing._EMPTY.lower()
+    assert strong == again == drawing.TINTS[0].lower()
+    assert empty == drawing.EMPTY.lower()
     assert pale not in (strong, empty)
 
 
@@ -147,7 +147,7 @@ def test_the_same_mask_gives_the_same_file(tmp_path):
 
 
 def has_chinese_font() -> bool:
-    return any(set(CHINESE) <= drawing._characters(path) for _, path in drawing._candidates())
+    return any(set(CHINESE) <= fonts.characters(path) for _, path in fonts.candidates())
 
 
 @pytest.mark.skipif(not has_chinese_font(), reason="no Chinese font here; pip install zhplot")
@@ -167,8 +167,8 @@ def test_chinese_glyphs_are_in_the_picture(tmp_path, recwarn):
 
 
 def test_without_a_font_png_says_what_to_install_and_svg_leaves_it_to_the_viewer(tmp_path, monkeypatch):
-    candidates = [(family, path) for family, path in drawing._candidates() if family == "DejaVu Sans"]
-    monkeypatch.setattr(drawing, "_candidates", lambda: iter(candidates))
+    candidates = [(family, path) for family, path in fonts.candidates() if family == "DejaVu Sans"]
+    monkeypatch.setattr(fonts, "candidates", lambda: iter(candidates))
     with pytest.raises(ResourceError, match="no font here has 京 北") as error:
         save(causal(2), tmp_path / "a.png", ["北", "京"])
     assert "pip install zhplot" in str(error.value) and "fonts-noto-cjk" in str(error.value)

@@ -1,0 +1,31 @@
+"""Names of tokens in pictures: printable, short, and measured in columns of a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def text_width(text: str) -> int:
+    """The number of terminal columns of the text: two per Chinese character, none for a combining accent."""
+    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
+
+
+def pad(text: str, columns: int, centre: bool = False) -> str:
+    room = max(columns - text_width(text), 0)
+    left = (room + 1) // 2 if centre else 0
+    return " " * left + text + " " * (room - left)
+
+
+def shorten(text: str, columns: int) -> str:
+    if text_width(text) <= columns:
+        return text
+    while text_width(text) > columns - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def printable(token: str) -> str:
+    """The token without line breaks: a space is ␣, a line break ⏎, any other control character �."""
+    named = token.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in named) or "∅"
