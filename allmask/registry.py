@@ -140,6 +140,7 @@ MASKS = Registry(
         "causal": "allmask.mask.kinds:causal",
         "reverse": "allmask.mask.kinds:reverse",
         "permutation": "allmask.mask.kinds:permutation",
+        "order": "allmask.mask.kinds:any_order",
         "prefix": "allmask.mask.kinds:prefix",
         "turns": "allmask.mask.kinds:turns_of",
         "naive": "allmask.mask.kinds:naive",

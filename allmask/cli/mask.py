@@ -26,6 +26,8 @@ EXAMPLES = """
     allmask mask prefix --source 你想吃啥 --target 白切鸡
     allmask mask turns --source 你想吃啥 --target 白切鸡 --source 几个 --target 两个
     allmask mask permutation --text 北京欢迎你 --order 迎京你欢北 --predict --png shuffled.png
+    allmask mask --order 0,0,1,1 --text 北京欢迎
+    allmask mask prefix --source 你想吃啥 --target 白切鸡 --animate prefix.gif
     allmask mask packed --text 北京欢迎你 --text "hello world" --each bidirectional
     allmask mask matrix --file visible.csv --layers 3 --json
 """
@@ -61,13 +63,18 @@ class Scene:
     scored: Tensor | None = None  # positions whose next token is predicted
     first: int = 0  # the first row to draw
     tints: Tensor | None = None
+    given: Sequence[int] = ()  # positions that are there before writing begins: the source
 
 
 def command(
     kind: Annotated[
-        str,
-        Argument(metavar="KIND", help=f"The mask: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}."),
-    ],
+        str | None,
+        Argument(
+            metavar="KIND",
+            help=f"The mask: {', '.join(MASKS.builtin)}, or {MASKS.of_packages()}.",
+            show_default="order, if there is an --order",
+        ),
+    ] = None,
     text: Annotated[
         list[str] | None,
         Option(help="The text: a token is a word, or a Chinese character. packed: repeat it for each document."),
@@ -79,7 +86,10 @@ def command(
     target: Annotated[list[str] | None, Option(help="The text to write after --source.")] = None,
     order: Annotated[
         str | None,
-        Option(help="permutation: the tokens, or their positions (3,1,4,2,0), in the order they become known."),
+        Option(
+            help="When each token becomes known, such as 0,0,1,1; | begins a document, · is padding. "
+            "permutation: the tokens, or their positions (3,1,4,2,0), in the order they become known."
+        ),
     ] = None,
     each: Annotated[str | None, Option(help="packed: the mask inside each document.", show_default="causal")] = None,
     file: Annotated[
@@ -95,6 +105,10 @@ def command(
     title: Annotated[str | None, Option(help="Title of the picture.", show_default="the kind and its options")] = None,
     svg: Annotated[Path | None, Option(help="Write the picture to this .svg file.", metavar="FILE")] = None,
     png: Annotated[Path | None, Option(help="Write the picture to this .png file.", metavar="FILE")] = None,
+    animate: Annotated[
+        Path | None,
+        Option(help="Show writing step by step, with the cache, in this .gif or .svg file.", metavar="FILE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw an attention mask and prove what it lets through.
@@ -103,11 +117,19 @@ def command(
     """
     texts, sources, targets = (tuple(given or ()) for given in (text, source, target))
     options = Options(texts, sources, targets, order, each, file, window, predict)
+    if kind is None:
+        if order is None:
+            raise UsageError("no mask was named", f"name one of {', '.join(MASKS)}, or give an --order")
+        kind = "order"
     _check_options(kind, options)
-    for path, suffix in ((svg, ".svg"), (png, ".png")):
-        if path is not None and path.suffix != suffix:
-            raise UsageError(f"--{suffix[1:]} {path}: expected a name that ends in {suffix}")
-    layouts = {"file": _matrix, "source": _sources_and_targets, "text": _texts}
+    if animate is not None and predict:
+        raise UsageError("--animate shows each token in its own row", "leave --predict out")
+    for path, option, suffixes in (
+        (svg, "svg", [".svg"]), (png, "png", [".png"]), (animate, "animate", [".gif", ".svg"]),
+    ):  # fmt: skip
+        if path is not None and path.suffix not in suffixes:
+            raise UsageError(f"--{option} {path}: expected a name that ends in {' or '.join(suffixes)}")
+    layouts = {"file": _matrix, "order": _any_order, "source": _sources_and_targets, "text": _texts}
     scene = (LAYOUTS.get(kind) or layouts[min(_inputs(kind))])(kind, options)
     from allmask.mask.drawing import draw, save
     from allmask.mask.prover import prediction_rows, prove
@@ -128,6 +150,13 @@ def command(
         looks = "what is predicted" if predict else "who looks"
         save(visible, path, columns, rows, title=title or _title(kind, options), looks=looks, tints=scene.tints)
         note(f"wrote {path}")
+    if animate is not None:
+        from allmask.mask.animation import animate as write_animation
+        from allmask.mask.animation import steps_text
+
+        words = title or _title(kind, options)
+        steps = write_animation(scene.mask, animate, scene.tokens, given=scene.given, first=scene.first, title=words)
+        note(f"wrote {animate}: {steps_text(steps)}")
 
 
 def _check_options(kind: str, options: Options) -> None:
@@ -135,8 +164,10 @@ def _check_options(kind: str, options: Options) -> None:
     made_from = parameters(kind).keys()
     needed = _inputs(kind)
     takes = needed | {one for one in ("each", "window") if one in made_from}
-    takes |= ({"order"} if "rank" in made_from else set()) | ({"text"} if "visible" in made_from else set())
-    takes |= set() if made_from & {"document", "visible"} or kind in ("bidirectional", *LAYOUTS) else {"predict"}
+    takes |= ({"order"} if "rank" in made_from else set()) | ({"text"} if made_from & {"visible", "order"} else set())
+    takes |= (
+        set() if made_from & {"document", "visible", "order"} or kind in ("bidirectional", *LAYOUTS) else {"predict"}
+    )
     foreign = sorted(options.given() - takes)
     if foreign:
         listed = ", ".join(f"--{name}" for name in sorted(takes))
@@ -161,6 +192,8 @@ def _inputs(kind: str) -> set[str]:
     made_from = parameters(kind).keys()
     if "visible" in made_from:
         return {"file"}
+    if "order" in made_from:
+        return {"order"}
     return {"source", "target"} if made_from & {"is_target", "turns"} else {"text"}
 
 
@@ -207,7 +240,9 @@ def _sources_and_targets(kind: str, options: Options) -> Scene:
         {"valid": torch.ones_like(targets), "is_target": targets, "turns": targets, "window": options.window},
     )
     asks_for_targets = any(parameters(kind).get(name) for name in ("is_target", "turns"))
-    return Scene(mask, tokens, targets[0].roll(-1) if asks_for_targets else None)  # whose next token is a target
+    scored = targets[0].roll(-1) if asks_for_targets else None  # whose next token is a target
+    given = [] if "turns" in parameters(kind) else range(flags.index(True))
+    return Scene(mask, tokens, scored, given=given)
 
 
 def _encoder_decoder(kind: str, options: Options) -> Scene:
@@ -217,7 +252,46 @@ def _encoder_decoder(kind: str, options: Options) -> Scene:
 
     is_target = torch.arange(len(source) + len(target) + 1)[None] >= len(source)
     mask, tokens = build(kind, {"is_target": is_target}), [*source, "<s>", *target]
-    return Scene(mask, tokens, scored=is_target[0], first=len(source), tints=is_target[0].long())
+    sides = {"scored": is_target[0], "tints": is_target[0].long()}
+    return Scene(mask, tokens, first=len(source), given=range(len(source)), **sides)
+
+
+def _any_order(kind: str, options: Options) -> Scene:
+    """Make the mask of an order as it was typed: `0,0,1,1`, or `0 0 1 | 0 1 ·` with documents and padding."""
+    assert options.order is not None
+    order, group = _orders(options.order)
+    tokens = _tokens(options.text[0], "--text") if options.text else [str(position) for position in range(len(order))]
+    real = [position for position, document in enumerate(group) if document >= 0]
+    if len(tokens) == len(real) < len(order):
+        named = dict(zip(real, tokens, strict=True))
+        tokens = [named.get(position, "[PAD]") for position in range(len(order))]
+    if len(tokens) != len(order):
+        raise UsageError(f"--text has {len(tokens)} tokens, --order {len(order)} numbers", f"text: {' '.join(tokens)}")
+    import torch
+
+    inputs = {"order": torch.tensor([order]), "group": torch.tensor([group]), "window": options.window}
+    return Scene(build(kind, inputs), tokens, tints=torch.tensor(group).clamp(min=0))
+
+
+def _orders(text: str) -> tuple[list[int], list[int]]:
+    """Return the order and the document of each token; -1 is padding."""
+    order: list[int] = []
+    group: list[int] = []
+    document = 0
+    for word in re.findall(r"\||[^\s,|]+", text):
+        if word == "|":
+            document += 1
+        elif word in ("·", "."):
+            order, group = [*order, 0], [*group, -1]
+        elif re.fullmatch(r"-?\d{1,9}", word):
+            order, group = [*order, int(word)], [*group, document]
+        else:
+            raise UsageError(f"--order {text}: {word!r} is not a whole number", "for example --order 0,0,1,1")
+    if not order:
+        raise UsageError("--order is empty", "for example --order 0,0,1,1")
+    if len(order) > _MAX_TOKENS:
+        raise UsageError(f"--order has {len(order):,} numbers", f"a mask is drawn up to {_MAX_TOKENS:,} tokens")
+    return order, group
 
 
 def _matrix(kind: str, options: Options) -> Scene:
@@ -237,7 +311,9 @@ LAYOUTS: dict[str, Callable[[str, Options], Scene]] = {"encoder-decoder": _encod
 
 def _title(kind: str, options: Options) -> str:
     words = [kind.replace("-", "–")]
-    if options.order:
+    if options.order and kind == "order":
+        words = ["order " + " ".join(options.order.replace(",", " ").split())]
+    elif options.order:
         words.append(" → ".join(re.split(",", options.order) if "," in options.order else split(options.order)))
     if options.window:
         words.append(f"window {options.window}")

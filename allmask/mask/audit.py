@@ -118,7 +118,7 @@ def transformers_subject(model: nn.Module, way: str) -> Subject:
 
 
 def probe_mask(kind: str, tokens: int, rng: torch.Generator | None = None) -> Mask:
-    """One row of this kind of mask: three fifths source, or five turns, two packed documents, a random permutation."""
+    """One row of this kind of mask: three fifths source, five turns, two documents, pairs, a random permutation."""
     index = torch.arange(tokens)[None]
     inputs: dict[str, Any] = {
         "valid": torch.ones(1, tokens, dtype=torch.bool),
@@ -126,6 +126,7 @@ def probe_mask(kind: str, tokens: int, rng: torch.Generator | None = None) -> Ma
         "turns": index * 5 // tokens % 2 == 1,
         "document": (index >= tokens // 2).long(),
         "each": "bidirectional",
+        "order": index // 2,
     }
     if "rank" in parameters(kind):
         inputs["rank"] = torch.randperm(tokens, generator=rng)[None]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from allmask.mask.labels import text_width
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from allmask.mask.fonts import Fonts
 
 TINTS = ("#5B84D7", "#E39A57", "#5BA886", "#B276B2", "#CBAA3D", "#66AFCB")  # of documents, in turn
 EMPTY, INK, QUIET, HATCH = "#EEF1F5", "#2A2F3A", "#8B93A1", "#C3C9D3"
@@ -78,22 +80,22 @@ class Canvas:
 
     def image(self, scale: float = 2.0) -> Image.Image:
         """Return the picture as an image of `scale` times as many pixels, with fonts of this machine."""
+        (image,) = self.images([[]], scale)
+        return image
+
+    def images(self, overlays: Sequence[Sequence[Shape]], scale: float = 2.0) -> list[Image.Image]:
+        """Return an image for each overlay: the shapes of this canvas, painted once, and those of the overlay."""
         from PIL import Image
 
-        painter = _Painter(self.width, self.height, scale * _SMOOTH, _texts(self.shapes))
-        for shape in self.shapes:
-            painter.paint(shape)
+        text = "".join(shape.text for shape in chain(self.shapes, *overlays) if isinstance(shape, Words))
+        base = _Painter.blank(self.width, self.height, scale * _SMOOTH, text).painted(self.shapes)
         size = (math.ceil(self.width * scale), math.ceil(self.height * scale))
-        return painter.image.resize(size, Image.Resampling.LANCZOS)
+        return [base.painted(shapes).image.resize(size, Image.Resampling.LANCZOS) for shapes in overlays]
 
 
 def words_width(text: str, size: float = 13.0) -> float:
     """About how wide a text is drawn: a Chinese character is a square, a letter a bit more than half of one."""
     return size * sum(1.0 if text_width(c) == 2 else 0.62 for c in text)
-
-
-def _texts(shapes: Iterable[Shape]) -> str:
-    return "".join(shape.text for shape in shapes if isinstance(shape, Words))
 
 
 # ---- SVG ----------------------------------------------------------------------------------------------------
@@ -141,13 +143,13 @@ def _svg_run(run: Sequence[Shape]) -> str:
             for b in boxes
         )
     # A square with a round outline of its own colour has round corners, and takes few letters.
-    inset = first.radius / 2
+    inset = first.radius
     path = "".join(
         f"M{_n(b.x + inset)} {_n(b.y + inset)}h{_n(b.width - 2 * inset)}v{_n(b.height - 2 * inset)}"
         f"h{_n(2 * inset - b.width)}z"
         for b in boxes
     )
-    outline = f' stroke="{fill}" stroke-width="{_n(first.radius)}" stroke-linejoin="round"' if first.radius else ""
+    outline = f' stroke="{fill}" stroke-width="{_n(2 * first.radius)}" stroke-linejoin="round"' if first.radius else ""
     return f'<path fill="{fill}"{outline} d="{path}"/>'
 
 
@@ -175,23 +177,33 @@ def _as_image(pixels: Pixels) -> Image.Image:
 class _Painter:
     """Draws shapes with pillow, larger by `scale`."""
 
-    def __init__(self, width: float, height: float, scale: float, text: str):
-        from PIL import Image, ImageDraw
+    def __init__(self, image: Image.Image, scale: float, fonts: Fonts):
+        from PIL import ImageDraw
+
+        self.image, self.scale, self.fonts = image, scale, fonts
+        self.draw = ImageDraw.Draw(image)
+
+    @classmethod
+    def blank(cls, width: float, height: float, scale: float, text: str) -> _Painter:
+        """A white page; Chinese letters of the text that no font here has are refused."""
+        from PIL import Image
 
         from allmask.mask.fonts import Fonts
 
-        self.scale = scale
-        self.fonts = Fonts.find(text, as_text=False)  # refuses Chinese letters that no font here has
-        self.image = Image.new("RGB", (math.ceil(width * scale), math.ceil(height * scale)), "white")
-        self.draw = ImageDraw.Draw(self.image)
+        page = Image.new("RGB", (math.ceil(width * scale), math.ceil(height * scale)), "white")
+        return cls(page, scale, Fonts.find(text, as_text=False))
 
-    def paint(self, shape: Shape) -> None:
-        if isinstance(shape, Words):
-            self._words(shape)
-        elif isinstance(shape, Pixels):
-            self._pixels(shape)
-        else:
-            self._box(shape)
+    def painted(self, shapes: Iterable[Shape]) -> _Painter:
+        """A copy with these shapes on top."""
+        copy = _Painter(self.image.copy(), self.scale, self.fonts)
+        for shape in shapes:
+            if isinstance(shape, Words):
+                copy._words(shape)
+            elif isinstance(shape, Pixels):
+                copy._pixels(shape)
+            else:
+                copy._box(shape)
+        return copy
 
     def _corners(self, shape: Box | Pixels) -> tuple[int, int, int, int]:
         x, y, s = shape.x, shape.y, self.scale

@@ -7,6 +7,8 @@ A kind is a function that returns a `Mask` of one row. The names of its paramete
     is_target    booleans: a source, then a target                      --source, --target
     turns        the same for alternating sources and targets           --source, --target, repeated
     rank         when each token becomes known, a permutation           --order
+    order        the same with ties, which are known together           --order
+    group        its document, -1 at padding; given with `order`        --order
     document     the index of each token's document                     --text, repeated
     each         the kind of mask inside each document                  --each
     visible      booleans (T, T), True = may read                       --file
@@ -47,6 +49,10 @@ def reverse(valid: Tensor, window: int | None = None) -> Mask:
 
 def permutation(rank: Tensor, window: int | None = None) -> Mask:
     return masks.Mask.permutation(rank, window=window)
+
+
+def any_order(order: Tensor, group: Tensor | None = None, window: int | None = None) -> Mask:
+    return masks.Mask(order, order * 0 if group is None else group, window=window)
 
 
 def prefix(is_target: Tensor, window: int | None = None) -> Mask:

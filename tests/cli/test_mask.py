@@ -325,7 +325,7 @@ def test_every_kind_is_drawn_and_proven(cli, tmp_path, kind):
         "s": ["--source", "a", "--target", "b"],
         "f": ["--file", tmp_path / "m.csv"],
     }.get(sources.get(kind, ""), ["--text", "a"])
-    order = ["--order", "a"] if kind == "permutation" else []
+    order = {"permutation": ["--order", "a"], "order": ["--order", "0"]}.get(kind, [])
     ran = cli("mask", kind, *given, *order)
     assert ran.code == 0, ran.err
     assert "■" in ran.out and "\norder " in ran.out
