@@ -26,6 +26,7 @@ _HOME = {
     "Mask": "mask",
     "Tokenizer": "text",
     "attend": "nn.attention",
+    "attention_map": "inference.attention",
     "draw": "mask.drawing",
     "load": "model",
     "Model": "model",
@@ -48,6 +49,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from allmask.config import Config as Config
+    from allmask.inference.attention import attention_map as attention_map
     from allmask.mask.drawing import draw as draw
     from allmask.mask.mask import Mask as Mask
     from allmask.mask.prover import prove as prove

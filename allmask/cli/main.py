@@ -37,6 +37,7 @@ COMMANDS = {  # name -> module, one line of help
     "drift": ("allmask.cli.drift", "Test whether two files come from one distribution."),
     "mask": ("allmask.cli.mask", "Draw an attention mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
+    "attention": ("allmask.cli.attention", "Show which token looks at which, per layer and head."),
     "claims": ("allmask.cli.claims", "Run claims of the literature, and report whether they hold."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one splits a text."),

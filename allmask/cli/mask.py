@@ -259,7 +259,7 @@ def _encoder_decoder(kind: str, options: Options) -> Scene:
 def _any_order(kind: str, options: Options) -> Scene:
     """Make the mask of an order as it was typed: `0,0,1,1`, or `0 0 1 | 0 1 ·` with documents and padding."""
     assert options.order is not None
-    order, group = _orders(options.order)
+    order, group = parse_order(options.order)
     tokens = _tokens(options.text[0], "--text") if options.text else [str(position) for position in range(len(order))]
     real = [position for position, document in enumerate(group) if document >= 0]
     if len(tokens) == len(real) < len(order):
@@ -273,7 +273,7 @@ def _any_order(kind: str, options: Options) -> Scene:
     return Scene(build(kind, inputs), tokens, tints=torch.tensor(group).clamp(min=0))
 
 
-def _orders(text: str) -> tuple[list[int], list[int]]:
+def parse_order(text: str) -> tuple[list[int], list[int]]:
     """Return the order and the document of each token; -1 is padding."""
     order: list[int] = []
     group: list[int] = []

@@ -2,6 +2,8 @@
 
 model = freeze(allmask.load("minilm"))
 vectors = embed(model, ["北京欢迎你", "Beijing welcomes you"], normalize=True)  # (2, 384)
+
+attention.py has attention maps: which token looks at which.
 """
 
 from allmask.inference.embeddings import POOLS, embed, embed_ids, fit

@@ -113,15 +113,15 @@ class _Film:
         page.shapes = self._still()
         pictures = page.images([self._moving(number) for number in range(len(self.steps))], scale)
         # one palette for all frames: with one for each, colours would flicker
-        strip = Image.new("RGB", (pictures[0].width, sum(picture.height for picture in pictures)))
+        width, height = pictures[0].size
+        strip = Image.new("RGB", (width, height * len(pictures)))
         for number, picture in enumerate(pictures):
-            strip.paste(picture, (0, number * picture.height))
-        palette = strip.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        colours = palette.getpalette() or []
-        brightest = max(range(0, len(colours), 3), key=lambda start: sum(colours[start : start + 3]))
-        colours[brightest : brightest + 3] = [255, 255, 255]
-        palette.putpalette(colours)
-        frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+            strip.paste(picture, (0, number * height))
+        strip = strip.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        colours, page_colour = strip.getpalette() or [], 3 * int(strip.getpixel((0, 0)))  # type: ignore[arg-type]
+        colours[page_colour : page_colour + 3] = [255, 255, 255]
+        strip.putpalette(colours)
+        frames = [strip.crop((0, number * height, width, (number + 1) * height)) for number in range(len(pictures))]
         file = io.BytesIO()
         times = [round(1000 * SECONDS)] * (len(frames) - 1) + [round(1000 * LAST)]
         frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=False)

@@ -112,17 +112,17 @@ class Grid:
     def _name(self, name: str) -> str:
         return shorten(printable(name), _NAME)
 
-    def frame(self, x: float = 0.0, y: float = 0.0) -> list[Shape]:
+    def frame(self) -> list[Shape]:
         """Return everything but the cells."""
-        left, top, cell, size = x + self.left, y + self.top, self.cell, self.font
+        left, top, cell, size = self.left, self.top, self.cell, self.font
         shapes: list[Shape] = []
         if self.title:
-            shapes.append(Words(x + _EDGE, y + _EDGE + 7, self.title, 14))
+            shapes.append(Words(_EDGE, _EDGE + 7, self.title, 14))
         if self.seen:
-            over = y + _EDGE + (22 if self.title else 0) + 6
+            over = _EDGE + (22 if self.title else 0) + 6
             shapes.append(Words(left + len(self.columns) * cell / 2, over, self.seen, 11, QUIET, "middle"))
         if self.looks:
-            shapes.append(Words(x + _EDGE + 6, top + len(self.rows) * cell / 2, self.looks, 11, QUIET, "middle", 90))
+            shapes.append(Words(_EDGE + 6, top + len(self.rows) * cell / 2, self.looks, 11, QUIET, "middle", 90))
         for column, name in enumerate(map(self._name, self.columns)):
             middle = left + (column + 0.5) * cell
             if self.slanted:
@@ -145,10 +145,11 @@ class Grid:
             shapes.append(Words(start + wide / 2, middle, self.order[row], min(11.5, size), ink, "middle"))
         return shapes
 
-    def cells(self, x: float = 0.0, y: float = 0.0) -> list[Shape]:
-        left, top, cell = x + self.left, y + self.top, self.cell
+    def cells(self) -> list[Shape]:
+        """Return the cells, alike ones together, which makes the file small."""
+        left, top, cell = self.left, self.top, self.cell
         room = 1.0 if cell < 16 else 1.5
-        found = [
+        found: list[Box] = [
             Box(
                 left + column * cell + room / 2, top + row * cell + room / 2, cell - room, cell - room,
                 "#fff" if fill == HATCHED else fill, 3.0 if cell >= 16 else 1.5, hatched=fill == HATCHED,
@@ -157,7 +158,8 @@ class Grid:
             for column, fill in enumerate(fills)
             if fill
         ]  # fmt: skip
-        return sorted(found, key=lambda box: (box.hatched, box.fill))  # alike ones together: the file gets small
+        found.sort(key=lambda box: (box.hatched, box.fill))
+        return [*found]
 
 
 Legend = Sequence[tuple[str, str]]  # a colour and what it means
@@ -237,42 +239,49 @@ def _grid(row: Row) -> Grid:
 
 
 def _image(row: Row) -> tuple[tuple[float, float], list[Shape]]:
-    """A mask of many tokens: an image, with positions at its edges."""
+    """A mask of many tokens."""
+    padding, size = row.group < 0, (len(row.order), len(row.order), 3)
+    colours = np.broadcast_to(_rgb(EMPTY), size).copy()
+    tints = np.array([_rgb(tint) for tint in token_tints(row)])
+    colours[row.visible] = np.broadcast_to(tints, size)[row.visible]
+    return image_part(striped(colours, padding[:, None] | padding), row.title, row.step)
+
+
+def striped(colours: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Return an image (Q, K, 3) that is hatched where the matrix (Q, K) is True."""
+    rows, columns = np.indices(where.shape)
+    stripe = np.asarray((rows + columns) % 4 == 0)[..., None]
+    return np.where(where[..., None], np.where(stripe, _rgb(HATCH), np.uint8(255)), colours).astype(np.uint8)
+
+
+def image_part(colours: np.ndarray, title: str = "", step: int = 1) -> tuple[tuple[float, float], list[Shape]]:
+    """Return the size and the shapes of an image (Q, K, 3) with positions at its edges, for many tokens."""
     from PIL import Image
 
-    tokens, padding = len(row.order), row.group < 0
-    colours = np.broadcast_to(_rgb(EMPTY), (tokens, tokens, 3)).copy()
-    tints = np.array([_rgb(tint) for tint in token_tints(row)])
-    colours[row.visible] = np.broadcast_to(tints, (tokens, tokens, 3))[row.visible]
-    index = np.arange(tokens)
-    unused = padding[:, None] | padding
-    colours[unused] = 255
-    colours[unused & ((index[:, None] + index) % 4 == 0)] = _rgb(HATCH)
-    cell = max(1, _IMAGE // tokens)
-    side = float(min(_IMAGE, cell * tokens)) if tokens > _IMAGE else float(cell * tokens)
-    if tokens > _IMAGE:
-        small = Image.fromarray(colours).resize((_IMAGE, _IMAGE), Image.Resampling.BOX)
-        colours = np.asarray(small)
-    left, top = _EDGE + 52.0, _EDGE + (22.0 if row.title else 0.0) + 34.0
-    shapes: list[Shape] = [Pixels(left, top, side, side, colours)]
-    every = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10**9) if tokens * row.step / n <= 12)
-    for mark in range(0, tokens * row.step, every):
-        along = (mark / row.step + 0.5) * side / tokens
-        shapes += [
-            Words(left - 6, top + along, str(mark), 10, QUIET, "end"),
-            Words(left + along, top - 9, str(mark), 10, QUIET, "middle"),
-        ]
+    rows, columns = colours.shape[:2]
+    cell = max(1, _IMAGE // max(rows, columns)) if max(rows, columns) <= _IMAGE else _IMAGE / max(rows, columns)
+    height, width = rows * cell, columns * cell
+    if cell < 1:  # neighbours share a pixel
+        colours = np.asarray(Image.fromarray(colours).resize((round(width), round(height)), Image.Resampling.BOX))
+    left, top = _EDGE + 52.0, _EDGE + (22.0 if title else 0.0) + 34.0
+    shapes: list[Shape] = [Pixels(left, top, width, height, colours)]
+    longest = max(rows, columns) * step
+    every = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10**9) if longest / n <= 12)
+    for mark in range(0, rows * step, every):
+        shapes.append(Words(left - 6, top + (mark / step + 0.5) * cell, str(mark), 10, QUIET, "end"))
+    for mark in range(0, columns * step, every):
+        shapes.append(Words(left + (mark / step + 0.5) * cell, top - 9, str(mark), 10, QUIET, "middle"))
     shapes += [
-        Words(left + side / 2, top - 27, "what is seen", 11, QUIET, "middle"),
-        Words(_EDGE + 6, top + side / 2, "who looks", 11, QUIET, "middle", 90),
+        Words(left + width / 2, top - 27, "what is seen", 11, QUIET, "middle"),
+        Words(_EDGE + 6, top + height / 2, "who looks", 11, QUIET, "middle", 90),
     ]
-    if row.title:
-        shapes.append(Words(_EDGE, _EDGE + 7, row.title, 14))
-    return (left + side + _EDGE + 8, top + side + _EDGE), shapes
+    if title:
+        shapes.append(Words(_EDGE, _EDGE + 7, title, 14))
+    return (left + width + _EDGE + 8, top + height + _EDGE), shapes
 
 
 def _rgb(colour: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(colour[1:]), np.uint8)
+    return np.array(list(bytes.fromhex(colour[1:])), np.uint8)
 
 
 def sides(row: Row) -> np.ndarray:

@@ -283,7 +283,7 @@ class Mask:
         """
         from allmask.mask.grid import MAX_NAMED, Row, draw_rows
 
-        names = _names(tokens, self.shape)
+        names = _names(tokens, self.shape) or [None] * len(self)
         if 0 in self.shape:
             raise UsageError(f"mask: it is {self.shape}, so there is nothing to draw")
         step = -(-self.shape[1] // _DRAWN_TOKENS)
@@ -291,7 +291,7 @@ class Mask:
         for row in range(min(len(self), _DRAWN_ROWS if self.shape[1] <= MAX_NAMED else 1)):
             part = self[row : row + 1, ::step].to("cpu")
             fields = (part.visible()[0].numpy(), part.order[0].numpy(), part.group[0].numpy(), self.matrix is None)
-            rows.append(Row(*fields, names and names[row], step, f"row {row}" if len(self) > 1 else title))
+            rows.append(Row(*fields, names[row], step, f"row {row}" if len(self) > 1 else title))
         notes = [f"{len(rows)} of {len(self)} rows"] if len(self) > len(rows) else []
         if self.shape[1] > MAX_NAMED:
             notes.append(f"{self.shape[1]:,} tokens" + (f", one of every {step} drawn" if step > 1 else ""))

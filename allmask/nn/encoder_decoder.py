@@ -85,6 +85,21 @@ class EncoderDecoder(nn.Module):
         x = embed_tokens(self.embedding, *row)
         return x, self.dropout(self.encoder.run(x[:, source], Route.find(row[1][:, source])))
 
+    def weights(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> dict[str, list[Tensor]]:
+        """Return the attention weights of every layer of one row without padding, for pictures.
+
+        "encoder": (1, H, S, S) of the source, "decoder": (1, H, T, T) of the target, "cross": (1, H, T, S) of both.
+        """
+        row, source = (ids, mask, None, segments), expect_mask(mask).first_known[0]
+        x, memory = self._encode(row, source)
+        encoder, _ = self.encoder.run_weights(x[:, source], Route.find(mask[:, source]))
+        target = mask[:, ~source]
+        if not target.shape[1]:
+            return {"encoder": encoder}
+        sources = self.keys_values(memory, mask[:, source]).seen_by(target)
+        decoder, cross = self.decoder.run_weights(x[:, ~source], Route.find(target), sources)
+        return {"encoder": encoder, "decoder": decoder, "cross": cross}
+
     def keys_values(self, hidden: Tensor, mask: Mask) -> Memory:
         """Return the keys and values that the decoder's layers read in hidden states of the encoder."""
         return Memory(mask, tuple(layer.cross.keys_values(hidden) for layer in self.decoder.layers))

@@ -263,3 +263,14 @@ class CrossLayer(nn.Module):
 
     def feed(self, x: Tensor) -> Tensor:
         return self.layer.feed(x)
+
+    def attention_weights(self, x: Tensor, route: Route, bias: PositionBias = None) -> Tensor:
+        """The attention weights (B, H, T, T) of x among its own tokens, for pictures."""
+        return self.layer.attention_weights(x, route, bias)
+
+    def cross_weights(
+        self, x: Tensor, route: Route, memory: KeyValue, memory_route: Route, bias: PositionBias = None
+    ) -> Tensor:
+        """The attention weights (B, H, T, S) that x gives to the source, for pictures."""
+        x, _ = self.layer.attend(x, route, None, bias)
+        return self.cross.attention_weights(self.layer.enter(self.cross_norm, x), memory, memory_route)

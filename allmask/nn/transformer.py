@@ -116,6 +116,19 @@ class Stack(nn.Module):
             reads.append(read)
         return self.norm(x), replace(cache, mask=keys, layers=tuple(reads), segments=key_segments)
 
+    def run_weights(
+        self, x: Tensor, route: Route, sources: Sequence[Source] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the attention weights of every layer, for pictures: of its own tokens, and of a decoder's sources."""
+        bias, whole = self.relative(route), self.relative.whole(route)
+        own, cross = [], []
+        for layer, source in zip(self.layers, sources or self._no_sources, strict=True):
+            own.append(layer.attention_weights(x, route, whole))
+            if source:
+                cross.append(layer.cross_weights(x, route, *source, bias=bias))
+            x, _ = layer(x, route, None, *source, bias=bias)
+        return own, cross
+
     @property
     def _no_sources(self) -> Sequence[Source]:
         return [()] * len(self.layers)
@@ -194,12 +207,7 @@ class Transformer(Stack):
     def weights(self, ids: Tensor, mask: Mask, positions: Tensor | None = None, segments: Tensor | None = None):
         """Return the attention weights of every layer, (B, H, T, T) each, for pictures."""
         mask = with_positions(mask, positions)
-        x, route, weights = self.embed(ids, mask, positions, segments), self._route(ids, mask, segments), []
-        bias, whole = self.relative(route), self.relative.whole(route)
-        for layer in self.layers:
-            weights.append(layer.attention_weights(x, route, whole))
-            x, _ = layer(x, route, bias=bias)
-        return weights
+        return self.run_weights(self.embed(ids, mask, positions, segments), self._route(ids, mask, segments))[0]
 
     def embed(self, ids: Tensor, mask: Mask, positions: Tensor | None, segments: Tensor | None) -> Tensor:
         return embed_tokens(self.embedding, ids, mask, positions, segments)
