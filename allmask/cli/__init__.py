@@ -67,9 +67,23 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
     return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
-def note(message: str) -> None:
-    """Print a message that is not a result, such as progress, on stderr."""
-    print(message, file=sys.stderr)
+_hushed = False
+
+
+def hush(quiet: bool) -> None:
+    """Print no more notes, except important ones, until it is called again; --quiet."""
+    global _hushed
+    _hushed = quiet
+
+
+def hushed() -> bool:
+    return _hushed
+
+
+def note(message: str, important: bool = False) -> None:
+    """Print a message that is not a result, such as progress, on stderr; --quiet leaves only important ones."""
+    if important or not _hushed:
+        print(message, file=sys.stderr)
 
 
 def plural(count: int, thing: str) -> str:
@@ -86,13 +100,16 @@ def shortened(text: str, limit: int) -> str:
 def note_cut(count: int, limit: int) -> None:
     """Print how many texts were cut because they had more than `limit` tokens."""
     if count:
-        note(f"{plural(count, 'text')} cut to {limit:,} tokens")
+        note(f"{plural(count, 'text')} cut to {limit:,} tokens", important=True)
 
 
 def note_skipped(skipped: Mapping[str, int]) -> None:
     """Print how many records were skipped, by reason."""
     if skipped:
-        note("skipped records: " + ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()))
+        note(
+            "skipped records: " + ", ".join(f"{count:,} × {reason}" for reason, count in skipped.items()),
+            important=True,
+        )
 
 
 def show_log(quiet: bool = False) -> None:
@@ -101,7 +118,7 @@ def show_log(quiet: bool = False) -> None:
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            note(self.format(record))
+            note(self.format(record), important=True)  # the level of the logger decides
 
     logger = logging.getLogger("allmask")
     logger.handlers = [Notes()]

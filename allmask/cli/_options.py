@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
+from functools import wraps
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from allmask.cli import Quiet, hush
 from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
 from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run
+from allmask.terminal import paint
 
 # ---- sections of --help --------------------------------------------------------------------------------------
 
@@ -42,7 +46,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for section, rows in sections(self, ctx).items():
-            with formatter.section(section.capitalize()):
+            with formatter.section(paint(section.capitalize(), "bold", sys.stdout)):
                 formatter.write_dl([(row.words, row.with_default) for row in rows], col_max=28)
 
 
@@ -116,6 +120,24 @@ def declare(command: Callable[..., Any], options: Sequence[Entry]) -> Callable[.
     del command.__annotations__[rest.name]
     command.__annotations__ |= annotations
     return command
+
+
+def hushing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with --quiet, which keeps `note` from printing; it is added to those that do not have it."""
+    signature = inspect.signature(command, eval_str=True)
+    declared = "quiet" in signature.parameters
+
+    @wraps(command)
+    def run(*args: Any, **given: Any) -> Any:
+        hush(bool(given.get("quiet") if declared else given.pop("quiet")))
+        return command(*args, **given)
+
+    parameters = list(signature.parameters.values())
+    if not declared:
+        parameters.append(inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def merged(runs: Sequence[Run]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from allmask.errors import UsageError
 from allmask.mask.kinds import parameters
 from allmask.mask.labels import pad, printable, shorten, text_width
 from allmask.registry import MASKS
+from allmask.terminal import paint_words
 
 if TYPE_CHECKING:
     from allmask.inference.attention import AttentionMap
@@ -86,7 +88,8 @@ def command(
     data: dict[str, Any] = {"model": model, "layer": layer, "head": head, "rows": found.rows, "columns": shown.columns}
     data |= {"visible": shown.visible.int().tolist(), "weights": shown.mean(layer, head).tolist()}
     if token is None:
-        words = f"{model}: {found.name(layer, head)}\n\n{shown.text(layer, head)}"
+        shades = {"[░▒▓█]+": "tint 0", "·": "dim"}
+        words = f"{model}: {found.name(layer, head)}\n\n{paint_words(shown.text(layer, head), shades, sys.stdout)}"
     else:
         word = int(token) if token.isdecimal() and token not in found.rows else token
         data["looks"], words = _looks(found, word, layer, head, top, not no_special)

@@ -61,7 +61,7 @@ def command(
     written.save(out)
     is_ours = json.loads((out / "config.json").read_text(encoding="utf-8"))["model_type"] == "allmask"
     if is_ours:
-        note(f"{out}: written in allmask's own layout, as other libraries have no such model")
+        note(f"{out}: written in allmask's own layout, as other libraries have no such model", important=True)
     before, after = (sum(p.numel() * p.element_size() for p in each.parameters()) for each in (loaded, written))
     result = {
         "model": model, "out": str(out), "layout": "allmask" if is_ours else to, "dtype": dtype,

@@ -136,7 +136,7 @@ def open_predictor(
 def _write(generator: TextGenerator, texts: list[str], options: dict[str, Any], show_mask: bool, as_json: bool) -> None:
     for text, found in zip(texts, generator.write(texts, **options), strict=True):
         if show_mask and found:
-            note(_picture(generator, text, found[0][1].tokens, options.get("max_new")) + "\n")
+            note(_picture(generator, text, found[0][1].tokens, options.get("max_new")) + "\n", important=True)
         if as_json:
             best = [{"text": written, **one._asdict(), "tokens": len(one.tokens)} for written, one in found]
             print(json.dumps({"source": text, "written": best}, ensure_ascii=False), flush=True)

@@ -172,7 +172,7 @@ def _text_forward(model: Any, text: str | None, tokens: int, rng: Generator) -> 
         if not encoded:
             raise UsageError("--text is empty")
         if len(encoded) > limit:
-            note(f"the text has {len(encoded)} tokens; the first {limit} are used")
+            note(f"the text has {len(encoded)} tokens; the first {limit} are used", important=True)
         ids = torch.tensor([encoded[:limit]])
     if not model.config.decoder_layers:
         return lambda: model(ids).hidden

@@ -15,25 +15,27 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from allmask import __version__
-from allmask.cli import examples
-from allmask.cli._options import Command
+from allmask.cli import examples, hush
+from allmask.cli._options import Command, hushing
 from allmask.cli._program import as_called
 from allmask.cli._run import Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
+from allmask.terminal import paint
 
 COMMANDS = {  # name -> module, one line of help
-    "demo": ("allmask.cli.demo", "One file, four masks; then it learns from this machine: offline, in minutes."),
+    "demo": ("allmask.cli.demo", "One file of weights under four masks; then it learns titles."),
     "check": ("allmask.cli.check", "Look at a file of records before training on it."),
     "finetune": ("allmask.cli.finetune", "Fine-tune a pretrained model for a task."),
     "train": ("allmask.cli.train", "Train a translator, an image classifier or a GAN from scratch."),
-    "pretrain": ("allmask.cli.pretrain", "Train a model on plain text, with one or several of nine objectives."),
+    "pretrain": ("allmask.cli.pretrain", "Train a model on plain text, by one or more of nine objectives."),
     "generate": ("allmask.cli.generate", "Write a title or a translation, or continue a prompt."),
     "fill": ("allmask.cli.fill", "Predict the tokens behind [MASK]."),
     "predict": ("allmask.cli.predict", "Apply a fine-tuned model to each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score a fine-tuned model on held-out records."),
-    "embed": ("allmask.cli.embed", "Compute a vector for each text of a file, or search by similarity."),
+    "embed": ("allmask.cli.embed", "Turn texts into vectors, or search by similarity."),
     "drift": ("allmask.cli.drift", "Test whether two files come from one distribution."),
     "mask": ("allmask.cli.mask", "Draw an attention mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
@@ -43,7 +45,15 @@ COMMANDS = {  # name -> module, one line of help
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one splits a text."),
     "average": ("allmask.cli.average", "Average the last checkpoints of a run into a model."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
-    "verify": ("allmask.cli.verify", "Check the files of a run or a model folder against their checksums."),
+    "verify": ("allmask.cli.verify", "Check a run or a model folder against its checksums."),
+}
+
+GROUPS = {  # of commands, in the order of --help
+    "Start here": "demo generate fill embed",
+    "Train": "check finetune train pretrain",
+    "Use and measure": "predict evaluate drift",
+    "Masks": "mask audit attention claims",
+    "Models and files": "inspect convert average verify tokenizer",
 }
 
 EXAMPLES = """
@@ -53,9 +63,30 @@ EXAMPLES = """
 """
 
 
+_UNSET = {"help": False, "install_completion": False, "show_completion": False}
+_COMPLETE = "_ALLMASK_COMPLETE"  # set by a shell that wants to complete a command line
+
+
+class Group(TyperGroup):
+    """All commands; --help lists them in groups, one line each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        grouped = {name for names in GROUPS.values() for name in names.split()}
+        others = " ".join(name for name in self.commands if name not in grouped)
+        for group, names in {**GROUPS, "Commands": others}.items():
+            rows = [name for name in names.split() if name in self.commands]
+            if rows:
+                with formatter.section(paint(group, "bold", sys.stdout)):
+                    for name in rows:
+                        short_help = self.commands[name].get_short_help_str(1000)
+                        formatter.write(f"{'':{formatter.current_indent}}{name:<{width}}  {short_help}\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; allmask/errors.py lists the codes."""
     argv, debug = _take_debug(sys.argv[1:] if argv is None else list(argv))
+    hush(False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
@@ -84,14 +115,19 @@ def _take_debug(argv: list[str]) -> tuple[list[str], bool]:
 
 def built(argv: list[str]) -> Any:
     """Return all commands: those named in `argv` imported, the others with their name and help text only."""
+    completing = _COMPLETE in os.environ
+    if completing:  # the words are in the environment
+        from allmask.cli._completion import add_names, words_typed
+
+        argv = words_typed()
     app = typer.Typer(
-        add_completion=False,
+        cls=Group,
         rich_markup_mode=None,  # plain help: importing rich would double the time
         context_settings={
             "help_option_names": ["-h", "--help"],
             "max_content_width": 110,
-            # With a default for `help`, typer does not import pydantic to parse it, which takes half of the time.
-            "default_map": {"help": False, **{name: {"help": False} for name in COMMANDS}},
+            # With defaults for these flags, typer does not import pydantic to parse them: half of the time.
+            "default_map": {**_UNSET, **{name: {"help": False} for name in COMMANDS}},
         },
         help="One Transformer, every mask: the attention mask is the program.",
         epilog=examples(EXAMPLES),
@@ -102,7 +138,11 @@ def built(argv: list[str]) -> Any:
             _register(app, name, module, help, argv)
         else:
             app.command(name, help=help)(_not_imported)
-    return typer.main.get_command(app)
+    made: Any = typer.main.get_command(app)
+    if completing:
+        for name in filter(made.commands.__contains__, argv):
+            add_names(made.commands[name])
+    return made
 
 
 def _register(app: typer.Typer, name: str, module_name: str, short_help: str, argv: list[str]) -> None:
@@ -112,10 +152,11 @@ def _register(app: typer.Typer, name: str, module_name: str, short_help: str, ar
         texts = {"help": module.__doc__, "short_help": short_help, "epilog": epilog}
         for subcommand in module.command.registered_commands:
             subcommand.cls = Command
+            subcommand.callback = hushing(subcommand.callback)
         app.add_typer(module.command, name=name, no_args_is_help=False, **texts)  # without a subcommand: an error
     else:
         made = module.command.function(argv) if isinstance(module.command, Training) else module.command
-        app.command(name, cls=Command, short_help=short_help, epilog=epilog)(made)
+        app.command(name, cls=Command, short_help=short_help, epilog=epilog)(hushing(made))
 
 
 def _not_imported() -> None:
@@ -143,9 +184,9 @@ def _report(error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     known = _as_our_error(error)
-    print(f"error[{known.kind}]: {known.message}", file=sys.stderr)
+    print(f"{paint(f'error[{known.kind}]:', 'red', sys.stderr)} {known.message}", file=sys.stderr)
     for line in as_called(known.hint or "").splitlines():
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {paint(line, 'dim', sys.stderr)}", file=sys.stderr)
     return known.exit_code
 
 

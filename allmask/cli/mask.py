@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from allmask.cli import AsJson, emit, note
 from allmask.errors import DataError, UsageError
 from allmask.mask.kinds import build, parameters
 from allmask.registry import MASKS
+from allmask.terminal import paint, paint_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +147,9 @@ def command(
         "drawing": {"rows": rows, "columns": columns, "visible": visible.int().tolist()},
         "proof": proof.to_dict(),
     }
-    emit(as_json, data, f"{draw(visible, columns, rows)}\n\n{proof.text(scene.tokens)}")
+    drawing = draw(visible, columns, rows, paint=_painter(scene))
+    verdicts = {r"\bLEAK\b": "red", r"\bno leak\b": "green", r"(?m)^\w+( \w+)?(?=  )": "bold"}
+    emit(as_json, data, f"{drawing}\n\n{paint_words(proof.text(scene.tokens), verdicts, sys.stdout)}")
     for path in filter(None, (svg, png)):
         looks = "what is predicted" if predict else "who looks"
         save(visible, path, columns, rows, title=title or _title(kind, options), looks=looks, tints=scene.tints)
@@ -157,6 +161,17 @@ def command(
         words = title or _title(kind, options)
         steps = write_animation(scene.mask, animate, scene.tokens, given=scene.given, first=scene.first, title=words)
         note(f"wrote {animate}: {steps_text(steps)}")
+
+
+def _painter(scene: Scene) -> Callable[[str, int], str]:
+    """Return how a terminal shows a cell: in the colour of its column, as in pictures, or dim if it is hidden."""
+    from allmask.mask.canvas import TINTS
+    from allmask.mask.grid import Row, token_tints
+
+    mask = scene.mask
+    fields = (x[0].cpu().numpy() for x in (mask.visible(), mask.order, mask.group))
+    styles = [f"tint {TINTS.index(tint)}" if tint in TINTS else "dim" for tint in token_tints(Row(*fields, True))]
+    return lambda cell, column: paint(cell, styles[column] if "■" in cell else "dim", sys.stdout)
 
 
 def _check_options(kind: str, options: Options) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from allmask.cli import AsJson, Encoding, OnBadRecord, emit, examples, note, note_skipped
+from allmask.cli import AsJson, Encoding, OnBadRecord, emit, examples, hushed, note, note_skipped
 from allmask.errors import UsageError
 from allmask.files import replace_folder
 
@@ -109,7 +109,7 @@ def _progress() -> Callable[[int, int], None]:
         nonlocal tenths
         percent = 100 * done // max(total, 1)
         message = f"reading {percent:3d}% of {total / 1e6:.1f} MB"
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not hushed():
             print(f"\r{message}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif percent // 10 > tenths or percent < tenths * 10:
             tenths = percent // 10

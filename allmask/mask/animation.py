@@ -193,7 +193,7 @@ class _Film:
         if query not in known or key not in known:
             return _FUTURE
         if not self.visible[query, key]:
-            return EMPTY if query in computed else _faded(EMPTY)
+            return EMPTY
         return self.tints[key] if query in computed else _faded(self.tints[key])
 
     def _caption(self, number: int) -> tuple[str, str, str]:

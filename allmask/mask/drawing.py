@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,8 +29,13 @@ SEEN, UNSEEN = "■", "·"
 _MAX_NAMED = 40  # masks of more tokens are drawn as one image, without token names
 
 
-def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, limit: int = 64) -> str:
+def draw(
+    mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, limit: int = 64,
+    paint: Callable[[str, int], str] | None = None,
+) -> str:  # fmt: skip
     """Return the matrix as text, aligned for double-width Chinese. At most `limit` rows and columns are drawn.
+
+    `paint` colours a cell, given its text and its column.
 
        北 京 欢
     北  ■  ·  ·
@@ -45,6 +50,8 @@ def draw(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str] |
     marks = [[SEEN if cell else UNSEEN for cell in cells] for cells in visible[:limit, :limit].tolist()]
     for name, cells in zip(["", *rows], [columns, *marks], strict=True):
         centred = [pad(cell, text_width(column), centre=True) for cell, column in zip(cells, columns, strict=True)]
+        if paint is not None and name:
+            centred = [paint(cell, column) for column, cell in enumerate(centred)]
         lines.append(" ".join([pad(name, margin), *centred]).rstrip())
     if max(visible.shape) > limit:
         lines.append(f"({len(rows)} of {visible.shape[0]} rows, {len(columns)} of {visible.shape[1]} columns)")

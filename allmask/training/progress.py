@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from allmask.terminal import paint
+
 
 class Progress:
     """`update` may be called often: a bar is redrawn a few times per second, a log gets a line every ten seconds."""
@@ -21,7 +23,9 @@ class Progress:
             return
         self.shown = now
         filled = 24 * done // max(1, self.total)
-        bar = f" {'█' * filled}{'░' * (24 - filled)}" if self.terminal else ""
+        bar = ""
+        if self.terminal:
+            bar = f" {paint('█' * filled, 'blue', sys.stderr)}{paint('░' * (24 - filled), 'dim', sys.stderr)}"
         made = done - self.first
         if made <= 0 or done >= self.total:
             clock_text = f"{clock(now - self.started)} in all"

@@ -12,7 +12,7 @@ import pytest
 
 from allmask.cli import tokenizer
 from allmask.cli._options import SECTIONS, sections
-from allmask.cli.main import COMMANDS, built
+from allmask.cli.main import COMMANDS, GROUPS, built
 from allmask.registry import OBJECTIVES
 
 NAMES = [*(name for name in COMMANDS if name != "tokenizer"), "tokenizer train", "tokenizer show"]
@@ -87,3 +87,64 @@ def test_usage_lines_and_flags_are_those_one_types(cli):
     assert "--lowercase / --cased" in text_of(cli, "tokenizer", "train")
     assert "the first N texts, or N images of all classes. [default: all]" in text_of(cli, "evaluate")
     assert "--text <str>... A text" in text_of(cli, "embed") and "[required]" in text_of(cli, "convert")
+
+
+def test_commands_are_in_groups_of_one_line_each(cli, monkeypatch: pytest.MonkeyPatch):
+    """Each command once, with its whole help text, in 80 columns."""
+    assert sorted(name for names in GROUPS.values() for name in names.split()) == sorted(COMMANDS)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("--help").out.splitlines()
+    for name, (_, help) in COMMANDS.items():
+        (line,) = (line for line in lines if line.split()[:1] == [name])
+        assert line.split(maxsplit=1)[1] == help and len(line) <= 80
+    heads = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert heads == ["Options", *GROUPS]
+
+
+NO_JSON = {"predict": "its results are records: the format follows from --out"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_can_be_quiet_and_print_json(name: str):
+    command, _, _ = command_of(name.split())
+    words = {word for param in command.params for word in param.opts}
+    assert {"--quiet", "-q"} <= words
+    assert ("--json" in words) == (name not in NO_JSON)
+
+
+@pytest.mark.parametrize(
+    "words", ["mask causal --text a --png a.png", "tokenizer show {bert} --text red", "audit {bert} --tokens 3"]
+)
+def test_quiet_prints_the_result_only(cli, bert: Path, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    line = words.format(bert=bert).split()
+    loud, quiet = cli(*line), cli(*line, "--quiet")
+    assert quiet.code == loud.code == 0 and quiet.out == loud.out and quiet.err == ""
+    assert cli(*line).err == loud.err  # not for ever
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("allmask att", "attention"),
+        ("allmask mask pre", "prefix"),
+        ("allmask mask prefix --sou", "--source"),
+        ("allmask audit mini", "minilm"),
+        ("allmask finetune minilm --task cla", "classify"),
+        ("allmask finetune minilm --schedule co", "cosine constant"),
+        ("allmask pretrain --objective mlm:0.5,ca", "mlm:0.5,causal"),
+        ("allmask tokenizer train --kind wordp", "wordpiece"),
+        ("allmask tokenizer tr", "train"),
+        ('allmask generate --text "open', ""),
+    ],
+)
+def test_a_shell_completes_names(cli, monkeypatch: pytest.MonkeyPatch, line: str, expected: str):
+    monkeypatch.setenv("_ALLMASK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert cli().out.split() == expected.split()
+
+
+def test_completion_can_be_installed(cli):
+    text = text_of(cli)
+    assert "--install-completion" in text and "--show-completion" in text

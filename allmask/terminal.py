@@ -1,0 +1,34 @@
+"""Colours on a terminal: none in files and pipes, and none if NO_COLOR is set (no-color.org) or TERM is dumb."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import IO
+
+CODES = {
+    "bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36",
+    "tint 0": "38;5;68", "tint 1": "38;5;173", "tint 2": "38;5;72", "tint 3": "38;5;133", "tint 4": "38;5;179",
+    "tint 5": "38;5;74",
+}  # fmt: skip
+
+
+def has_colours(stream: IO[str]) -> bool:
+    """Whether the stream is a terminal that shows colours. FORCE_COLOR says yes where it is none, as in a CI log."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def paint(text: str, style: str, stream: IO[str]) -> str:
+    """Return the text in a colour if the stream shows colours, else as it is."""
+    return f"\x1b[{CODES[style]}m{text}\x1b[0m" if text and has_colours(stream) else text
+
+
+def paint_words(text: str, styles: dict[str, str], stream: IO[str]) -> str:
+    """Paint each match of a pattern in its style."""
+    if not has_colours(stream):
+        return text
+    for pattern, style in styles.items():
+        text = re.sub(pattern, lambda match, style=style: paint(match[0], style, stream), text)
+    return text
