@@ -122,8 +122,10 @@ def declare(command: Callable[..., Any], options: Sequence[Entry]) -> Callable[.
     return command
 
 
-def hushing(command: Callable[..., Any]) -> Callable[..., Any]:
+def hushing(command: Any) -> Callable[..., Any]:
     """Return the command with --quiet, which keeps `note` from printing; it is added to those that do not have it."""
+    if getattr(command, "is_hushing", False):  # a subcommand, which is registered once and used often
+        return command
     signature = inspect.signature(command, eval_str=True)
     declared = "quiet" in signature.parameters
 
@@ -137,6 +139,7 @@ def hushing(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters.append(inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.is_hushing = True  # type: ignore[attr-defined]
     return run
 
 

@@ -169,8 +169,9 @@ def _painter(scene: Scene) -> Callable[[str, int], str]:
     from allmask.mask.grid import Row, token_tints
 
     mask = scene.mask
-    fields = (x[0].cpu().numpy() for x in (mask.visible(), mask.order, mask.group))
-    styles = [f"tint {TINTS.index(tint)}" if tint in TINTS else "dim" for tint in token_tints(Row(*fields, True))]
+    visible, order, group = (x[0].cpu().numpy() for x in (mask.visible(), mask.order, mask.group))
+    tints = token_tints(Row(visible, order, group, has_order=True))
+    styles = [f"tint {TINTS.index(tint)}" if tint in TINTS else "dim" for tint in tints]
     return lambda cell, column: paint(cell, styles[column] if "■" in cell else "dim", sys.stdout)
 
 

@@ -72,13 +72,12 @@ def beside(drawing: str, text: Sequence[str], gap: int = 3) -> str:
 def save(
     mask: Mask | Tensor, path: str | Path, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, *,
     title: str = "", looks: str = "who looks", seen: str = "what is seen",
-    tints: Tensor | None = None, weights: Tensor | None = None,
+    tints: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the matrix as a picture, .svg or .png by the suffix of `path`.
 
     `looks` and `seen` are the titles of rows and columns. Columns with the same number in `tints` (K,) share a colour;
-    by default, those of one document do. `weights` (Q, K) set the strength of the cells, relative to the largest of
-    their row.
+    by default, those of one document do.
     """
     path, visible = Path(path), _matrix(mask, tokens, row_tokens)
     if path.suffix not in (".svg", ".png"):
@@ -88,7 +87,7 @@ def save(
     picture = _Picture(
         rows=[shorten(fonts.show(row), 14) for row in rows],
         columns=[shorten(fonts.show(column), 14) for column in columns],
-        colours=_colours(visible, _document(mask) if tints is None else tints, weights),
+        colours=_colours(visible, _document(mask) if tints is None else tints),
         titles=(fonts.show(title), looks, seen),
     )
     with _style(fonts):
@@ -197,19 +196,13 @@ def _document(mask: Mask | Tensor) -> Tensor:
     return mask.group[0].cpu().clamp(min=0) if isinstance(mask, Mask) else torch.zeros(mask.shape[1], dtype=torch.long)
 
 
-def _colours(visible: Tensor, numbers: Tensor, weights: Tensor | None) -> Tensor:
-    """(Q, K, 3): the tint of the column's number where visible, by the strength of its weight; grey elsewhere."""
+def _colours(visible: Tensor, numbers: Tensor) -> Tensor:
+    """(Q, K, 3): the tint of the column's number where visible, grey elsewhere."""
     from matplotlib.colors import to_rgb
 
     tint = torch.tensor([to_rgb(tint) for tint in TINTS])[numbers % len(TINTS)]
     grey = torch.tensor(to_rgb(EMPTY))
-    strength = visible.float()
-    if weights is not None:
-        if weights.shape != visible.shape:
-            raise UsageError(f"drawing: weights are {tuple(weights.shape)}, the matrix {tuple(visible.shape)}")
-        share = weights.detach().cpu().float() * strength
-        strength = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).clamp(0, 1)
-    return grey + strength[..., None] * (tint - grey)
+    return torch.where(visible[..., None], tint, grey)
 
 
 @contextmanager

@@ -85,7 +85,6 @@ def test_a_long_mask_is_cut_and_says_so():
         (lambda: draw(Mask.causal(torch.ones(2, 1, dtype=torch.bool)), ["a"]), "2 rows"),
         (lambda: draw(torch.ones(0, 0, dtype=torch.bool), []), "for these tokens it must be"),
         (lambda: save(causal(1), "a.gif", ["a"]), "suffix"),
-        (lambda: save(causal(2), "a.png", ["a", "b"], weights=torch.ones(1, 1)), "weights are"),
     ],
 )
 def test_invalid_calls_are_refused(call, message):
@@ -114,15 +113,6 @@ def test_documents_have_their_own_tints(tmp_path):
     mask = Mask.packed(causal(4), torch.tensor([[0, 0, 1, 1]]))
     save(mask, tmp_path / "a.svg", list("abcd"))
     assert len(set(filled(tmp_path / "a.svg"))) == 3
-
-
-def test_weights_are_shades(tmp_path):
-    weights = torch.tensor([[1.0, 0.9], [0.25, 0.75]])  # what is not visible stays empty, whatever its weight
-    save(causal(2), tmp_path / "a.svg", ["a", "b"], weights=weights)
-    strong, empty, pale, again = filled(tmp_path / "a.svg")
-    assert strong == again == drawing.TINTS[0].lower()
-    assert empty == drawing.EMPTY.lower()
-    assert pale not in (strong, empty)
 
 
 def test_png_pixels_are_the_matrix(tmp_path):
