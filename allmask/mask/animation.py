@@ -155,7 +155,7 @@ class _Film:
         if any(step.kept for step in self.steps):
             legend += [(_faded(TINTS[0]), "computed before"), (_KEPT, "in the cache")]
         under, _ = legend_shapes(legend, _EDGE, height + cell + 98, self.canvas.width - _EDGE)
-        name = Words(self.grid.left - 7, height + cell / 2 - 4, "keys, values", 11, QUIET, "end")
+        name = Words(self.grid.left - 7, height + cell / 2 - 4, "cache", 11, QUIET, "end")
         return [*self.grid.frame(), name, *under]
 
     def _moving(self, number: int) -> list[Shape]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,23 @@ def test_what_a_word_looks_at(cli, bert: Path):
 def test_refusals(cli, bert: Path, words, says):
     ran = cli("attention", bert, *words)
     assert (ran.code, ran.out) == (2, "") and says in ran.err
+
+
+def test_the_documentation_shows_what_is_printed(cli):
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n\$ allmask (.*?)\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    for words, shown in blocks:
+        assert cli(*shlex.split(words)).out == shown
+    assert "Look(token='law', position=2, weight=0.797" in page
+
+
+def test_one_head_finds_what_a_pronoun_stands_for(cli):
+    """The example of the documentation."""
+    for text, word, meant in (
+        ("The Law will never be perfect, but its application should be just", "its", "law"),
+        ("The animal didn't cross the street because it was too tired", "it", "animal"),
+    ):
+        words = ["--text", text, "--token", word, "--layer", 3, "--head", 1, "--top", 1, "--json"]
+        (look,) = json.loads(cli("attention", "minilm", *words).out)["looks"][0]["tokens"]
+        assert look["token"] == meant and look["weight"] > 0.6
