@@ -133,9 +133,13 @@ def command(
             raise UsageError(f"--{option} {path}: expected a name that ends in {' or '.join(suffixes)}")
     layouts = {"file": _matrix, "order": _any_order, "source": _sources_and_targets, "text": _texts}
     scene = (LAYOUTS.get(kind) or layouts[min(_inputs(kind))])(kind, options)
+    from allmask.mask.animation import MAX_TOKENS, steps_text
+    from allmask.mask.animation import animate as write_animation
     from allmask.mask.drawing import draw, save
     from allmask.mask.prover import prediction_rows, prove
 
+    if animate is not None and len(scene.tokens) > MAX_TOKENS:
+        raise UsageError(f"--animate: {len(scene.tokens)} tokens", f"at most {MAX_TOKENS} can be shown step by step")
     proof = prove(scene.mask, layers=layers, scored=scene.scored)
     if predict:  # nothing predicts the first token, and the last predicts nothing
         visible, columns, rows = prediction_rows(scene.mask)[1:, :-1], scene.tokens[:-1], scene.tokens[1:]
@@ -155,9 +159,6 @@ def command(
         save(visible, path, columns, rows, title=title or _title(kind, options), looks=looks, tints=scene.tints)
         note(f"wrote {path}")
     if animate is not None:
-        from allmask.mask.animation import animate as write_animation
-        from allmask.mask.animation import steps_text
-
         words = title or _title(kind, options)
         steps = write_animation(scene.mask, animate, scene.tokens, given=scene.given, first=scene.first, title=words)
         note(f"wrote {animate}: {steps_text(steps)}")
@@ -187,7 +188,7 @@ def _check_options(kind: str, options: Options) -> None:
     foreign = sorted(options.given() - takes)
     if foreign:
         listed = ", ".join(f"--{name}" for name in sorted(takes))
-        raise UsageError(f"--{foreign[0]} is not an option of a {kind} mask", f"{kind} takes {listed}")
+        raise UsageError(f"--{foreign[0]} is not an option of the mask {kind}", f"{kind} takes {listed}")
     for name in sorted(needed - options.given()):
         raise UsageError(f"a {kind} mask needs --{name}", "see the examples of allmask mask --help")
     if "document" not in made_from and len(options.text) > 1:

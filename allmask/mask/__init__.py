@@ -3,7 +3,10 @@
 mask.py      Mask: order and group, and everything they imply
 kinds.py     masks by name, for the command line; other packages can add theirs
 prover.py    what a mask lets through, read off its matrix
-drawing.py   masks as text, SVG and PNG
+drawing.py   masks as text, SVG and PNG files
+grid.py      masks that draw themselves in a notebook
+animation.py writing under a mask, step by step, as GIF and SVG
+canvas.py    boxes and words that become SVG or an image; fonts.py and labels.py serve all pictures
 audit.py     whether a model does what its mask says
 """
 

@@ -186,6 +186,35 @@ def test_a_window_is_part_of_an_order(cli):
     assert "2 layers carry 2 pairs beyond what one layer reads: 2:c from 0:a, 3:d from 1:b" in ran.out
 
 
+@pytest.mark.parametrize("words", [["--order", "0,0,1,1"], ["order", "--order", "0 0 1 1"], ["--order", " 0, 0,1 ,1"]])
+def test_an_order_with_ties(cli, words):
+    data = json.loads(cli("mask", *words, "--text", "北京欢迎", "--json").out)
+    assert data["kind"] == "order" and data["proof"]["is_order"] and data["proof"]["order"] == [0, 0, 1, 1]
+    assert data["drawing"]["visible"] == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert data["proof"]["cache"]["blocks"] == [[0, 1], [2, 3]]
+    assert data["proof"]["leaks"]["shifted"] == [[0, 1], [2, 3]]
+
+
+def test_an_order_with_documents_and_padding_is_what_a_mask_prints(cli):
+    mask = Mask(torch.tensor([[0, 0, 1, 0, 5, 0]]), torch.tensor([[0, 0, 0, 1, 1, -1]]))
+    order = repr(mask).removeprefix("Mask(").removesuffix(")")
+    data = json.loads(cli("mask", "--order", order, "--text", "a b c d e", "--json").out)
+    assert data["drawing"]["visible"] == mask.visible()[0].int().tolist()
+    assert data["tokens"] == ["a", "b", "c", "d", "e", "[PAD]"]
+    assert json.loads(cli("mask", "--order", "2,-1", "--json").out)["tokens"] == ["0", "1"]
+
+
+def test_an_animation_says_what_is_computed(cli, tmp_path):
+    path = tmp_path / "a.gif"
+    ran = cli("mask", "naive", "--source", "你想", "--target", "鸡", "--animate", path)
+    assert ran.err == f"wrote {path}: 3 steps compute 6 rows; without a cache, 15\n"
+    assert path.read_bytes().startswith(b"GIF89a")
+    ran = cli("mask", "bidirectional", "--text", "a b c", "--animate", tmp_path / "a.svg")
+    assert "3 of them again: this mask cannot be cached" in ran.err and "<animate" in (tmp_path / "a.svg").read_text()
+    ran = cli("mask", "encoder-decoder", "--source", "你想", "--target", "鸡", "--animate", tmp_path / "b.svg")
+    assert "3 steps compute 4 rows; without a cache, 9" in ran.err
+
+
 @pytest.mark.parametrize("order", ["迎京你欢北", "迎 京 你 欢 北", "迎,京,你,欢,北", "3,1,4,2,0"])
 def test_an_order_in_tokens_or_positions(cli, order):
     data = json.loads(cli("mask", "permutation", "--text", "北京欢迎你", "--order", order, "--json").out)
@@ -252,8 +281,8 @@ def test_a_matrix_too_large_to_prove_is_refused(tmp_path):
         (["causal", "--text", "  "], "--text is empty"),
         (["causal", "--text", "a", "--text", "b"], "--text is given 2 times"),
         (["causal", "--text", "a " * 1025], "--text has 1,025 tokens"),
-        (["causal", "--text", "a", "--source", "b"], "--source is not an option of a causal mask"),
-        (["bidirectional", "--text", "a", "--predict"], "--predict is not an option of a bidirectional mask"),
+        (["causal", "--text", "a", "--source", "b"], "--source is not an option of the mask causal"),
+        (["bidirectional", "--text", "a", "--predict"], "--predict is not an option of the mask bidirectional"),
         (["prefix", "--source", "a"], "needs --target"),
         (["matrix"], "needs --file"),
         (["permutation", "--text", "北京"], "needs --order"),
@@ -272,6 +301,14 @@ def test_a_matrix_too_large_to_prove_is_refused(tmp_path):
             "they alternate",
         ),
         (["turns", "--source", "a"], "needs --target"),
+        ([], "no mask was named"),
+        (["--order", " "], "--order is empty"),
+        (["--order", "0,1,a"], "'a' is not a whole number"),
+        (["--order", "0,1", "--text", "a"], "--text has 1 tokens, --order 2 numbers"),
+        (["--order", "0,1", "--predict"], "--predict is not an option of the mask order"),
+        (["causal", "--text", "a", "--predict", "--animate", "a.gif"], "leave --predict out"),
+        (["causal", "--text", "a", "--animate", "a.png"], "ends in .gif or .svg"),
+        (["causal", "--text", "a " * 41, "--animate", "a.gif"], "at most 40"),
     ],
 )
 def test_refusals(cli, words, message):

@@ -55,7 +55,7 @@ def test_a_mask_of_ones_own_is_drawn_proven_and_audited(registered, folder: str,
     assert main(["mask", "blocks", "--text", "a b c", "--window", "2", "--predict"]) == 0
     capsys.readouterr()
     assert main(["mask", "blocks", "--text", "a", "--order", "a"]) == 2
-    assert "--order is not an option of a blocks mask" in capsys.readouterr().err
+    assert "--order is not an option of the mask blocks" in capsys.readouterr().err
 
 
 def test_an_installed_package_adds_one_by_an_entry_point(tmp_path: Path, monkeypatch, capsys):
