@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("weights/*/README.md")]
     if path.name != "CHANGELOG.md"  # it tells of commands and files that have changed since
 )
+SHELL = ("|", "||", "&&", ";", "<", ">", "2>", "&")  # a command ends before one of these
 RUN = ["docs/from-transformers.md", "docs/from-bert4keras.md", "docs/exit-codes.md", "README.zh.md"]
 RUN += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/zh/*.md"))]
 
@@ -97,7 +99,8 @@ def commands(block: str) -> Iterator[list[str]]:
         line = re.sub(r"\s#.*", "", line.strip().removeprefix("$ "))
         found = re.match(r"(?:(?:.* \| )|torchrun .* -m )?(?:\.venv/bin/|python -m )?allmask (.*)", line)
         if found:
-            yield shlex.split(re.split(r" (?:\||\|\||&&|;|<|>|2>|&)(?: |$)", found[1])[0].rstrip(";"))
+            words = shlex.split(found[1].rstrip(";"))
+            yield list(takewhile(lambda word: word not in SHELL, words))
 
 
 def printed() -> list[tuple[str, str]]:
