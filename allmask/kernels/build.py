@@ -24,8 +24,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _get_tracing_state
+from torch.compiler import is_compiling
 
 from allmask.files import put_in_place
 
@@ -139,8 +140,7 @@ def compile_all(sources: Iterable[Path]) -> list[Path]:
 
 def is_traced() -> bool:
     """Whether torch traces the program instead of running it: a trace would not contain the call of a C function."""
-    recording = torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
-    return recording or torch.compiler.is_compiling()
+    return is_compiling() or _get_tracing_state() is not None or _are_functorch_transforms_active()
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def no_kernel(monkeypatch):
     def called(*_):
         raise AssertionError("the kernel was called")
 
-    monkeypatch.setattr(kernel, "_forward", called)
+    monkeypatch.setattr(kernel, "_functions", called)
 
 
 CASES = {
