@@ -194,6 +194,10 @@ class Model(nn.Module):
         return head
 
     @property
+    def device(self) -> torch.device:
+        return self.body.embedding.tokens.weight.device
+
+    @property
     def heads(self) -> frozenset[str]:
         return frozenset(name for name, module in HEADS.items() if getattr(self, module) is not None)
 
@@ -205,7 +209,7 @@ class Model(nn.Module):
         new_id = {old: new for new, old in enumerate(kept)}
         moved = {name: new_id.get(getattr(self.config, name)) for name in ("pad_token", "start_token", "end_token")}
         config = replace(self.config, vocab_size=len(kept), **moved)
-        index = torch.tensor(kept)
+        index = torch.tensor(kept, device=self.device)
         tensors = {
             name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
         }
@@ -246,7 +250,7 @@ class Model(nn.Module):
         for part, module in (new or {}).items():
             drawn = initialize(module, config.init_std, rng).state_dict()
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}.")}
-            tensors |= {f"{part}.{name}": value for name, value in drawn.items()}
+            tensors |= {f"{part}.{name}": value.to(self.device) for name, value in drawn.items()}
         names = empty_parameters(config, frozenset(heads), labels)
         kept = {name: tensor.clone() for name, tensor in tensors.items() if name in names}
         return _assemble(config, heads, self.tokenizer, kept, labels=labels)

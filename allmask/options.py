@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from allmask.devices import DEVICES, HELP
 from allmask.errors import UsageError
 from allmask.files import did_you_mean
 from allmask.presets import PRESETS
@@ -382,6 +383,7 @@ class CommandOptions(Options):
     resume: bool = option(False, "Continue the run in --out where it stopped.", "output", flag="--resume")
     quiet: bool = option(False, "No progress, no samples; warnings and errors only.", "output", flag="--quiet -q")
     json: bool = option(False, "Print the result as JSON.", "output", flag="--json")
+    device: str = option("auto", HELP, choices=DEVICES)
     shard: bool = option(
         False, "With torchrun: divide the model between processes (FSDP2).", "advanced", flag="--shard"
     )

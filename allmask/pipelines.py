@@ -38,34 +38,42 @@ if TYPE_CHECKING:
 
 
 @overload
-def pipeline(task: Literal["fill"], model: str | Path) -> Filler: ...
-@overload
-def pipeline(task: Literal["classify"], model: str | Path, precision: str = "auto") -> Classifier: ...
-@overload
-def pipeline(task: Literal["choose"], model: str | Path, precision: str = "auto") -> Chooser: ...
-@overload
-def pipeline(task: Literal["tag"], model: str | Path, precision: str = "auto") -> Tagger: ...
-@overload
-def pipeline(task: Literal["answer"], model: str | Path, precision: str = "auto") -> Answerer: ...
-@overload
-def pipeline(task: Literal["embed"], model: str | Path, precision: str = "auto") -> Embedder: ...
-@overload
-def pipeline(task: Literal["image"], model: str | Path, precision: str = "auto") -> Recognizer: ...
+def pipeline(task: Literal["fill"], model: str | Path, *, device: str = "auto") -> Filler: ...
 @overload
 def pipeline(
-    task: Literal["title", "translate", "continue", "generate"], model: str | Path, precision: str = "auto"
+    task: Literal["classify"], model: str | Path, precision: str = "auto", device: str = "auto"
+) -> Classifier: ...
+@overload
+def pipeline(task: Literal["choose"], model: str | Path, precision: str = "auto", device: str = "auto") -> Chooser: ...
+@overload
+def pipeline(task: Literal["tag"], model: str | Path, precision: str = "auto", device: str = "auto") -> Tagger: ...
+@overload
+def pipeline(task: Literal["answer"], model: str | Path, precision: str = "auto", device: str = "auto") -> Answerer: ...
+@overload
+def pipeline(task: Literal["embed"], model: str | Path, precision: str = "auto", device: str = "auto") -> Embedder: ...
+@overload
+def pipeline(
+    task: Literal["image"], model: str | Path, precision: str = "auto", device: str = "auto"
+) -> Recognizer: ...
+@overload
+def pipeline(
+    task: Literal["title", "translate", "continue", "generate"],
+    model: str | Path,
+    precision: str = "auto",
+    device: str = "auto",
 ) -> TextGenerator: ...
 @overload
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Any: ...
+def pipeline(task: str, model: str | Path, precision: str = "auto", device: str = "auto") -> Any: ...
 
 
-def pipeline(task: str, model: str | Path, precision: str = "auto") -> Any:
+def pipeline(task: str, model: str | Path, precision: str = "auto", device: str = "auto") -> Any:
     """Return a model ready for `task`, the one it was trained for: "title", "classify" or another name of `TASKS`.
 
     Three tasks (`USES`) need no fine-tuning: "generate" writes with any model that can, such as GPT-2; "fill" predicts
-    the tokens behind [MASK]; "embed" returns a vector for each text.
+    the tokens behind [MASK]; "embed" returns a vector for each text. `device` is cpu, cuda or mps; auto: a CUDA GPU if
+    there is one, else the CPU.
     """
     if task not in TASKS and task not in USES:
         raise UsageError(f"there is no task {task!r}", f"there are: {', '.join([*TASKS, *USES])}")
-    opened = ModelFolder.open(model)
+    opened = ModelFolder.open(model, device)
     return USES[task](opened, precision) if task in USES else opened.predictor(task, precision)

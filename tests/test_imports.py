@@ -14,7 +14,7 @@ import pytest
 import allmask
 
 LAYERS = (  # lowest first; the parts of a layer may import each other
-    "errors files terminal protobuf registry options mask kernels text config presets",
+    "errors files devices terminal protobuf registry options mask kernels text config presets",
     "nn",
     "checkpoints model data losses",
     "objectives inference decoding training",

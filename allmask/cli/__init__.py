@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from allmask.cli._program import as_called
+from allmask.devices import DEVICES, HELP, expect_device
 from allmask.errors import DataError, UsageError
 from allmask.options import ReadOptions, described
 
@@ -35,6 +36,7 @@ Precision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
     Option(help="Arithmetic; auto is the fastest that this CPU supports: int8 to generate text, else bf16."),
 ]
+Device = Annotated[str, Option(help=HELP, metavar="|".join(DEVICES), callback=expect_device)]
 OnBadRecord = Annotated[
     Literal["stop", "skip"],
     Option(help="Stop at a record that cannot be used, or skip it; skipped records are counted."),

@@ -20,6 +20,7 @@ import typer
 from allmask.cli import emit, markdown_table, note, show_log
 from allmask.cli._options import command_options, declare, merged
 from allmask.cli._program import as_called
+from allmask.devices import expect_device
 from allmask.errors import AllmaskError, UsageError
 from allmask.options import CommandOptions
 from allmask.runs.options import (
@@ -57,6 +58,7 @@ class Request:
     resume: bool = False
     quiet: bool = False
     json: bool = False
+    device: str = "auto"
     shard: bool = False
 
 
@@ -107,6 +109,7 @@ def _request(command: str, flags: dict[str, Any]) -> Request:
         values = read_yaml(Path(own["config"]))
         values.pop("checksums", None)  # in the config.yaml of a run
         given = values | given
+    expect_device(own.get("device", "auto"))
     if "out" not in own:
         raise UsageError("no folder for the run was named", "name a new folder with --out")
     asked = Request(given, frozenset(flags), **{**own, "out": Path(own["out"])})
@@ -148,7 +151,7 @@ def drive(command: str, asked: Request) -> None:
     from allmask.runs.plan import Plan
 
     out, quiet = asked.out, asked.quiet
-    with _processes(asked.shard, quiet) as group:
+    with _processes(asked.shard, quiet, asked.device) as group:
 
         def resumed() -> Plan:
             check_resumed(command, out, asked.given)
@@ -169,12 +172,12 @@ def drive(command: str, asked: Request) -> None:
 
 
 @contextmanager
-def _processes(shard: bool, quiet: bool) -> Iterator[SingleProcess | ProcessGroup]:
+def _processes(shard: bool, quiet: bool, device: str) -> Iterator[SingleProcess | ProcessGroup]:
     """Join the processes of torchrun, if there are any: only the first one, and the first one that fails, print."""
     from allmask.training.process_group import PeerFailed, join_processes
 
     try:
-        with join_processes(shard) as group:
+        with join_processes(shard, device) as group:
             show_log(quiet)
             if not group.lead:
                 logging.getLogger("allmask").setLevel(logging.CRITICAL)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from allmask.cli import AsJson, ModelName, emit, markdown_table, note
+from allmask.cli import AsJson, Device, ModelName, emit, markdown_table, note
 from allmask.errors import UsageError
 from allmask.mask.kinds import parameters
 from allmask.registry import MASKS
@@ -33,6 +33,7 @@ def command(
     compare: Annotated[
         bool, Option("--compare", help="Table of all masks, here and in each way that transformers accepts one.")
     ] = False,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> int:
     """Measure with gradients which outputs of MODEL depend on which inputs, and compare with what the mask allows.
@@ -45,7 +46,7 @@ def command(
         )
     from allmask.tasks.task import ModelFolder
 
-    opened = ModelFolder.open(model)
+    opened = ModelFolder.open(model, device)
     limit = min(opened.model.config.max_length, opened.model.config.vocab_size)
     if tokens > limit:
         raise UsageError(f"--tokens {tokens}: this model takes at most {limit}")

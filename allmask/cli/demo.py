@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from allmask.cli import emit, note, shortened, show_log
+from allmask.cli import Device, emit, note, shortened, show_log
 from allmask.cli._program import program
 
 EXAMPLES = """
@@ -35,6 +35,7 @@ def command(
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Option(help="Arithmetic of learning; auto: bf16 if the CPU has it.")
     ] = "auto",
+    device: Device = "auto",
     fast: Annotated[bool, Option("--fast", help="Run every step on little data, in seconds.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the rest goes to stderr.")] = False,
 ) -> None:  # fmt: skip
@@ -51,7 +52,7 @@ def command(
         show_log(quiet=True)
         from allmask.demo.run import show_text
 
-        result = show_text(parts, out, say)
+        result = show_text(parts, out, say, device)
         _finish(as_json, result, commands_for_text(result))
         return
     from allmask.demo import expect_replaceable
@@ -60,7 +61,7 @@ def command(
     from allmask.demo.run import FAST, FULL, run_demo
 
     show_log(quiet=True)
-    result = run_demo(out, minutes, FAST if fast else FULL, say, precision=precision)
+    result = run_demo(out, minutes, FAST if fast else FULL, say, precision=precision, device=device)
     _finish(as_json, result, commands_for_demo(result["final"], out))
 
 

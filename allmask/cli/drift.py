@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from allmask.cli import (
     AsJson,
+    Device,
     Encoding,
     OnBadRecord,
     Precision,
@@ -97,6 +98,7 @@ def command(
     top: Annotated[int, Option(min=0, help="Words and examples to show for each file.")] = 5,
     seed: Annotated[int, Option(help="Random seed: of the records drawn, the halves and the folds.")] = 0,
     precision: Precision = "auto",
+    device: Device = "auto",
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -135,7 +137,7 @@ def command(
     from allmask.drift.records import same_columns
 
     settings = drift.Settings(alpha, test, repeats=repeats, seed=seed, shown=top, **given)
-    represent = _embedder(model or "minilm", precision, quiet) if features != "ngrams" else None
+    represent = _embedder(model or "minilm", precision, device, quiet) if features != "ngrams" else None
     limit = most or (MOST_ROWS if kind == "numbers" or features == "ngrams" else MOST)
     a, b = samples = [
         _read(kind, file, chosen, limit, f"{seed} {side}", on_bad_record, quiet) for side, file in enumerate(files)
@@ -226,16 +228,16 @@ def _read(
     return found
 
 
-def _embedder(model: str, precision: str, quiet: bool) -> Represent:
+def _embedder(model: str, precision: str, device: str, quiet: bool) -> Represent:
     """Return a function that embeds texts; it loads the model when it is called, after the files have been checked."""
 
     def represent(texts: list[str]):
         import numpy as np
 
-        from allmask.checkpoints import resolve
-        from allmask.tasks.embed import Embedder
+        from allmask.tasks.embed import open_embedder
+        from allmask.tasks.task import ModelFolder
 
-        embedder = Embedder.open(resolve(model), precision=precision)
+        embedder = open_embedder(ModelFolder.open(model, device), precision)
         on_progress, rows, done = _progress("embedded", quiet), [], 0
         for window in embedder.stream(texts, WINDOW):
             rows.append(window)

@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from allmask.cli import (
     Columns,
+    Device,
     Encoding,
     ModelName,
     OnBadRecord,
@@ -82,6 +83,7 @@ def command(
     columns: Columns = None,
     encoding: Encoding = None,
     precision: Precision = "auto",
+    device: Device = "auto",
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     as_json: Annotated[bool, Option("--json", help="With --search: print the result as JSON.")] = False,
@@ -106,12 +108,12 @@ def command(
             raise DataError(f"{file}: no such file", "check the path")
     check_out(out or "-", file, (".npy", ".jsonl"))
     named = text_file(file or Path("-"), name, columns, encoding)
-    from allmask.checkpoints import resolve
+    from allmask.tasks.task import ModelFolder
 
-    folder = resolve(model)
-    from allmask.tasks.embed import Embedder, nearest
+    opened = ModelFolder.open(model, device)
+    from allmask.tasks.embed import nearest, open_embedder
 
-    embedder = Embedder.open(folder, pool, normalize, precision)
+    embedder = open_embedder(opened, precision, pool, normalize)
     source = _Source(None if file is None else named, text or [], on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)

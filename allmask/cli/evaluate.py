@@ -12,6 +12,7 @@ from typer import Argument, Option
 from allmask.cli import (
     AsJson,
     Columns,
+    Device,
     Encoding,
     LabelNames,
     ModelName,
@@ -50,6 +51,7 @@ def command(
         ),
     ],
     precision: Precision = "auto",
+    device: Device = "auto",
     limit: Annotated[
         int | None,
         Option(
@@ -86,7 +88,7 @@ def command(
 
     show_log(quiet)
     source = read_options(file, columns, encoding, label_names)
-    predictor, options = open_predictor(model, file, precision, search)
+    predictor, options = open_predictor(model, file, precision, device, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()
     records = predictor.read(source, on_bad_record, skipped, targets=True, limit=limit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from allmask.cli import ModelName, show_log, stdin_batches
+from allmask.cli import Device, ModelName, show_log, stdin_batches
 from allmask.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def command(
         str | None, Argument(metavar="TEXT", help="A text with [MASK] in it; without it, each line of stdin.")
     ] = None,
     top: Annotated[int, Option(min=1, help="Number of predictions for each [MASK].")] = 5,
+    device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Show the most probable tokens for each [MASK] of a text.
@@ -36,7 +37,7 @@ def command(
     show_log()
     from allmask.pipelines import pipeline
 
-    fill = pipeline("fill", model)
+    fill = pipeline("fill", model, device=device)
     if text is not None:
         _print(fill(text, top), as_json)
         return

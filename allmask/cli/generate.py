@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from allmask.cli import ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches
+from allmask.cli import Device, ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
@@ -44,6 +44,7 @@ def command(
         Option(help="For a model that writes in several ways: title, continue, …", show_default="the model's own"),
     ] = None,
     precision: Precision = "auto",
+    device: Device = "auto",
     stream: Annotated[bool, Option("--stream", help="Print each token as soon as it is generated.")] = False,
     show_mask: Annotated[bool, Option("--show-mask", help="Draw the attention mask of this text on stderr.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text, with scores.")] = False,
@@ -74,7 +75,7 @@ def command(
         if not any(line.strip() for line in first):
             raise UsageError("no text was given", 'pass it with --text "…", or one per line on stdin')
         model, batches = _default_for(first), chain([first], batches)
-    opened = ModelFolder.open(model)  # a missing folder is refused before torch is imported
+    opened = ModelFolder.open(model, device)  # a missing folder is refused before torch is imported
     generator = USES["generate"](opened, precision, task)
     generator.check(options)
     for batch in batches:
@@ -109,7 +110,7 @@ def _flags(names: Sequence[str]) -> str:
 
 
 def open_predictor(
-    model: str, file: Path, precision: str, search: Mapping[str, Any]
+    model: str, file: Path, precision: str, device: str, search: Mapping[str, Any]
 ) -> tuple[Predictor, dict[str, Any]]:
     """Return the predictor of a model and those of the options of a search that it takes.
 
@@ -117,7 +118,7 @@ def open_predictor(
     """
     from allmask.tasks.task import FILE, ModelFolder
 
-    options, opened = given_options(search), ModelFolder.open(model)
+    options, opened = given_options(search), ModelFolder.open(model, device)
     names_task, is_path = (opened.folder / FILE).is_file(), bool(file.suffix)  # digits is a data set, not a path
     if names_task and is_path and not file.exists():  # known before torch is imported
         raise DataError(f"{file}: no such file", "check the path")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from allmask.cli import AsJson, emit, note, plural
+from allmask.cli import AsJson, Device, emit, note, plural
+from allmask.devices import find_device
 from allmask.errors import UsageError
 from allmask.files import did_you_mean
 from allmask.options import GAN_PRESETS, IMAGE_PRESETS
@@ -67,6 +68,7 @@ def command(
     png: Annotated[
         Path | None, Option(help="Plot signal and gradient per layer into this file.", metavar="FILE")
     ] = None,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Show the parameters and shapes of a model, and the size of signal and gradient in each layer.
@@ -86,7 +88,7 @@ def command(
             raise UsageError("--heads is for a --preset; a model has the heads it came with")
         from allmask.tasks.task import ModelFolder
 
-        opened = ModelFolder.open(str(model))
+        opened = ModelFolder.open(str(model), device)
         kind = KINDS.get(str(opened.settings.get("model_type")), TEXT)
     elif preset not in presets:
         raise UsageError(f"--preset {preset}: no such preset", did_you_mean(preset, presets))
@@ -108,7 +110,11 @@ def command(
     from allmask.nn.init import signal_report
 
     rng = torch.Generator().manual_seed(seed)
-    network = kind.load(opened) if preset is None else kind.new(preset, names, None if shapes_only else rng)
+    if preset is None:
+        network = kind.load(opened)
+    else:
+        network = kind.new(preset, names, None if shapes_only else rng)
+        network = network if shapes_only else network.to(find_device(device))
     signals, title = [], kind.title(network)
     if kind.forward is not None and not shapes_only:
         signals = signal_report(network, kind.forward(network, text, tokens, rng), rng)
@@ -174,10 +180,11 @@ def _text_forward(model: Any, text: str | None, tokens: int, rng: Generator) -> 
         if len(encoded) > limit:
             note(f"the text has {len(encoded)} tokens; the first {limit} are used", important=True)
         ids = torch.tensor([encoded[:limit]])
+    ids = ids.to(next(model.parameters()).device)
     if not model.config.decoder_layers:
         return lambda: model(ids).hidden
     twice = torch.cat([ids, ids], dim=1)
-    mask = Mask.encoder_decoder((torch.arange(twice.shape[1]) >= ids.shape[1]).expand_as(twice))
+    mask = Mask.encoder_decoder((torch.arange(twice.shape[1], device=ids.device) >= ids.shape[1]).expand_as(twice))
     return lambda: model(twice, mask).hidden[:, ids.shape[1] :]
 
 
@@ -191,7 +198,7 @@ def _new_image(preset: str, heads: tuple[str, ...] | None, rng: Generator | None
 def _load_image(opened: ModelFolder) -> Any:
     from allmask.vision import checkpoints
 
-    return checkpoints.load(opened.folder).model
+    return opened.placed(checkpoints.load(opened.folder).model)
 
 
 def _image_title(model: Any) -> str:
@@ -204,7 +211,7 @@ def _image_forward(model: Any, text: str | None, tokens: int, rng: Generator) ->
     import torch
 
     side = 64 if model.config.stem == "large" else 32
-    images = torch.randn(ROWS, model.config.channels, side, side, generator=rng)
+    images = torch.randn(ROWS, model.config.channels, side, side, generator=rng).to(next(model.parameters()).device)
     return lambda: model(images)
 
 

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from allmask.cli import (
     Columns,
+    Device,
     Encoding,
     ModelName,
     OnBadRecord,
@@ -75,6 +76,7 @@ def command(
         ),
     ] = None,
     precision: Precision = "auto",
+    device: Device = "auto",
     keep: Annotated[
         str, Option(help="Columns to copy, separated by commas.", metavar="COLUMN,…", show_default="all")
     ] = "",
@@ -106,7 +108,7 @@ def command(
     if is_stdin and (columns or encoding):
         raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")
     check_out(out or "-", file, FORMATS)
-    predictor, options = open_predictor(model, file, precision, search)
+    predictor, options = open_predictor(model, file, precision, device, search)
     kept = [name for name in (word.strip() for word in keep.split(",")) if name]
     if is_stdin:
         predictor.expect_lines()

@@ -109,7 +109,7 @@ def padded_prompts(prompts: Sequence[Sequence[int]], model: Model, allow_empty: 
                 raise UsageError(
                     f"prompt {number}: token {token} is not in the vocabulary of {model.config.vocab_size}"
                 )
-    device = model.body.embedding.tokens.weight.device
+    device = model.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     valid = torch.arange(max(1, *map(len, prompts)), device=device) < lengths[:, None]
     ids = torch.zeros(valid.shape, dtype=torch.long, device=device)

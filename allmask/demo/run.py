@@ -69,13 +69,18 @@ FAST = Size(
 
 
 def run_demo(
-    out: Path, minutes: float = 3.5, size: Size = FULL, say: Say = print, precision: str = "auto"
+    out: Path,
+    minutes: float = 3.5,
+    size: Size = FULL,
+    say: Say = print,
+    precision: str = "auto",
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Run the demo in a hidden folder, which replaces `out` when the run is complete."""
     start = time.monotonic()
     expect_replaceable(out)
     try:
-        opened = ModelFolder.open(default_model([EXAMPLE]))  # first, as its package may be missing
+        opened = ModelFolder.open(default_model([EXAMPLE]), device)  # first, as its package may be missing
         with replace_folder(out) as folder:
             return Demo(opened, size, folder, out, say, precision, start, start + 60 * minutes).run()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -222,17 +227,17 @@ def _counts(found: Found) -> str:
 # ---- a text of the user's ------------------------------------------------------------------------------------------
 
 
-def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, Any]:
+def show_text(parts: Sequence[str], out: Path, say: Say = print, device: str = "auto") -> dict[str, Any]:
     """Show the paragraphs of a text under the four masks, then their titles, also those of a finished demo's model."""
     name = default_model(parts)
-    opened = ModelFolder.open(name)
+    opened = ModelFolder.open(name, device)
     first = next((part for part in parts if count_words(part) >= LEAST), parts[0])
     say(f"{name} under four masks: which token may read which (■). The text:\n\n{wrapped(opening(first))}\n")
     four = FourMasks(opened)
     masks = show_views(four, first, [part for part in parts[:COMPARED] if part != first], say)
     chosen = list(parts[:TITLED])
     made = {name: four.titles(chosen, beams=BEAMS)}
-    if (learnt := _learnt_writer(out)) and not is_chinese(parts):
+    if (learnt := _learnt_writer(out, device)) and not is_chinese(parts):
         made[LEARNT] = learnt(chosen, beams=BEAMS)
     say(f"  titles of {len(chosen)} paragraphs\n")
     for number, part in enumerate(chosen):
@@ -243,8 +248,8 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print) -> dict[str, An
     return {"model": name, "text": opening(first), "masks": masks, "paragraphs": chosen, "titles": made}
 
 
-def _learnt_writer(out: Path) -> TextGenerator | None:
+def _learnt_writer(out: Path, device: str) -> TextGenerator | None:
     """Return the model of a finished demo, if there is one in `out`."""
     if not (out / RESULT).is_file() or not (out / "final").is_dir():
         return None
-    return TextGenerator(ModelFolder.open(out / "final").model.eval(), TASK, None)
+    return TextGenerator(ModelFolder.open(out / "final", device).model.eval(), TASK, None)

@@ -215,6 +215,8 @@ class GanTraining(GanOptions, Job):
         networks.save(folder, model)
 
     def load(self, folder: Path, device: torch.device) -> Gan:
+        if device.type != "cpu":
+            log.info("gan: trained on the CPU, as its evaluations need it")
         return networks.load(folder)
 
     def workload(self, plan: Plan, data: GanData, model: Gan, out: Path, quiet: bool) -> GanWorkload:

@@ -47,7 +47,7 @@ def embed_ids(
     """Like `embed`, for texts given as token ids. The vector of an empty text is zeros."""
     if pool not in POOLS:
         raise UsageError(f"pool is {pool!r}; expected one of {', '.join(POOLS)}")
-    device = model.body.embedding.tokens.weight.device
+    device = model.device
     vectors = torch.zeros(len(ids), model.config.features, device=device)
     done = sum(len(text) == 0 for text in ids)
     with torch.inference_mode():

@@ -52,7 +52,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
     if any(isinstance(module, Packed | Int8Linear | TorchInt8Linear) for module in model.modules()):
         raise UsageError("this model is frozen already", "freeze the original model")
-    device = model.body.embedding.tokens.weight.device
+    device = model.device
     if precision == "int8" and device.type != "cpu":
         log.warning("int8 is for CPUs; this model is on %s", device.type)
         precision = "auto"

@@ -59,13 +59,14 @@ def audit(subject: Subject, mask: Mask, rng: torch.Generator | None = None) -> A
     tokens, vocab_size = mask.shape[1], subject.embedding.shape[0]
     if tokens > vocab_size:
         raise UsageError(f"an audit of {tokens} tokens needs as many different ones; the vocabulary has {vocab_size}")
-    ids = torch.randperm(vocab_size, generator=rng)[None, :tokens]
-    hidden = subject.hidden(ids, mask)[0]  # (T, W)
-    direction = torch.randn(hidden.shape[-1], generator=rng).to(hidden.dtype)  # a plain sum is 0 after a layer norm
+    device = subject.embedding.device
+    ids = torch.randperm(vocab_size, generator=rng)[None, :tokens].to(device)
+    hidden = subject.hidden(ids, mask.to(device))[0]  # (T, W)
+    direction = torch.randn(hidden.shape[-1], generator=rng).to(hidden)  # a plain sum is 0 after a layer norm
     depends = []
     for output in hidden @ direction:
         (gradient,) = torch.autograd.grad(output, subject.embedding, retain_graph=True)
-        depends.append((gradient[ids[0]] != 0).any(-1))
+        depends.append((gradient[ids[0]] != 0).any(-1).cpu())
     return Audit(torch.stack(depends), influence(mask.visible()[0], subject.layers))
 
 
@@ -75,13 +76,13 @@ def audit_tokens(model: nn.Module, ids: Tensor, mask: Mask, segments: Tensor | N
     The model runs with an embedding that has a row for each position instead of each token, so equal tokens stay apart.
     """
     ours: Any = model.eval()
-    rows = ours.body.embedding.tokens.weight.detach()[ids[0]].requires_grad_()  # (T, W)
-    inputs = torch.arange(len(rows))[None], mask, segments
+    rows = ours.body.embedding.tokens.weight.detach()[ids[0].to(ours.device)].requires_grad_()  # (T, W)
+    inputs = [x if x is None else x.to(ours.device) for x in (torch.arange(len(rows))[None], mask, segments)]
     with torch.enable_grad():
-        hidden = torch.func.functional_call(ours, {"body.embedding.tokens.weight": rows}, inputs).hidden[0]
-    direction = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden.dtype)
+        hidden = torch.func.functional_call(ours, {"body.embedding.tokens.weight": rows}, tuple(inputs)).hidden[0]
+    direction = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden)
     gradients = [torch.autograd.grad(output, rows, retain_graph=True)[0] for output in hidden @ direction]
-    return Audit(torch.stack(gradients).ne(0).any(-1), influence(mask.visible()[0], ours.config.layers))
+    return Audit(torch.stack(gradients).ne(0).any(-1).cpu(), influence(mask.visible()[0], ours.config.layers))
 
 
 def _pairs(cells: Tensor) -> list[tuple[int, int]]:

@@ -61,7 +61,8 @@ class CRF(nn.Module):
     def best(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
         """Return the best labels for each sequence of scores (T, L).
 
-        Only those are considered that begin with one of `starts` (L,) and whose transitions are `allowed` (L, L).
+        Only those are considered that begin with one of `starts` (L,) and whose transitions are `allowed` (L, L). The
+        search runs on the CPU, where the arguments are.
         """
         found: list[list[int]] = [[] for _ in scores]
         for indices in _groups([len(sequence) for sequence in scores]):
@@ -73,15 +74,15 @@ class CRF(nn.Module):
     def _viterbi(self, scores: Sequence[Tensor], starts: Tensor, allowed: Tensor) -> list[list[int]]:
         rows, lengths = pad_sequence(list(scores), batch_first=True), [len(sequence) for sequence in scores]
         valid = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
-        follows = self.follows.masked_fill(~allowed, _FORBIDDEN)
-        total = self.first.masked_fill(~starts, _FORBIDDEN) + rows[:, 0]
+        follows = self.follows.cpu().masked_fill(~allowed, _FORBIDDEN)
+        total = self.first.cpu().masked_fill(~starts, _FORBIDDEN) + rows[:, 0]
         previous = []  # (C, L) each: the label before, on the best path to each label
         for step in range(1, rows.shape[1]):
             longer, back = (total[:, :, None] + follows).max(1)
             previous.append(back)
             total = torch.where(valid[:, step, None], longer + rows[:, step], total)
         paths = []
-        for row, label in enumerate((total + self.last).argmax(1).tolist()):
+        for row, label in enumerate((total + self.last.cpu()).argmax(1).tolist()):
             path = [label]
             for step in range(lengths[row] - 1, 0, -1):
                 path.append(int(previous[step - 1][row, path[-1]]))

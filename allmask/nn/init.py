@@ -324,7 +324,7 @@ def signal_report(model: nn.Module, run: Callable[[], Tensor], rng: Generator | 
     try:
         with torch.enable_grad():
             output = run()
-            cotangent = normal(torch.empty_like(output), 1.0, rng)
+            cotangent = normal(torch.empty(output.shape, dtype=output.dtype), 1.0, rng).to(output.device)
             gradients = torch.autograd.grad(output, list(seen.values()), cotangent)
     finally:
         for hook in hooks:

@@ -44,8 +44,8 @@ class RMSNorm(nn.RMSNorm):
     """torch's RMS norm (arXiv 1910.07467), computed by a fused kernel on CPUs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self._parameters
-        return rms_norm(x, own["weight"] if "weight" in own else self.weight, self.eps)  # the former is faster
+        weight = self._parameters.get("weight")  # faster than self.weight
+        return rms_norm(x, self.weight if weight is None else weight, self.eps)
 
 
 NORMS = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "instance": InstanceNorm}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from allmask.devices import shown
 from allmask.errors import DataError, ResourceError, UsageError
 from allmask.runs import folder as run_folder
 from allmask.runs import sweep
@@ -95,6 +96,8 @@ def _run(
 ) -> dict[str, Any]:  # fmt: skip
     """Train from the last checkpoint, or from the start, and finish. `watched` may wrap the workload."""
     job = plan.job
+    if group.lead and group.device.type != "cpu":
+        log.info("device: %s", shown(group.device))
     model = job.load(out / START, group.device)  # not from memory, so that a new run and a resumed one start alike
     work = job.workload(plan, data, model, out, quiet)
     result = train(

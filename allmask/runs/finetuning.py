@@ -160,7 +160,7 @@ class FineTuning(FinetuneOptions, Job):
         save_model(model, self.task, folder)
 
     def load(self, folder: Path, device: torch.device) -> Model:
-        return load(folder)  # evaluations of texts run on the CPU
+        return load(folder).to(device)
 
     # ---- training ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import POOLS, embed_ids, fit, freeze
-from allmask.model import Model, load_folder
+from allmask.model import Model
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder
 
@@ -29,8 +29,11 @@ class Found(NamedTuple, Generic[T]):
     what: T  # the text itself
 
 
-def open_embedder(opened: ModelFolder, precision: str = "auto") -> Embedder:
-    return Embedder(opened.model, pool_of(opened.folder), precision=precision)
+def open_embedder(
+    opened: ModelFolder, precision: str = "auto", pool: str | None = None, normalize: bool = False
+) -> Embedder:
+    """The default pooling is that of the folder's sentence-transformers settings, or mean."""
+    return Embedder(opened.model, pool or pool_of(opened.folder), normalize, precision)
 
 
 @dataclass
@@ -50,11 +53,6 @@ class Embedder:
         if self.pool == "cls" and self.model.config.own_mask == "causal":
             raise UsageError("pool cls: this model reads from left to right, its first token sees nothing else")
         self.frozen = freeze(self.model, self.precision)
-
-    @classmethod
-    def open(cls, folder: Path, pool: str | None = None, normalize: bool = False, precision: str = "auto") -> Embedder:
-        """Open a model folder; the default pooling is that of its sentence-transformers settings, or mean."""
-        return cls(load_folder(folder, str(folder)), pool or pool_of(folder), normalize, precision)
 
     def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
         """Return the vector (W,) of a text, or (n, W) of a list of texts, in fp32."""

@@ -79,7 +79,8 @@ class Filler:
         ids = torch.zeros(valid.shape, dtype=torch.long)
         ids[valid] = torch.tensor([id for row in rows for id in row])
         asked = (ids == tokenizer.mask_id) & valid
-        answers = iter(_answers(self.model.logits(self._hidden(ids, valid, asked)), tokenizer, top))
+        moved = (x.to(self.model.device) for x in (ids, valid, asked))
+        answers = iter(_answers(self.model.logits(self._hidden(*moved)).cpu(), tokenizer, top))
         found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
         swallows = tokenizer.mask_swallows_space
         return [

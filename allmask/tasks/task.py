@@ -13,14 +13,16 @@ is saved beside the weights. A new task is one file and one line in `TASKS`; in 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
+from allmask.devices import expect_device, find_device, shown
 from allmask.errors import CheckpointError, UsageError
 from allmask.registry import TASKS
 
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     from allmask.tasks.common.evaluation import Evaluation
     from allmask.training import Score
 
+log = logging.getLogger("allmask")
 FILE = "allmask.json"
+Placed = TypeVar("Placed", bound=Any)  # a torch.nn.Module
 
 
 class Task(Protocol):
@@ -220,13 +224,14 @@ class ModelFolder:
 
     source: str  # as the user named it
     folder: Path
+    device: str = "cpu"  # where the model computes: auto, cpu, cuda or mps
 
     @classmethod
-    def open(cls, source: str | Path) -> ModelFolder:
+    def open(cls, source: str | Path, device: str = "cpu") -> ModelFolder:
         """`source` is a folder or file, a run, a bundled name such as allmask-en, or org/name on the hub."""
         from allmask.checkpoints import resolve
 
-        return cls(str(source), resolve(source))
+        return cls(str(source), resolve(source), expect_device(device))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -250,7 +255,14 @@ class ModelFolder:
     def model(self) -> Model:
         from allmask.model import load_folder
 
-        return load_folder(self.folder, self.source)
+        return self.placed(load_folder(self.folder, self.source))
+
+    def placed(self, network: Placed) -> Placed:
+        """Move a network to the device, and say so unless that is the CPU."""
+        device = find_device(self.device)
+        if device.type != "cpu":
+            log.info("device: %s", shown(device))
+        return network.to(device)
 
     @cached_property
     def outline(self) -> Outline:

@@ -24,8 +24,8 @@ def measured_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     for _ in range(ROUNDS):
         started = time.perf_counter()
         torch.mm(a, b)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        if device != "cpu":
+            torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - started)
     return 2 * SIDE**3 / min(seconds)
 

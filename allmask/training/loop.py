@@ -521,7 +521,7 @@ def loss_of(model: Model, batch: Batch, smoothing: float = 0.0) -> Tensor:
 def mean_loss(model: Model, held_out: Sequence[Batch]) -> float:
     """Return the mean cross-entropy per target of held-out batches."""
     model.eval()
-    total = sum(loss_of(model, batch).item() for batch in held_out)
+    total = sum(loss_of(model, batch.to(model.device)).item() for batch in held_out)
     return total / max(1, sum(batch.targets for batch in held_out))
 
 

@@ -12,13 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
 
+from allmask.devices import find_device
 from allmask.errors import AllmaskError, ResourceError, UsageError
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class SingleProcess:
     size: int = 1
     restarts: int = 0  # how often torchrun has restarted the processes
     sharded: bool = False
+    on: str = "auto"  # --device
 
     @property
     def lead(self) -> bool:
@@ -51,7 +53,7 @@ class SingleProcess:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        return find_device(self.on)
 
     def first(self, do: Callable[[], T]) -> T | None:
         """Call a function in the first process while the others wait; they get None."""
@@ -189,23 +191,25 @@ def expect_alone() -> None:
 
 
 @contextmanager
-def join_processes(shard: bool = False) -> Iterator[Group]:
+def join_processes(shard: bool = False, device: str = "auto") -> Iterator[Group]:
     """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all."""
     if not launched():
-        yield SingleProcess()
+        yield SingleProcess(on=device)
         return
-    group = join(shard)
+    group = join(shard, device)
     with group.ending():
         yield group
 
 
-def join(shard: bool) -> ProcessGroup:
+def join(shard: bool, device: str = "auto") -> ProcessGroup:
     """Connect to the other processes: by gloo between CPUs, by NCCL between GPUs."""
     from torch import distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    cuda = torch.cuda.is_available()
+    if device == "mps":
+        raise UsageError("several processes share a CPU or CUDA GPUs, not an Apple GPU", "leave out --device mps")
+    cuda = find_device(device).type == "cuda"
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     shared, rank, size = next(iter(rendezvous("env://", timeout=MEETING)))
@@ -214,9 +218,10 @@ def join(shard: bool) -> ProcessGroup:
         "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=STEP
     )
     patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-    alone = ProcessGroup(rank, size, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), shard, store, patient)
+    count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    alone = ProcessGroup(rank, size, count, shard, device, store, patient)
     # Only the host where a process died counts a restart, so take the largest count
-    return ProcessGroup(rank, size, alone.most(alone.restarts), shard, store, patient)
+    return replace(alone, restarts=alone.most(alone.restarts))
 
 
 def attempt(store: Any, rank: int, size: int, patience: timedelta = MEETING) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, overload
@@ -29,7 +29,7 @@ from allmask.vision import checkpoints
 from allmask.vision.datasets import has_part, kind_of, read
 from allmask.vision.images import Images, Preparation, find_images, read_all
 from allmask.vision.resnet import ResNet
-from allmask.vision.training import logits_of
+from allmask.vision.training import device_of, logits_of
 
 # a file, or an array: height × width, with channels last or first, bytes or fractions from 0 to 1
 Image = str | Path | np.ndarray | Tensor
@@ -50,7 +50,8 @@ class ImageTask(Task):
         return "train a network: allmask train --task image --data images/ --out runs/images"
 
     def load(self, opened: ModelFolder) -> checkpoints.Loaded:
-        return checkpoints.load(opened.folder)
+        loaded = checkpoints.load(opened.folder)
+        return replace(loaded, model=opened.placed(loaded.model))
 
     def predictor(self, model: checkpoints.Loaded, precision: str = "auto") -> Recognizer:
         if model.labels is None or model.preparation is None:
@@ -106,7 +107,7 @@ class Recognizer(Predictor):
     def answers(self, pixels: Tensor) -> Tensor:
         """Logits (N, classes) for bytes (N, C, H, W) of the network's image size."""
         self.preparation.expect("pixels", pixels)
-        return logits_of(self.model, pixels, self.preparation, resolve_precision(self.precision))
+        return logits_of(self.model, pixels, self.preparation, resolve_precision(self.precision, device_of(self.model)))
 
     # ---- files ---------------------------------------------------------------------------------------------
 

@@ -111,13 +111,17 @@ def losses_of(model: nn.Module, batch: ImageBatch, smoothing: float = 0.0) -> di
     return {"image": (loss, len(batch.labels))}
 
 
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 @torch.no_grad()
 def logits_of(model: nn.Module, pixels: Tensor, preparation: Preparation, dtype: torch.dtype = torch.float32) -> Tensor:
     """Logits (N, classes) of a model in eval mode for images as bytes."""
-    logits = []
+    logits, device = [], device_of(model)
     for part in pixels.split(_EVAL_BATCH):
-        with torch.autocast(part.device.type, dtype, dtype != torch.float32):
-            logits.append(model(preparation(part)).float())
+        with torch.autocast(device.type, dtype, dtype != torch.float32):
+            logits.append(model(preparation(part).to(device)).float().cpu())
     return torch.cat(logits)
 
 
@@ -193,7 +197,7 @@ class ImageTraining(ImageOptions, Job):
             checkpoint.sign(unfinished)
 
     def load(self, folder: Path, device: torch.device) -> ResNet:
-        return checkpoints.load(folder).model
+        return checkpoints.load(folder).model.to(device)
 
     def workload(self, plan: Plan, data: ImageData, model: ResNet, out: Path, quiet: bool) -> ImageWorkload:
         if data.held_out is None:
@@ -271,7 +275,7 @@ class ImageEvaluator:
 
     def marks(self, model: ResNet) -> tuple[float, Marks]:
         """The mean loss, and all metrics with the confusion matrix."""
-        dtype = resolve_precision(self.precision)
+        dtype = resolve_precision(self.precision, device_of(model))
         logits = logits_of(model.eval(), self.images.pixels, self.preparation, dtype)
         loss = F.cross_entropy(logits, self.images.labels).item()
         return loss, mark(Labels("single", self.images.names), logits, self.images.labels)

@@ -90,12 +90,12 @@ def _resolved(model: Model, precision: str) -> str:
     model.head("lm_head")  # raises an error if there is none
     if precision != "auto":
         return precision
-    bf16 = native_bf16(model.body.embedding.tokens.weight.device)
-    return "int8" if _has_compiled(model) else "bf16" if bf16 else "fp32"
+    bf16 = native_bf16(model.device)
+    return "int8" if _on_cpu(model) and _has_compiled(model) else "bf16" if bf16 else "fp32"
 
 
 def _on_cpu(model: Model) -> bool:
-    return model.body.embedding.tokens.weight.device.type == "cpu"
+    return model.device.type == "cpu"
 
 
 class Engine(Protocol):

@@ -275,7 +275,7 @@ def answer_all(model: Model, examples: Sequence[Example], batch_tokens: int = BA
 @torch.no_grad()
 def _head_scores(model: Model, hidden: Tensor) -> Tensor:
     assert model.task_head is not None
-    return model.answers(hidden.to(model.task_head.output.weight.dtype)).float()
+    return model.answers(hidden.to(model.task_head.output.weight)).float().cpu()
 
 
 @torch.no_grad()
@@ -283,10 +283,10 @@ def hidden_all(model: Model, examples: Sequence[Example], batch_tokens: int = BA
     """Return the pooled hidden states (n, W): of the pooled token, or the mean if there are several."""
     hidden = torch.zeros(len(examples), model.config.features)  # stays 0 for an example without tokens
     for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
-        batch = pack([examples[number] for number in numbers])
+        batch = pack([examples[number] for number in numbers]).to(model.device)
         where = model.asked(batch.mask)
         found = model.body.forward_at(where, batch.ids, batch.mask, batch.segments)
-        hidden[torch.tensor(numbers)] = pool_answers(found.float(), batch.mask.group[where], "mean")
+        hidden[torch.tensor(numbers)] = pool_answers(found.float(), batch.mask.group[where], "mean").cpu()
     return hidden
 
 
@@ -325,7 +325,8 @@ def token_answers(
     for numbers in rows_by_length([len(example) for example in examples], batch_tokens):
         batch = pack([examples[number] for number in numbers])
         where = tokens_at(batch, [positions[number] for number in numbers])
-        hidden = model.body.forward_at(where, batch.ids, batch.mask, batch.segments)
+        moved = batch.to(model.device)
+        hidden = model.body.forward_at(where.to(model.device), moved.ids, moved.mask, moved.segments)
         scores, example = _head_scores(model, hidden), batch.mask.group[where]
         for place, number in enumerate(numbers):
             answers[number] = scores[example == place]
