@@ -24,6 +24,7 @@ log = logging.getLogger("allmask")
 Kind = TypeVar("Kind", bound=nn.Module)
 
 CHOICES = ("auto", *PRECISIONS, "int8")
+NOT_ON_CPU = "int8 is for CPUs; this model is on %s"
 USUAL_TOKENS = 1024  # number of rows for which oneDNN chooses the layout; others work, too
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
@@ -54,7 +55,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         raise UsageError("this model is frozen already", "freeze the original model")
     device = model.device
     if precision == "int8" and device.type != "cpu":
-        log.warning("int8 is for CPUs; this model is on %s", device.type)
+        log.warning(NOT_ON_CPU, device.type)
         precision = "auto"
     if precision == "int8" and model.config.family in ("lstm", "elmo"):
         log.warning("int8 is for Transformers; this model is computed in bf16 or fp32")

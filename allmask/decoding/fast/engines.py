@@ -27,7 +27,7 @@ from allmask.decoding.fast.rows import Rows, Texts
 from allmask.decoding.search import Writer
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
-from allmask.inference.frozen import CHOICES, FUSED, Packed, can_pack, freeze
+from allmask.inference.frozen import CHOICES, FUSED, NOT_ON_CPU, Packed, can_pack, freeze
 from allmask.inference.int8_layers import SLOW, Int8FeedForward, TorchInt8Linear, input_norms
 from allmask.kernels import decode_step
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
@@ -88,7 +88,9 @@ def _resolved(model: Model, precision: str) -> str:
     if precision not in CHOICES:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
     model.head("lm_head")  # raises an error if there is none
-    if precision != "auto":
+    if precision == "int8" and not _on_cpu(model):
+        log.warning(NOT_ON_CPU, model.device.type)
+    elif precision != "auto":
         return precision
     bf16 = native_bf16(model.device)
     return "int8" if _on_cpu(model) and _has_compiled(model) else "bf16" if bf16 else "fp32"
