@@ -17,7 +17,7 @@ LAYERS = (  # lowest first; the parts of a layer may import each other
     "errors files devices terminal protobuf registry options mask kernels text config presets",
     "nn",
     "checkpoints model data losses",
-    "objectives inference decoding training",
+    "objectives inference decoding training export",
     "tasks",
     "runs",
     "vision gan drift",

@@ -49,6 +49,11 @@ def write(
             _carry_over(folder, beside, tokenizer is not None)
 
 
+def settings_of(config: Config, tensors: Mapping[str, Tensor], labels: Labels | None = None) -> dict[str, Any]:
+    """Return what config.json says about a model."""
+    return _in_layout(Path("model"), config, tensors, labels)[0]
+
+
 def _in_layout(
     folder: Path, config: Config, tensors: Mapping[str, Tensor], labels: Labels | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
