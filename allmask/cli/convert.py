@@ -121,7 +121,7 @@ def _exportable(opened: ModelFolder, model: Model, to: str, encoder: bool) -> Mo
     task = next((task.name for task in opened.saved_tasks if hasattr(task, "decoding")), None)
     if encoder:
         model = model.without("lm", "nsp", "task")
-    elif model.labels is None and config.family == "bert" and task is not None:
+    elif model.labels is None and config.is_bert and task is not None:
         raise CheckpointError(
             f'{source}: writes ("{task}") by a BERT under the prefix mask, which neither ONNX Runtime nor CTranslate2 '
             "decodes with",
@@ -134,7 +134,7 @@ def _exportable(opened: ModelFolder, model: Model, to: str, encoder: bool) -> Mo
         )
     module = onnx_graph if to == "onnx" else ctranslate2_spec
     module.expect_convertible(model, source)
-    if to == "ctranslate2" and config.family != "bert":
+    if to == "ctranslate2" and not config.is_bert:
         return model
     if model.labels is None and "lm" in model.heads:
         note(f"{source}: written as an encoder, without its language model head", important=True)

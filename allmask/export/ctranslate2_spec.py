@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from allmask.errors import CheckpointError
+from allmask.export.onnx_graph import table_of
 from allmask.model import Model
 from allmask.nn.layers import CrossLayer, GatedFeedForward
 from allmask.nn.relative_attention import RelativePositionBias
@@ -38,11 +39,13 @@ def expect_convertible(model: Model, source: str) -> None:
         why = f"CTranslate2 has no {config.family}"
     elif config.norm not in ("layer", "rms"):
         why = f"CTranslate2 has no {config.norm} norm"
-    elif config.position_kind == "none":
-        why = "CTranslate2 has no models without positions"
-    elif config.family == "bert" and config.own_mask == "causal":
+    elif config.position_kind not in ("learned", "sinusoidal", "relative"):
+        why = f"CTranslate2 has no such positions ({config.position_kind})"
+    elif config.embedding_width:
+        why, hint = "CTranslate2 has no embedding that is narrower than the model", "--to onnx writes it"
+    elif config.is_bert and config.own_mask == "causal":
         why = "CTranslate2 has no BERT that reads from left to right"
-    elif config.family != "bert" and model.lm_head is None:
+    elif not config.is_bert and model.lm_head is None:
         why, hint = "without a language model head it cannot write", "--to onnx writes its body"
     elif model.tokenizer is None:
         why, hint = "CTranslate2 needs the tokens of its vocabulary", "put tokenizer.json in the folder of the weights"
@@ -52,7 +55,7 @@ def expect_convertible(model: Model, source: str) -> None:
 
 def write(model: Model, folder: Path, dtype: str = "float32", int8: bool = False) -> str:
     """Write model.bin, config.json and the vocabulary; return the class of CTranslate2 that loads them."""
-    if model.config.family == "bert":
+    if model.config.is_bert:
         spec, loads = _encoder(model), "Encoder"
     elif model.config.decoder_layers:
         spec, loads = _translator(model), "Translator"
@@ -73,8 +76,9 @@ def _encoder(model: Model) -> Any:
     merge = {"num_source_embeddings": kinds, "embeddings_merge": specs().common_spec.EmbeddingsMerge.ADD}
     stack = specs().TransformerEncoderSpec(config.layers, config.heads, **_shape(model), **merge)
     spec = specs().TransformerEncoderModelSpec(stack, pooling_layer=model.pooler is not None)
-    for part, given in zip(stack.embeddings, (embedding.tokens, embedding.segments), strict=False):
-        part.weight = _array(given.weight)
+    stack.embeddings[0].weight = _array(embedding.tokens.weight)
+    if config.segments:
+        stack.embeddings[1].weight = table_of(model, "segments", config.segments)
     _set_stack(stack, model, model.body)
     if model.pooler is not None:
         _set_linear(spec.pooler_dense, model.pooler)
@@ -135,7 +139,7 @@ def _set_config(config: Any, model: Model) -> None:
     end = model.tokenizer.end_id if ours.end_token is None else ours.end_token
     config.layer_norm_epsilon = ours.norm_eps
     config.unk_token = specials.get("unk") or specials.get("eos") or next(iter(specials.values()))
-    if ours.family != "bert":
+    if not ours.is_bert:
         config.eos_token = _token(model, end) or config.unk_token
         config.bos_token = specials.get("bos") or config.eos_token
 
@@ -157,7 +161,7 @@ def _set_stack(spec: Any, model: Model, stack: Any) -> None:
     embedding = model.body.embedding
     spec.scale_embeddings = model.config.embedding_scaled
     if model.config.position_kind in ("learned", "sinusoidal"):
-        spec.position_encodings.encodings = _array(embedding.positions.weight)
+        spec.position_encodings.encodings = table_of(model, "positions", model.config.max_positions).copy()
     if model.config.embedding_norm:
         _set_norm(spec.layernorm_embedding, embedding.norm)
     if model.config.norm_place == "pre":

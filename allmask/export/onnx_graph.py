@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from allmask.errors import CheckpointError
 from allmask.model import Model
-from allmask.nn.layers import GatedFeedForward, Layer, RMSNorm, Sinusoidal
+from allmask.nn.build import reads_pooler
+from allmask.nn.heads import Pooler
+from allmask.nn.layers import GatedFeedForward, Layer, RMSNorm
 
 OPSET = 20  # the first with Gelu
 FILE = "model.onnx"
@@ -72,6 +76,12 @@ def write(model: Model, folder: Path, pool: str = "mean", int8: bool = False) ->
 def graph(model: Model, pool: str = "mean") -> Any:
     """The model as an `onnx.ModelProto`."""
     return _Builder(model).build(pool)
+
+
+def table_of(model: Model, name: str, rows: int) -> np.ndarray:
+    """What the embedding of "positions" or "segments" adds for the first `rows` of them, (rows, width)."""
+    with torch.no_grad():
+        return getattr(model.body.embedding, name)(torch.arange(rows, device=model.device)).float().cpu().numpy()
 
 
 class _Builder:
@@ -137,6 +147,11 @@ class _Builder:
             return self._add("Relu", x)
         return self._add("Gelu", x, approximate="tanh" if self.config.activation == "gelu_tanh" else "none")
 
+    def _pooler_activation(self, pooler: Pooler, x: str) -> str:
+        if isinstance(pooler.activation, nn.Module):  # that of the body
+            return self._activation(x)
+        return self._add({torch.tanh: "Tanh", F.relu: "Relu", F.gelu: "Gelu"}[pooler.activation], x)
+
     # ---- the body --------------------------------------------------------------------------------------------
 
     def _body(self) -> str:
@@ -153,17 +168,17 @@ class _Builder:
         if self.config.position_kind != "none":  # the index of each token among those that are not padding
             count = self._add("CumSum", "attention_mask", one)
             position = self._add("Max", self._add("Sub", count, one), self._constant(0))
-            table = embedding.positions
-            if isinstance(table, Sinusoidal):
-                weight = self._constant(table.weight.cpu().numpy(), "float32", "body.embedding.positions.weight")
-            else:
-                weight = self._weight(table)
-            x = self._add("Add", x, self._add("Gather", weight, position))
+            x = self._add("Add", x, self._add("Gather", self._table("positions", self.config.max_positions), position))
         if self.config.segments > 1:
-            x = self._add("Add", x, self._add("Gather", self._weight(embedding.segments), "token_type_ids"))
+            table = self._table("segments", self.config.segments)
+            x = self._add("Add", x, self._add("Gather", table, "token_type_ids"))
         elif self.config.segments:
-            x = self._add("Add", x, self._weight(embedding.segments))
-        return self._norm(embedding.norm, x)
+            x = self._add("Add", x, self._table("segments", 1))
+        x = self._norm(embedding.norm, x)
+        return self._linear(embedding.project, x) if self.config.embedding_width else x
+
+    def _table(self, name: str, rows: int) -> str:
+        return self._constant(table_of(self.model, name, rows), "float32", f"body.embedding.{name}.weight")
 
     def _mask(self) -> str:
         """What is added to the scores (texts, heads, tokens, tokens): 0 where a token may read another."""
@@ -226,8 +241,9 @@ class _Builder:
         head: Any = self.model.task_head
         if not labels.of_tokens:
             hidden = self._pooled(hidden)
-            if self.model.pooler is not None:
-                hidden = self._add("Tanh", self._linear(self.model.pooler, hidden))
+            pooler = self.model.pooler if reads_pooler(self.config, labels) else head.before
+            if isinstance(pooler, Pooler):
+                hidden = self._pooler_activation(pooler, self._linear(pooler, hidden))
         scores = self._linear(head.output, hidden)
         if labels.kind != "span":
             self._add("Identity", scores, name="logits")

@@ -44,6 +44,8 @@ def fresh(config: Any, heads: list[str], tokenizer: Tokenizer) -> Model:
 
 ENCODERS = {
     "bert": BERT,
+    "roberta": replace(BERT, family="roberta", position_offset=2, segments=1),
+    "ernie, shared layers": replace(BERT, family="ernie", task_types=3, shared_layers=True),
     "norms in front": replace(BERT, norm_place="pre"),
     "RMS norm, no segments, sinusoidal, gated": replace(
         BERT, norm="rms", segments=0, position_kind="sinusoidal", gated=True, activation="gelu_tanh"
@@ -109,6 +111,8 @@ REFUSED = {
     "a task head": (BERT, [], "no task heads"),
     "xlnet": (presets.xlnet_base(), ["lm"], "no xlnet"),
     "a causal bert": (replace(BERT, own_mask="causal"), ["lm"], "from left to right"),
+    "rotary": (replace(BERT, family="roformer", position_kind="rotary"), [], "rotary"),
+    "narrow": (replace(BERT, family="albert", embedding_width=8), [], "narrower"),
     "no head": (GPT2, [], "cannot write"),
     "batch norm": (replace(BERT, norm="batch"), [], "batch norm"),
 }

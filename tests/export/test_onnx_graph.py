@@ -51,6 +51,11 @@ CONFIGS = {
         segments=1,
         scores_scaled=False,
     ),
+    "roberta": replace(presets.bert_base(), **SIZES, family="roberta", position_offset=2, segments=1),
+    "distilbert": replace(presets.bert_base(), **SIZES, family="distilbert", segments=0),
+    "albert": replace(presets.bert_base(), **SIZES, family="albert", embedding_width=8, shared_layers=True),
+    "electra": replace(presets.bert_base(), **SIZES, family="electra", embedding_width=8),
+    "ernie": replace(presets.bert_base(), **SIZES, family="ernie", task_types=3),
 }
 HEADS = {"none": None, "texts": Labels("single", ("好", "坏", "?")), "words": Labels("tag", ("O", "B")), "spans": SPAN}
 TEXTS = ["red cat runs here.", "北京欢迎你。", "blue dog sings there today."]
@@ -139,6 +144,7 @@ def test_large_weights_are_beside_the_graph(tmp_path: Path, monkeypatch):
 REFUSED = {
     "encoder–decoder": (replace(presets.transformer_small(), **SIZES, decoder_layers=2), None, "encoder–decoder"),
     "xlnet": (replace(presets.xlnet_base(), **SIZES), None, "shifted positions"),
+    "roformer": (replace(presets.bert_base(), **SIZES, family="roformer", position_kind="rotary"), None, "rotary"),
     "crf": (CONFIGS["bert"], Labels("chain", ("O", "B")), "CRF"),
     "batch norm": (replace(CONFIGS["bert"], norm="batch"), None, "batch norm"),
 }
