@@ -114,7 +114,7 @@ def test_an_empty_folder_is_fine(cli, bert: Path, tmp_path: Path):
     [
         (["nosuch"], 4, "error[model]: nosuch"),
         (["{bert}", "--keep-tokens", "nosuch.txt"], 3, "error[data]: nosuch.txt"),
-        (["{bert}", "--to", "onnx"], 2, "--to"),
+        (["{bert}", "--to", "gguf"], 2, "--to"),
         (["{bert}", "--dtype", "int3"], 2, "--dtype"),
     ],
 )
