@@ -42,6 +42,7 @@ from allmask.model import Model
 from allmask.objectives import Draw, Vocabulary, losses_of
 from allmask.registry import OBJECTIVES
 from allmask.runs.folder import save_model
+from allmask.tasks.common.calibration import calibrated
 from allmask.tasks.common.quoting import quotations
 from allmask.tasks.common.writing import expect_frequencies, tokenizer_of
 from allmask.tasks.continuation import Continuation
@@ -87,6 +88,7 @@ class Config:
     max_target: int = 32
     embed_source: int = 96
     length_penalty: float | None = None  # of beam search, saved with the model
+    calibrate: Sequence[str] = ()  # files of pairs on which the length of titles is calibrated in the end
     save_every: int = 100
     evaluations: int = 10
     seed: int = 1
@@ -109,6 +111,7 @@ class Config:
             entries = (next(iter(one.items())) if isinstance(one, dict) else (one, None) for one in values[name])
             values[name] = [(str(file), limit) for pattern, limit in entries for file in _found(data, pattern)]
         values["dev_pairs"] = str(data / values["dev_pairs"])
+        values["calibrate"] = [str(data / file) for file in values.get("calibrate", ())]
         if (data / values["start"]).is_dir():
             values["start"] = str(data / values["start"])
         return cls(**values)
@@ -441,6 +444,9 @@ def run(config: Config, out: Path, precision: str) -> None:
     if not config.tied:
         print("not saved: BERT's layout has no untied output layer")
         return
+    if config.calibrate:
+        files = [task.read(Path(file)) for file in config.calibrate]
+        task = calibrated(task, model.eval(), [record for records in zip(*files, strict=False) for record in records])
     shutil.rmtree(out / "final", ignore_errors=True)
     save_model(model.half(), task, out / "final", also=[Continuation.within(config.length, framed=True)])
 

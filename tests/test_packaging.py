@@ -51,7 +51,10 @@ def imports() -> dict[str, set[str]]:
 
 def test_what_is_imported_is_declared():
     declared = {plain(line) for line in PROJECT["dependencies"]}
-    extras = {plain(line) for line in PROJECT["optional-dependencies"]["xlsx"]}  # may not be installed
+    optional = PROJECT["optional-dependencies"]  # those below may not be installed
+    extras = {
+        plain(line) for name in ("xlsx", "onnx", "ctranslate2") for line in optional[name]
+    }  # may not be installed
     owners = packages_distributions()
     missing = {
         name: sorted(files)

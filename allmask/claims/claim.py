@@ -156,8 +156,8 @@ def _cpu() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     name = re.search(r"model name\s*: (.*)", info)
-    kinds = [kind for kind in ("avx512_bf16", "avx512f", "avx2") if re.search(rf"\b{kind}\b", info)]
-    return " ".join([name[1] if name else platform.machine(), *kinds[:1]])
+    kind = next((kind for kind in ("avx512f", "avx2") if re.search(rf"\b{kind}\b", info)), "")
+    return f"{name[1] if name else platform.machine()} {kind}".strip()
 
 
 def all_claims() -> list[Claim]:

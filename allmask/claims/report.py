@@ -82,7 +82,7 @@ def _page(runs: Sequence[Run]) -> str:
 
 
 def _tile(claim: Claim, result: Result) -> str:
-    drawn = "" if result.verdict.level == "error" else f'<div class="plot">{plot(claim, result)}</div>\n'
+    drawn = "" if not result.numbers else f'<div class="plot">{plot(claim, result)}</div>\n'
     facts = {"Claim": claim.statement, "Criterion": claim.criterion, "Source": claim.source}
     if claim.at_length:
         facts["At length"] = claim.at_length

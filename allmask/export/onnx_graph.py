@@ -59,18 +59,20 @@ def write(model: Model, folder: Path, pool: str = "mean", int8: bool = False) ->
 
     made = graph(model, pool)
     large = sum(p.numel() * 4 for p in model.parameters()) > LARGE
-    file = folder / FILE
-    onnx.save(made, file, save_as_external_data=large, location=f"{FILE}.data")
+    file = folder / ("whole.onnx" if int8 else FILE)
+    data = folder / f"{file.name}.data"
+    onnx.save(made, file, save_as_external_data=large, location=data.name)
     if int8:
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        whole = file.rename(folder / "whole.onnx")
+        how = {"weight_type": QuantType.QInt8, "per_channel": True, "use_external_data_format": large}
         logging.disable(logging.WARNING)  # it advises to fuse layers first, which changes nothing here
         try:
-            quantize_dynamic(whole, file, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=large)
+            quantize_dynamic(file, folder / FILE, **how)
         finally:
             logging.disable(logging.NOTSET)
-        whole.unlink()
+        file.unlink()
+        data.unlink(missing_ok=True)
 
 
 def graph(model: Model, pool: str = "mean") -> Any:

@@ -195,7 +195,8 @@ class FineTuning(FinetuneOptions, Job):
 
 def sample_texts(task: Any, records: Sequence[Record]) -> list[str]:
     """Return some texts of records, without their labels, to find out the script."""
-    return [task.input_text(record) + str(record.fields.get("target", "")) for record in records[:SCRIPT]]
+    pairs = ((task.input_text(record), record.fields.get("target")) for record in records[:SCRIPT])
+    return [text for pair in pairs for text in pair if isinstance(text, str)]
 
 
 def divided(
