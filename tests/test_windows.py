@@ -76,4 +76,4 @@ def test_memory_is_not_trimmed_where_the_c_library_cannot(monkeypatch: pytest.Mo
         raise TypeError("argument of type 'NoneType' is not iterable")  # what Windows says
 
     monkeypatch.setattr(_output.ctypes, "CDLL", no_library)
-    _output._trim_memory()
+    assert _output._trim_memory() is None

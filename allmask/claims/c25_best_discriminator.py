@@ -7,6 +7,7 @@ Source: Goodfellow et al. 2014, sections 3 and 4.
 Criterion: A discriminator trained on two fixed normals is within 0.05 of p/(p + q) where there is data, and the value
     within 0.02 of the theory; at p = q it is within 0.05 of ½ and the value within 0.01 of -log 4. If it is sure to 1
     in 1,000, the saturating loss has less than 1 % of the other's gradient.
+At length: make quality GAN=digits
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a claim is, and how one is run.
 
 Claim     a file of this folder: its statement, source and criterion, read without importing it
-Trial     what an experiment is told: seeds, a quick or a full run, where to say how far it is
+Trial     the settings of an experiment: its seeds, and where to report progress
 Verdict   holds, weaker or fails, with the figure that decided
 Result    a claim that was run
 """
@@ -36,13 +36,13 @@ _FIELD = re.compile(r"^(Statement|Source|Criterion|At length): ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Trial:
-    """What an experiment is told. Repetitions are over `seeds`; `full` allows hours instead of seconds."""
+    """The settings of an experiment. With `full`, it is repeated three times as often."""
 
     full: bool = False
     say: Callable[[str], None] = lambda message: None
 
-    def seeds(self, quick: int, full: int | None = None) -> range:
-        return range(1, 1 + (full or quick if self.full else quick))
+    def seeds(self, count: int) -> range:
+        return range(1, 1 + count * (3 if self.full else 1))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ EXAMPLES = """
     allmask check mails.csv
     allmask check reviews.csv --task classify --eval dev.csv
     allmask check 标题.csv bert-base-chinese --encoding gb18030
-    allmask check names.json minilm --task tag --columns tags=pos_tags --json
+    allmask check names.json allmask-en --task tag --columns tags=pos_tags --json
 """
 BAR = 30  # characters
 

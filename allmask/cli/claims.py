@@ -27,7 +27,7 @@ def command(
     names: Annotated[list[str] | None, Argument(metavar="CLAIM", help="Claims to run, such as C5.")] = None,
     everything: Annotated[bool, Option("--all", help="Run all claims.")] = False,
     full: Annotated[
-        bool, Option("--full/--quick", help="More repetitions, for hours; or minutes.", show_default="quick")
+        bool, Option("--full/--quick", help="Three times as many repetitions, or not.", show_default="quick")
     ] = False,
     report: Annotated[
         Path | None,
@@ -87,15 +87,21 @@ def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
 
 def _finished(claim: Claim, report: Path | None, full: bool, again: bool) -> Result | None:
     """The result of an earlier run of the same kind, if it is there and complete."""
-    if report is None or again or not _file(report, claim).is_file():
-        return None
-    result = Result.of(json.loads(_file(report, claim).read_text(encoding="utf-8")))
-    return result if result.full == full and result.verdict.level != "error" else None
+    result = None if report is None or again else _saved(report, claim)
+    return result if result and result.full == full and result.verdict.level != "error" else None
 
 
 def _all_finished(report: Path) -> list[tuple[Claim, Result]]:
-    files = ((claim, _file(report, claim)) for claim in all_claims())
-    return [(claim, Result.of(json.loads(file.read_text(encoding="utf-8")))) for claim, file in files if file.is_file()]
+    found = ((claim, _saved(report, claim)) for claim in all_claims())
+    return [(claim, result) for claim, result in found if result]
+
+
+def _saved(report: Path, claim: Claim) -> Result | None:
+    """The result in a file; None if there is none, or it cannot be read."""
+    try:
+        return Result.of(json.loads(_file(report, claim).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _file(report: Path, claim: Claim) -> Path:

@@ -26,5 +26,5 @@ def with_engine(kind, slow, model: Model, engine: str, precision: str):
     if engine == "torch":
         return kind(slow, TorchEngine(model, precision))
     if not engines.fits(model):
-        pytest.skip("no compiled step on this machine")
+        pytest.skip("no compiled step for this model, or on this machine")
     return kind(slow, engines.CompiledEngine(model, precision))
