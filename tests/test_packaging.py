@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import allmask
+from allmask.kernels import compiling
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -110,7 +113,24 @@ def test_what_is_in_the_sdist_and_the_wheel(built: tuple[Path, Path]):
     assert {name.split("/")[0] for name in in_wheel} == {"allmask", f"allmask-{allmask.__version__}.dist-info"}
     for name in in_sdist | in_wheel:
         assert not name.startswith(("tests", "weights", "docs", "benchmarks")) and "safetensors" not in name, name
-    assert wheel.stat().st_size < 2 << 20 and wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.stat().st_size < 2 << 20
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("cc"), reason="no C compiler, or not x86-64")
+def test_the_wheel_has_kernels_for_every_processor(built: tuple[Path, Path]):
+    """Whatever a binding asks for (`build.library(SOURCE, build.AVX2)`) is there; the tag says which glibc it takes."""
+    asked: set[str] = set()
+    for binding in (ROOT / "allmask" / "kernels").glob("*.py"):
+        for call in ast.walk(ast.parse(binding.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "build.library":
+                sets = [compiling.SETS[each.attr] for each in call.args[1:] if isinstance(each, ast.Attribute)]
+                asked |= {compiling.library_name(binding.with_suffix(".c"), each) for each in sets}
+    with zipfile.ZipFile(built[1]) as archive:
+        content = {Path(name).name: archive.read(name) for name in archive.namelist() if "/prebuilt/" in name}
+    assert len(asked) >= 12 and {name for name in content if name.endswith(".so")} >= asked
+    for name in asked:
+        assert content[f"{name}.sha256"].decode() == f"{hashlib.sha256(content[name]).hexdigest()}\n"
+    assert re.search(r"-py3-none-manylinux_2_\d+_x86_64\.whl$", built[1].name)
 
 
 def test_the_wheel_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path):

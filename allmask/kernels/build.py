@@ -1,42 +1,62 @@
-"""Compile the C files of this package on first use, load them, and pass tensors to them.
+"""Find or compile the C files of this package, load them, and pass tensors to them.
 
-Every kernel is optional: where there is no C compiler, or the processor lacks an instruction set, `library` returns
-None and torch computes instead, which is logged once. Compiled libraries are kept in the user's cache folder, or in the
-folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all kernels off. `python -m allmask.kernels.build`
-compiles all of them for all processors, for the image of a machine that will have no compiler.
+Every kernel is optional: where it cannot be had safely, `library` returns None and torch computes instead, which is
+logged once. A wheel contains compiled kernels for x86-64. Where it has none that fits, a C file is compiled on first
+use and kept in the user's cache folder, or in the folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all
+kernels off. `python -m allmask.kernels.build` compiles all of them for all processors, for the image of a machine that
+will have no compiler.
+
+A library in a cache is code that somebody may have put there, or that a disk may have damaged. So the file, its folder
+and every parent must belong to this user or to root, and nobody else may be able to write to them. The SHA-256 of the
+file must be the one in the `.sha256` file next to it; otherwise it is compiled again. The bytes that were checked are
+the bytes that are loaded: they are copied to memory first.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import platform
-import re
-import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import product
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _get_tracing_state
 from torch.compiler import is_compiling
 
-from allmask.files import put_in_place
+from allmask.files import sync
+from allmask.kernels.compiling import AVX2 as AVX2
+from allmask.kernels.compiling import AVX512 as AVX512
+from allmask.kernels.compiling import AVX512_BF16 as AVX512_BF16
+from allmask.kernels.compiling import AVX512_VNNI as AVX512_VNNI
+from allmask.kernels.compiling import AVX_VNNI as AVX_VNNI
+from allmask.kernels.compiling import checksum, compiled, library_name, variants
 
 log = logging.getLogger("allmask")
 
-AVX2 = ("avx2", "fma")
-AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-AVX512_VNNI = (*AVX512, "avx512vnni")
-AVX512_BF16 = (*AVX512, "avx512bf16")
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
+PREBUILT = Path(__file__).with_name("prebuilt")  # in a wheel
+_MAX_BYTES = 64 << 20  # of a library
+_numbers = count()
+
+
+class Loaded(NamedTuple):
+    """Where a library comes from, for `allmask doctor`."""
+
+    path: Path
+    instructions: tuple[str, ...]
+    origin: Literal["prebuilt", "cached", "compiled"]
+
+
+loaded: dict[str, Loaded] = {}  # by the name of the library
+refused: dict[str, str] = {}  # name of the C file -> why it is not used
 
 
 @cache
@@ -46,16 +66,19 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
     Each choice is a tuple of instruction sets to compile for, best first: the first that this processor has is taken.
     """
     if os.environ.get("ALLMASK_KERNELS") == "0":
+        refused[source.name] = "switched off by ALLMASK_KERNELS=0"
         return None
     instructions = next(filter(has, choices), None)
     if instructions is None and has(AVX2):
-        log.info("%s is not used: %s", source.name, _lacking(choices[-1]))
+        refused[source.name] = _lacking(choices[-1])
+        log.info("%s is not used: %s", source.name, refused[source.name])
         return None
     try:
         if instructions is None:
             raise RuntimeError(_lacking(AVX2))
-        return ctypes.CDLL(str(_compiled(source, _flags(instructions))))
+        return _load(source, tuple(instructions))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
+        refused[source.name] = str(error)
         _warn_once(str(error))
         return None
 
@@ -87,55 +110,148 @@ def _cpu_flags() -> set[str]:
         return set()
 
 
-def _flags(instructions: Sequence[str]) -> tuple[str, ...]:
-    return (*FLAGS, *(f"-m{name}" for name in instructions))
+def _load(source: Path, instructions: tuple[str, ...]) -> ctypes.CDLL:
+    """Load a library from the wheel, else from the cache, else compile it."""
+    name = library_name(source, instructions)
+    prebuilt = PREBUILT / name
+    if prebuilt.is_file():
+        try:
+            # Whoever can write here can change this Python file as well, so only damage is looked for.
+            if checksum(prebuilt.read_bytes()) == prebuilt.with_name(f"{name}.sha256").read_bytes():
+                found = ctypes.CDLL(str(prebuilt))
+                loaded[name] = Loaded(prebuilt, instructions, "prebuilt")
+                return found
+            raise OSError("its SHA-256 is wrong")
+        except OSError as error:
+            log.warning("%s: cannot be used, so it is compiled again: %s", prebuilt, error)
+    with _opened_folder(*_cache_folder()) as (folder, handle):
+        code = _verified(folder, handle, name)
+        if code is not None:
+            with suppress(OSError):  # compiled for another system that shares this folder: compiled again
+                found = _load_bytes(name, code)
+                loaded[name] = Loaded(folder / name, instructions, "cached")
+                return found
+        found = _load_bytes(name, _compile_into(folder, source, instructions))
+        loaded[name] = Loaded(folder / name, instructions, "compiled")
+        return found
 
 
-def _compiled(source: Path, flags: Sequence[str]) -> Path:
-    """Return the path of the shared library, compiling it if needed. Its name has a hash of sources and flags."""
-    folder = _cache_folder()
-    name = hashlib.sha256(_with_headers(source) + repr(flags).encode()).hexdigest()[:16]
-    path = folder / f"{source.stem}-{name}.so"
-    if path.exists():
-        return path
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise FileNotFoundError("there is no C compiler (cc, gcc or clang)")
-    with tempfile.TemporaryDirectory(dir=folder) as inner:
-        fresh = Path(inner, path.name)
-        command = [compiler, *flags, "-o", str(fresh), str(source), "-lm"]
-        ran = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
-        if ran.returncode:
-            reasons = [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or ["?"]
-            raise RuntimeError(f"{compiler} failed: {reasons[0]}")
-        put_in_place(fresh, path)  # atomic: another process may be compiling the same file
-    return path
+def _load_bytes(name: str, code: bytes) -> ctypes.CDLL:
+    """Load a library from memory: from a file without a path, which nobody else can replace."""
+    handle = os.memfd_create(name)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(code)
+        # A path that was never used: of a known path, dlopen returns the library that it has loaded before.
+        return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_numbers)}{handle}")
+    finally:
+        os.close(handle)
 
 
-def _with_headers(source: Path) -> bytes:
-    """Return the text of a file and, recursively, of the headers it includes from its own folder."""
-    text = source.read_bytes()
-    headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
-    return b"".join([text, *(_with_headers(source.parent / header.decode()) for header in headers)])
+# ---- the cache -----------------------------------------------------------------------------------------------------
 
 
-def _cache_folder() -> Path:
-    """Return the folder of compiled libraries; refuse one that others than root can write to: its code is run."""
+def _cache_folder() -> tuple[Path, int]:
+    """Return the folder of compiled libraries, and the mode of folders to be made."""
     named = os.environ.get("ALLMASK_KERNELS")
-    folder = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask"))
-    folder.mkdir(parents=True, exist_ok=True, mode=0o755 if named else 0o700)
-    if folder.stat().st_uid not in (0, os.getuid()) or folder.stat().st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written by somebody else")
-    return folder
+    if named:
+        return Path(named), 0o755
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "allmask"), 0o700
+
+
+@contextmanager
+def _opened_folder(folder: Path, mode: int) -> Iterator[tuple[Path, int]]:
+    """Open a folder from the root downwards, making what is missing; refuse one that somebody else can change.
+
+    Of a parent with the sticky bit, such as /tmp, others cannot rename or remove what is not theirs.
+    """
+    if not folder.is_absolute():
+        raise PermissionError(f"{folder} is not trusted with code: not an absolute path")
+    path, handle = Path("/"), os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        for name in folder.parts[1:]:
+            _check(os.fstat(handle), path, sticky=True)
+            path /= name
+            outer = handle
+            handle = _open_inner(path, outer, mode)
+            os.close(outer)
+        _check(os.fstat(handle), path)
+        yield folder, handle
+    finally:
+        os.close(handle)
+
+
+def _open_inner(path: Path, outer: int, mode: int) -> int:
+    """Open a folder in an opened one, making it if it is missing; a link is not followed."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        return os.open(path.name, flags, dir_fd=outer)
+    except FileNotFoundError:
+        with suppress(FileExistsError):  # another process was faster
+            os.mkdir(path.name, mode, dir_fd=outer)
+        return os.open(path.name, flags, dir_fd=outer)
+    except NotADirectoryError as error:  # as Linux says of a link, too
+        raise PermissionError(f"{path} is not trusted with code: a symbolic link, or not a folder") from error
+
+
+def _check(found: os.stat_result, path: Path, sticky: bool = False) -> None:
+    """Raise an error if somebody else than this user and root can change a file or folder."""
+    if found.st_uid not in (0, os.getuid()):
+        raise PermissionError(f"{path} is not trusted with code: it belongs to somebody else")
+    if found.st_mode & 0o022 and not (sticky and found.st_mode & stat.S_ISVTX):
+        raise PermissionError(f"{path} is not trusted with code: it can be written by somebody else")
+
+
+def _verified(folder: Path, handle: int, name: str) -> bytes | None:
+    """Return a library if its checksum is right; None if there is none, or it has been damaged."""
+    code, expected = (_read(folder / file, handle) for file in (name, f"{name}.sha256"))
+    if code is None or expected is None:
+        return None
+    if checksum(code) == expected:
+        return code
+    log.info("%s: its SHA-256 is wrong, so it is compiled again", folder / name)
+    return None
+
+
+def _read(path: Path, folder: int) -> bytes | None:
+    """Read a file of an opened folder that nobody else can change; None if there is none."""
+    try:  # O_NONBLOCK: a pipe would wait
+        handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PermissionError(f"{path} is not trusted with code: {error.strerror}") from error
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} is not trusted with code: not a file")
+        _check(found, path)
+        return file.read(_MAX_BYTES)
+
+
+def _compile_into(folder: Path, source: Path, instructions: Sequence[str]) -> bytes:
+    """Compile a C file, and keep it in a folder that was checked, so it can be used by its path."""
+    code, name = compiled(source, instructions, folder), library_name(source, instructions)
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        for file, content in ((name, code), (f"{name}.sha256", checksum(code))):
+            fresh = Path(inner, file)
+            fresh.write_bytes(content)
+            fresh.chmod(0o644)  # whatever the umask is
+            sync(fresh)
+            os.replace(fresh, folder / file)  # atomic: another process may be compiling the same file
+    sync(folder)
+    return code
 
 
 def compile_all(sources: Iterable[Path]) -> list[Path]:
     """Compile each source for each instruction set that it supports, and return the paths of the libraries."""
-    compiled = []
-    for source, instructions in product(sources, (AVX2, AVX512, AVX512_VNNI, AVX512_BF16)):
-        with suppress(RuntimeError):  # it uses instructions that are not in this set
-            compiled.append(_compiled(source, _flags(instructions)))
-    return compiled
+    made = []
+    with _opened_folder(*_cache_folder()) as (folder, _):
+        for source, instructions in variants(list(sources)):
+            with suppress(RuntimeError):  # it uses instructions that are not in this set, or unknown to the compiler
+                _compile_into(folder, source, instructions)
+                made.append(folder / library_name(source, instructions))
+    return made
 
 
 def is_traced() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import shutil
@@ -34,7 +35,8 @@ def source(tmp_path, monkeypatch):
 def test_built_once_and_again_when_the_source_changes(source, tmp_path):
     library = build.library(source, ())
     assert isinstance(library, ctypes.CDLL) and library.twice(21) == 42
-    (built,) = (tmp_path / "cache" / "allmask").iterdir()
+    built, digest = sorted((tmp_path / "cache" / "allmask").iterdir())
+    assert digest.read_text() == f"{hashlib.sha256(built.read_bytes()).hexdigest()}\n"
     when = built.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library(source, ()).twice(2) == 4 and built.stat().st_mtime_ns == when
@@ -146,13 +148,6 @@ def test_a_processor_without_the_instructions_of_one_kernel(source, caplog, avx2
     assert record.getMessage().startswith("twice.c is not used: this processor (")
 
 
-def test_a_cache_others_can_write_is_not_trusted(source, tmp_path):
-    folder = tmp_path / "cache" / "allmask"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    assert build.library(source, ()) is None
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_ahead_of_time(source, tmp_path, monkeypatch, avx2):
     """Root compiles for every processor; another user, without a compiler, uses what fits this one."""
@@ -161,23 +156,12 @@ def test_ahead_of_time(source, tmp_path, monkeypatch, avx2):
     wide = tmp_path / "wide.c"
     wide.write_text(f"#ifndef __AVX512F__\n#error AVX-512 only\n#endif\n{CODE}")
     made = build.compile_all([source, wide])
-    assert [path.name.split("-")[0] for path in made] == ["twice"] * 4 + ["wide"] * 3
-    assert sorted(folder.iterdir()) == sorted(made)
+    names = [path.name.split("-")[0] for path in made]  # AVX-VNNI only where the compiler knows it
+    assert names[-3:] == ["wide"] * 3 and names[:4] == ["twice"] * 4 and set(names) == {"twice", "wide"}
+    assert sorted(folder.iterdir()) == sorted([*made, *(path.with_name(f"{path.name}.sha256") for path in made)])
     monkeypatch.setenv("PATH", "")
     assert build.library(source, build.AVX512, build.AVX2).twice(21) == 42
     assert build.library(wide, build.AVX2) is None
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
-def test_libraries_of_root_are_trusted_and_those_of_others_are_not(source, tmp_path, monkeypatch, avx2):
-    folder = tmp_path / "kernels"
-    monkeypatch.setenv("ALLMASK_KERNELS", str(folder))
-    build.compile_all([source])
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    assert build.library(source, build.AVX2) is not None
-    os.chown(folder, 1001, -1)
-    build.library.cache_clear()
-    assert build.library(source, build.AVX2) is None
 
 
 def test_the_first_set_that_the_processor_has(source, monkeypatch):

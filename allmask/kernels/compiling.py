@@ -1,0 +1,68 @@
+"""Compile the C files of this package. Only the standard library is needed: setup.py uses it to build a wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+AVX2 = ("avx2", "fma")
+AVX_VNNI = (*AVX2, "avxvnni")
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+AVX512_VNNI = (*AVX512, "avx512vnni")
+AVX512_BF16 = (*AVX512, "avx512bf16")
+SETS = {"AVX2": AVX2, "AVX_VNNI": AVX_VNNI, "AVX512": AVX512, "AVX512_VNNI": AVX512_VNNI, "AVX512_BF16": AVX512_BF16}
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
+
+
+def variants(sources: Sequence[Path]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield each source with each set of instructions that its Python binding names, as in `build.AVX2`; else all."""
+    for source in sources:
+        binding = source.with_suffix(".py")
+        text = binding.read_text(encoding="utf-8") if binding.is_file() else ""
+        named = set(re.findall(r"\bbuild\.([A-Z]\w*)", text)) & set(SETS)
+        yield from ((source, SETS[name]) for name in SETS if name in named or not named)
+
+
+def compiler_flags(instructions: Sequence[str]) -> tuple[str, ...]:
+    return (*FLAGS, *(f"-m{name}" for name in instructions))
+
+
+def library_name(source: Path, instructions: Sequence[str]) -> str:
+    """Return the file name of the compiled library. It has a hash of the source, its headers and the flags."""
+    content = _with_headers(source) + repr(compiler_flags(instructions)).encode()
+    return f"{source.stem}-{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+def _with_headers(source: Path) -> bytes:
+    """Return the text of a file and, recursively, of the headers it includes from its own folder."""
+    text = source.read_bytes()
+    headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
+    return b"".join([text, *(_with_headers(source.parent / header.decode()) for header in headers)])
+
+
+def compiled(source: Path, instructions: Sequence[str], folder: Path) -> bytes:
+    """Compile a C file in a temporary folder inside `folder`, and return the shared library."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("there is no C compiler (cc, gcc or clang)")
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        command = [compiler, *compiler_flags(instructions), "-o", f"{inner}/library.so", str(source), "-lm"]
+        ran = subprocess.run(
+            command, env={**os.environ, "TMPDIR": inner}, timeout=60,
+            capture_output=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        if ran.returncode:
+            reasons = [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or ["?"]
+            raise RuntimeError(f"{compiler} failed: {reasons[0]}")
+        return Path(inner, "library.so").read_bytes()
+
+
+def checksum(code: bytes) -> bytes:
+    """Return the content of the `.sha256` file next to a library."""
+    return hashlib.sha256(code).hexdigest().encode() + b"\n"
