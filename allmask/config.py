@@ -15,7 +15,7 @@ _RANGES = {
     "ffn_width": (1, 1_048_576),
     "max_positions": (1, 16_777_216),
     "buckets": (1, 65_536),
-    "bucket_distance": (1, 16_777_216),
+    "bucket_distance": (1, 65_536),
     "segments": (0, 1_024),
     "decoder_layers": (0, 1_000),
     "head_width": (0, 65_536),
@@ -25,6 +25,7 @@ _RANGES = {
     "task_types": (0, 1_024),
 }
 _MAX_PARAMETERS = 200_000_000_000
+_MAX_TABLE = 1 << 22  # numbers of a table that is not in the file, but computed
 # BERT, and the families whose body is a BERT with small differences
 BERTS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert", "roformer", "nezha")
 _CHOICES = {
@@ -117,7 +118,8 @@ class Config:
         if self.position_kind in ("shifted", "rotary", "clipped") and self.decoder_layers:
             raise CheckpointError(f"config: an encoder–decoder has no {self.position_kind} positions")
         if self.position_kind == "clipped":
-            self._expect("clamp", self.clamp > 0, "the largest distance of clipped positions, at least 1")
+            most = _MAX_TABLE * self.heads // (2 * self.attention_width)
+            self._expect("clamp", 0 < self.clamp <= most, f"the largest distance of clipped positions, 1 to {most:,}")
         if self.position_kind == "rotary" and self.attention_width // self.heads % 2:
             raise CheckpointError(f"config: heads of width {self.attention_width // self.heads} cannot be rotated")
         if self.parameters() > _MAX_PARAMETERS:

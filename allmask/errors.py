@@ -8,6 +8,10 @@ Exit code 7 is not an error: `allmask audit` found a model that violates its mas
 
 from __future__ import annotations
 
+from allmask.terminal import printable
+
+_LONGEST = 10_000  # characters of a message: what it quotes from a file may be of any length
+
 
 class AllmaskError(Exception):
     """An error that the user can fix. `hint` is the second line of the message: what to do about it."""
@@ -16,9 +20,11 @@ class AllmaskError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None):
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        message = printable(message)
+        cut = len(message) - _LONGEST
+        self.message = message if cut <= 0 else f"{message[:_LONGEST]}… ({cut:,} more characters)"
+        self.hint = None if hint is None else printable(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"

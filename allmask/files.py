@@ -24,16 +24,18 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from allmask.errors import CheckpointError, ResourceError
 
 MANIFEST, META = "manifest.json", "meta.json"  # checksums of a model folder or checkpoint; of a tokenized corpus
-_MAX_JSON = 1 << 28  # bytes; the largest vocabularies of real models take an eighth of that
+_MAX_JSON = 16 << 20  # bytes of settings, or of an index of weights
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # errors of file systems that cannot sync a folder
 
 
@@ -233,6 +235,8 @@ def verify(folder: Path) -> str | None:
         expected = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         return f"no readable {MANIFEST}: {error}"
+    if not isinstance(expected, dict) or not all(isinstance(checksum, str) for checksum in expected.values()):
+        return f"{MANIFEST} is not an object of file names and checksums"
     for name, checksum in expected.items():
         file = folder / name
         if not file.is_file():
@@ -246,9 +250,15 @@ def verify(folder: Path) -> str | None:
 # ---- text and JSON of model folders --------------------------------------------------------------------------------
 
 
-def read_text(path: Path) -> str:
-    """Read a file as text, without a byte-order mark. A byte that is not UTF-8 is an error that names its line."""
+def read_text(path: Path, limit: int) -> str:
+    """Read a file as text, without a byte-order mark. A byte that is not UTF-8 is an error that names its line.
+
+    More bytes than `limit` are refused before they are read.
+    """
     try:
+        size = path.stat().st_size if path.is_file() else 0
+        if size > limit:
+            raise CheckpointError(f"{path}: {size:,} bytes; no such file of a model is that large")
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -259,7 +269,7 @@ def read_text(path: Path) -> str:
         raise CheckpointError(f"{path}:{line}: not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
 
 
-def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
+def read_json(path: Path, unique: bool = False, limit: int = _MAX_JSON) -> dict[str, Any]:
     """Read the object in a JSON file; errors name the file and the line.
 
     With `unique`, a name that occurs twice in an object is an error; otherwise the last value counts.
@@ -268,15 +278,12 @@ def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
     def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise CheckpointError(f"{path}: {twice!r} occurs twice in one object", "remove one of the two")
         return made
 
-    if path.is_file() and path.stat().st_size > _MAX_JSON:
-        raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes; no such file of a model is that large")
     try:
-        content = json.loads(read_text(path), object_pairs_hook=refuse_repeated if unique else None)
+        content = json.loads(read_text(path, limit), object_pairs_hook=refuse_repeated if unique else None)
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:  # besides bad syntax: thousands of digits, or of brackets
@@ -290,7 +297,13 @@ def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
     return content
 
 
-# ---- misspelt names ------------------------------------------------------------------------------------------------
+# ---- names in messages ---------------------------------------------------------------------------------------------
+
+
+def listed(names: Collection[str], limit: int = 20) -> str:
+    """Return names with commas between; of very many only the first, and how many more there are."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(islice(names, limit)) + more
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

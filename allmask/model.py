@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from allmask import checkpoints
 from allmask.config import Config
 from allmask.errors import CheckpointError, UsageError
+from allmask.files import listed
 from allmask.mask import Mask, expect_mask
 from allmask.nn.build import (
     HEADS,
@@ -33,6 +34,7 @@ from allmask.text import Tokenizer
 
 log = logging.getLogger("allmask")
 
+WHOLE = (torch.int64, torch.int32)  # the types of ids
 OWN_MASKS = {"bidirectional": Mask.bidirectional, "causal": Mask.causal}
 PER_TOKEN = ("body.embedding.tokens.weight", "lm_head.bias", "lm_head.output.weight")  # tensors with one row per token
 
@@ -127,31 +129,43 @@ class Model(nn.Module):
 
         With a cache (`Cache()` at the start), `ids` continue the tokens in it, and the output has the extended cache.
         """
-        mask = self._checked_mask(ids, mask, positions)
+        mask = self._checked_mask(ids, mask, segments, positions)
         if cache is None:
             return Output(self.body(ids, mask, positions, segments), self, mask)
         hidden, cache = self.body.step(ids, mask, cache, positions=positions, segments=segments)
         return Output(hidden, self, mask, cache)
 
-    def _checked_mask(self, ids: Tensor, mask: Mask | None, positions: Tensor | None) -> Mask:
+    def _checked_mask(self, ids: Tensor, mask: Mask | None, segments: Tensor | None, positions: Tensor | None) -> Mask:
         """Return the mask, or the model's own for None. Raise an error if the arguments do not fit."""
         if not isinstance(ids, Tensor):
             raise UsageError(f"ids are a {type(ids).__name__}; expected a tensor (B, T)", "torch.tensor([[2, 7, 3]])")
-        if ids.ndim != 2 or ids.is_floating_point():
-            what = f"{tuple(ids.shape)} of {ids.dtype}"
-            raise UsageError(f"ids are {what}; expected whole numbers (B, T)", "one text is a row: ids[None]")
+        for name, numbers in (("ids", ids), ("segments", segments), ("positions", positions)):
+            if numbers is not None and (numbers.dtype not in WHOLE or numbers.ndim != 2):
+                hint = f"{name}.long(); one text is a row: {name}[None]"
+                what = f"{tuple(numbers.shape)} of {numbers.dtype}"
+                raise UsageError(f"{name} are {what}; expected whole numbers (B, T)", hint)
         mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else expect_mask(mask)
         if tuple(ids.shape) != mask.shape:
             raise UsageError(f"ids are {tuple(ids.shape)} and the mask is {mask.shape}; both must be (B, T)")
         if ids.numel() == 0:
             raise UsageError("no tokens: ids are empty")
-        last, limit = int((mask.position if positions is None else positions).max()), self.config.max_length
+        places = mask.position if positions is None else positions
+        first, last, limit = int(places.min()), int(places.max()), self.config.max_length
+        if first < 0:
+            raise UsageError(f"position {first} is negative", "positions count from 0")
         if last >= limit:
             raise UsageError(
                 f"position {last} is beyond the {limit} this model has", "truncate the text, see allmask.text"
             )
-        if int(ids.max()) >= self.config.vocab_size or int(ids.min()) < 0:
-            raise UsageError(f"token id {int(ids.max())} is not in the vocabulary of {self.config.vocab_size}")
+        least, most = int(ids.min()), int(ids.max())
+        if least < 0 or most >= self.config.vocab_size:
+            wrong = least if least < 0 else most
+            raise UsageError(f"token id {wrong} is not in the vocabulary of {self.config.vocab_size}")
+        if segments is not None and self.config.segments and self.config.family != "xlnet":  # which only compares them
+            least, most = int(segments.min()), int(segments.max())
+            if least < 0 or most >= self.config.segments:
+                kinds = f"this model has segments 0 to {self.config.segments - 1}"
+                raise UsageError(f"segment {least if least < 0 else most}: {kinds}")
         return mask
 
     def own_mask(self, valid: Tensor) -> Mask:
@@ -287,8 +301,10 @@ def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype:
 def load_folder(folder: Path, source: str, dtype: torch.dtype | None = None) -> Model:
     """Load a model from a folder or file that `resolve` has found; `source` is the name to show in messages."""
     found = checkpoints.read(folder)
-    for name in found.left_out:
-        log.warning("%s: %s belongs to a head that allmask does not support; it was left out", source, name)
+    if found.left_out:
+        belongs = "belongs" if len(found.left_out) == 1 else "belong"
+        words = f"{belongs} to a head that allmask does not support, and {'was' if belongs[-1] == 's' else 'were'}"
+        log.warning("%s: %s %s left out", source, listed(found.left_out), words)
     dtype = torch.float32 if dtype is None else dtype
     tensors = {name: tensor.to(dtype, copy=True) for name, tensor in found.tensors.items()}  # not mapped to the file
     return _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder, found.labels)
@@ -320,6 +336,6 @@ def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     if tokenizer.backend.get_vocab_size(with_added_tokens=False) > rows:
         raise CheckpointError(f"{found.folder}: the tokenizer has {tokenizer.size:,} tokens, the model {rows:,}")
     log.warning(
-        "%s: the model has no embedding for %s; texts that contain it will be refused", found.folder, ", ".join(added)
+        "%s: the model has no embedding for %s; texts that contain it will be refused", found.folder, listed(added)
     )
     return tokenizer

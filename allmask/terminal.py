@@ -1,4 +1,8 @@
-"""Colours on a terminal: none in files and pipes, and none if NO_COLOR is set (no-color.org) or TERM is dumb."""
+"""Colours on a terminal: none in files and pipes, and none if NO_COLOR is set (no-color.org) or TERM is dumb.
+
+Text that comes from files may contain control characters, which could move the cursor, hide what was printed or change
+the settings of a terminal. They are printed as escapes: \\x1b[2J.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,27 @@ CODES = {
     "tint 0": "38;5;68", "tint 1": "38;5;173", "tint 2": "38;5;72", "tint 3": "38;5;133", "tint 4": "38;5;179",
     "tint 5": "38;5;74",
 }  # fmt: skip
+
+
+# C0 but for tab and line feed, delete, C1, and the marks that reverse the order of the letters after them
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_OWN = re.compile(rf"(\x1b\[(?:{'|'.join(['0', *CODES.values()])})m)")  # what `paint` writes
+
+
+def printable(text: str, stream: IO[str] | None = None) -> str:
+    """Return the text with its control characters escaped; colours are kept if `stream` shows them."""
+    if _CONTROL.search(text) is None:
+        return text
+    parts = _OWN.split(text) if stream is not None and has_colours(stream) else [text]
+    return "".join(
+        part if number % 2 else _CONTROL.sub(lambda found: ascii(found[0])[1:-1], part)
+        for number, part in enumerate(parts)
+    )
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that means the same, with the control characters escaped that `json` does not escape."""
+    return re.sub(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def has_colours(stream: IO[str]) -> bool:

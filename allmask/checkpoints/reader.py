@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ SETTINGS = ("config.json", "bert_config.json")
 _OLD = {"heads_num": "tencentpretrain", "hidden_size": "bert", "n_embd": "gpt2"}  # files without `model_type` have this
 _NOT_SETTINGS = ("tokenizer_config.json", "generation_config.json", "preprocessor_config.json")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+_MAX_LINES = 40  # of an error
 _FOREIGN = {".h5": "Keras", ".msgpack": "Flax", ".onnx": "ONNX", ".gguf": "GGUF", ".ot": "Rust"}
 
 
@@ -174,7 +176,8 @@ def _measured(family: Family, store: Store) -> dict[str, int]:
 def _task(family: Family, settings: Mapping[str, Any], store: Store) -> tuple[Family, Labels | None]:
     """The family extended by the task head that the settings name, if the file has it, and the labels."""
     for layout in layouts_named(family, settings):
-        outputs = next((store[theirs].shape[:1] for theirs, _ in layout.table if theirs in store), ())
+        shape = next((store[theirs].shape for theirs, _ in layout.table if theirs in store), ())
+        outputs = () if 0 in shape else shape[:1]  # an empty tensor may announce any number of labels
         if outputs and (layout.marked_by is None or layout.marked_by in store):
             return family.with_task(layout), labels_from(layout, settings, outputs[0])
     return family, None
@@ -245,7 +248,7 @@ def compare(path: Path, expected: Mapping[str, Tensor], store: Store) -> None:
             lines.append(("wrong type", name, f"expected floating point, found {stored.dtype}"))
     if lines:
         raise CheckpointError(
-            f"{path}: {len(lines)} tensors do not fit the settings beside it:\n" + "\n".join(_grouped(lines)),
+            f"{path}: {len(lines):,} tensors do not fit the settings beside it:\n" + "\n".join(_grouped(lines)),
             "the settings and the weights belong to different models, or the file is incomplete",
         )
 
@@ -262,8 +265,14 @@ def _grouped(lines: list[tuple[str, str, str]]) -> list[str]:
         number = re.search(r"(?<=[._])\d+(?=[./])", name)
         pattern = name if number is None else f"{name[: number.start()]}\0{name[number.end() :]}"
         groups.setdefault((problem, pattern, shapes), []).append("" if number is None else number[0])
-    return [
-        f"  {problem:10}  {pattern.replace(chr(0), numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}')}"
+    grouped = [
+        f"  {problem:10}  {pattern.replace(chr(0), numbers[0] if len(numbers) == 1 else '{' + _joined(numbers) + '}')}"
         f"  {shapes}"
-        for (problem, pattern, shapes), numbers in groups.items()
+        for (problem, pattern, shapes), numbers in islice(groups.items(), _MAX_LINES)
     ]
+    more = sum(len(numbers) for numbers in list(groups.values())[_MAX_LINES:])
+    return [*grouped, f"  and {more:,} more"] if more else grouped
+
+
+def _joined(numbers: list[str]) -> str:
+    return ",".join(numbers) if len(numbers) <= _MAX_LINES else f"{','.join(numbers[:_MAX_LINES])},…"

@@ -20,6 +20,7 @@ from allmask.cli._program import as_called
 from allmask.devices import DEVICES, HELP, expect_device
 from allmask.errors import DataError, UsageError
 from allmask.options import ReadOptions, described
+from allmask.terminal import printable, printable_json
 
 if TYPE_CHECKING:
     from allmask.data import DataFile, Record
@@ -60,7 +61,15 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
 def emit(as_json: bool, data: Any, text: str) -> None:
     """Print a result on stdout: `data` as JSON if the user asked for it, else `text`."""
-    print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2) if as_json else text)
+    if as_json:
+        print(to_json(data, allow_nan=False, indent=2))
+    else:
+        print(printable(text, sys.stdout))
+
+
+def to_json(data: Any, **options: Any) -> str:
+    """Return JSON for stdout: readable, but for control characters."""
+    return printable_json(json.dumps(data, ensure_ascii=False, **options))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -85,7 +94,7 @@ def hushed() -> bool:
 def note(message: str, important: bool = False) -> None:
     """Print a message that is not a result, such as progress, on stderr; --quiet leaves only important ones."""
     if important or not _hushed:
-        print(message, file=sys.stderr)
+        print(printable(message, sys.stderr), file=sys.stderr)
 
 
 def plural(count: int, thing: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from allmask.cli import note, plural
+from allmask.cli import note, plural, to_json
 from allmask.errors import ResourceError, UsageError
 from allmask.files import atomic_file
 
@@ -63,7 +63,7 @@ def output(out: str) -> Iterator[Put]:
 
 def as_json(row: dict[str, Any]) -> str:
     """Return a row as a line of JSON; a date, which a parquet file may have, becomes text."""
-    return json.dumps(row, ensure_ascii=False, default=str)
+    return to_json(row, default=str)
 
 
 def _trim_memory() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from allmask.cli import Device, ModelName, show_log, stdin_batches
+from allmask.cli import Device, ModelName, show_log, stdin_batches, to_json
 from allmask.errors import DataError
+from allmask.terminal import printable
 
 if TYPE_CHECKING:
     from allmask.tasks.fill import Filled
@@ -59,4 +59,4 @@ def _print(filled: Filled, as_json: bool) -> None:
     for number, answers in enumerate(filled.gaps, 1):
         lines += [f"  [MASK] {number}"] if len(filled.gaps) > 1 else []
         lines += [f"  {answer.probability:7.2%}  {answer.token}" for answer in answers]
-    print(json.dumps(asdict(filled), ensure_ascii=False) if as_json else "\n".join(lines), flush=True)
+    print(to_json(asdict(filled)) if as_json else printable("\n".join(lines)), flush=True)

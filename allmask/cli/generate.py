@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from allmask.cli import Device, ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches
+from allmask.cli import Device, ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches, to_json
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
 from allmask.registry import TASKS, USES
+from allmask.terminal import printable
 
 if TYPE_CHECKING:
     from allmask.mask import Mask
@@ -140,15 +140,15 @@ def _write(generator: TextGenerator, texts: list[str], options: dict[str, Any], 
             note(_picture(generator, text, found[0][1].tokens, options.get("max_new")) + "\n", important=True)
         if as_json:
             best = [{"text": written, **one._asdict(), "tokens": len(one.tokens)} for written, one in found]
-            print(json.dumps({"source": text, "written": best}, ensure_ascii=False), flush=True)
+            print(to_json({"source": text, "written": best}), flush=True)
         else:
-            print("\n".join(" ".join(written.splitlines()) for written, _ in found), flush=True)
+            print("\n".join(printable(" ".join(written.splitlines())) for written, _ in found), flush=True)
 
 
 def _stream(generator: TextGenerator, texts: list[str], options: dict[str, Any]) -> None:
     for text in texts:
         for piece in generator.stream(text, **options):
-            print(piece, end="", flush=True)
+            print(printable(piece), end="", flush=True)
         print(flush=True)
 
 

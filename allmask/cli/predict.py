@@ -34,6 +34,7 @@ from allmask.cli._output import FORMATS, Put, as_json, check_out, output
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.errors import UsageError
 from allmask.options import Decoding
+from allmask.terminal import printable
 
 if TYPE_CHECKING:
     from allmask.data import DataFile, Record
@@ -163,11 +164,11 @@ def _show(predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_reco
     for record, prediction in zip(records, predictor.predict(records, **options), strict=True):
         row = rows.row(record, prediction)
         names = max(map(len, row))
-        print(record.where)
+        print(printable(record.where))
         for name, value in row.items():
             rounded = round(value, 4) if isinstance(value, float) else value
             shown = value if isinstance(value, str) else as_json({"": rounded})[5:-1]
-            print(f"  {name:{names}}  {shortened(shown, width - names - 4)}")
+            print(printable(f"  {name:{names}}  {shortened(shown, width - names - 4)}"))
         print()
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
     ending = rows.file.path.suffix.lower()

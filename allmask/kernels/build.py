@@ -32,7 +32,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _get_tracing_state
 from torch.compiler import is_compiling
 
-from allmask.files import sync
+from allmask.files import put_in_place
 from allmask.kernels.compiling import AVX2 as AVX2
 from allmask.kernels.compiling import AVX512 as AVX512
 from allmask.kernels.compiling import AVX512_BF16 as AVX512_BF16
@@ -237,9 +237,7 @@ def _compile_into(folder: Path, source: Path, instructions: Sequence[str]) -> by
             fresh = Path(inner, file)
             fresh.write_bytes(content)
             fresh.chmod(0o644)  # whatever the umask is
-            sync(fresh)
-            os.replace(fresh, folder / file)  # atomic: another process may be compiling the same file
-    sync(folder)
+            put_in_place(fresh, folder / file)  # atomic: another process may be compiling the same file
     return code
 
 

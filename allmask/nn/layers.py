@@ -12,6 +12,7 @@ from allmask.nn.attention import Attention, KeyValue, Readable, Route
 from allmask.nn.dropout import Dropout
 from allmask.nn.relative_attention import PositionBias, sinusoids
 
+_MAX_TABLE = 1 << 20  # numbers of a table of sinusoids before it grows
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "relu": nn.ReLU}
 
 
@@ -62,14 +63,15 @@ class NoEmbedding(nn.Module):
 class Sinusoidal(nn.Module):
     """Sinusoidal positions: sin and cos of pos / 10000^(2i/width), interleaved (arXiv 1706.03762).
 
-    A table holds the first `length` positions and grows when texts are longer. Positions far beyond it are computed
-    each time, so that memory depends on the positions in use, not on the largest of them.
+    A table holds the first `length` positions, of very many only some, and grows when texts are longer. Positions far
+    beyond it are computed each time, so that memory depends on the positions in use, not on the largest of them.
     """
 
     weight: Tensor
 
     def __init__(self, length: int, width: int):
         super().__init__()
+        length = min(length, max(1, _MAX_TABLE // width))
         self.register_buffer("weight", sinusoids(length, width), persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:

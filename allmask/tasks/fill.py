@@ -117,6 +117,8 @@ _TEACH = "teach one: allmask pretrain --objective mlm --data corpus/ --tokenizer
 def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:
     """Return the likeliest tokens for each row of logits, without special tokens and ids that have no token."""
     shares = logits.float().softmax(-1)
+    if shares.isnan().any():
+        raise CheckpointError("the logits of the model are NaN", "its weights are damaged, or overflow in bf16")
     shares[:, list(tokenizer.special_ids)] = -1.0
     shares[:, tokenizer.size :] = -1.0
     best = shares.topk(top)

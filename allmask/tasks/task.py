@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from allmask.devices import expect_device, find_device, shown
 from allmask.errors import CheckpointError, UsageError
+from allmask.files import read_json
 from allmask.registry import TASKS
 
 if TYPE_CHECKING:
@@ -236,8 +237,6 @@ class ModelFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The contents of config.json; empty if there is none."""
-        from allmask.files import read_json
-
         file = self.folder / "config.json"
         return dict(read_json(file)) if file.is_file() else {}
 
@@ -333,11 +332,7 @@ def load_tasks(folder: Path) -> list[Any]:
     file = folder / FILE
     if not file.is_file():
         return []
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}", "copy the folder again") from None
-    found = found if isinstance(found, dict) else {}
+    found = read_json(file)
     also = found.pop("also", [])
     if not isinstance(also, list) or not all(isinstance(values, dict) for values in also):
         raise CheckpointError(f'{file}: "also" must be a list of tasks', "copy the folder again")

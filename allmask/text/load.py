@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from allmask.text.kinds import (
     XLNET_SPECIALS,
     Merges,
 )
+from allmask.text.limits import MAX_BYTES, MAX_PIECES, check_charsmap, check_frame, check_growth, check_pieces
 from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
 
 Specials = dict[str, str]  # role -> piece, for the roles that exist
@@ -49,7 +51,7 @@ _ALBERT_LIKE = ("AlbertTokenizer",)
 _XLMR_LIKE = ("XLMRobertaTokenizer",)
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _CUT_OFF = "the file may be cut off: copy it again"
-_MAX_VOCABULARY = 10_000_000
+_MAX_ID = 10_000_000
 _PROBE = "A probe, 试一试: é ñ 1 \U0001f600"
 
 
@@ -68,6 +70,7 @@ def read(source: str | Path, lowercase: bool | None = None) -> tuple[Backend, Sp
         reader = _read_byte_bpe if path.name == "vocab.json" else _read_tokenizer_json
     backend, specials = reader(path, settings)
     _register(backend, specials, path, settings)
+    guard(path, lambda: check_frame(path, [backend.num_special_tokens_to_add(pair) for pair in (False, True)]))
     # Some faults show only in use; better here, where the file can be named
     guard(path, lambda: (backend.encode(_PROBE), backend.encode(_PROBE, _PROBE), backend.to_str()))
     return backend, specials
@@ -187,7 +190,8 @@ def _read_wordpiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
 
 def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     _expect_class(path, settings, (*_GPT2_LIKE, *_ROBERTA_LIKE))
-    vocabulary = read_json(path, unique=True)
+    vocabulary = read_json(path, unique=True, limit=MAX_BYTES)
+    check_pieces(path, vocabulary)
     _check_ids(path, vocabulary)
     merges_path = path.with_name("merges.txt")
     if not merges_path.is_file():
@@ -213,6 +217,8 @@ def _read_sentencepiece(path: Path, settings: Settings) -> tuple[Backend, Specia
     _expect_class(path, settings, (*_T5_LIKE, *_XLNET_LIKE, *_ALBERT_LIKE, *_XLMR_LIKE))
     found, name = read_pieces(path), settings.get("tokenizer_class")
     known = {piece for piece, _ in found.pieces}
+    check_pieces(path, known, unigram=True)
+    check_charsmap(path, found.charsmap)
     # without the name of a class, the special tokens around a text identify it
     if path.name == XLMR if name is None else str(name).startswith(_XLMR_LIKE):
         return _read_xlmr(path, settings, found)
@@ -263,12 +269,13 @@ def _read_xlmr(path: Path, settings: Settings, found: Pieces) -> tuple[Backend, 
 
 
 def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    data = read_json(path, unique=True)
+    data = read_json(path, unique=True, limit=MAX_BYTES)
     if not isinstance(data.get("model"), dict):
         hint = "give a tokenizer.json or a model folder"
         raise CheckpointError(f'{path}: no tokenizer in it ("model" is missing)', hint)
-    if isinstance(data["model"].get("vocab"), dict):
-        _check_ids(path, data["model"]["vocab"])
+    _check_model(path, data["model"])
+    for name in ("normalizer", "decoder"):
+        check_growth(path, name, data.get(name))
     # Padding and truncation belong to a batch, not to a vocabulary: a file that has them would cut text silently
     backend = guard(path, lambda: Backend.from_str(json.dumps({**data, "padding": None, "truncation": None})))
     for entry in data.get("added_tokens") or []:  # the library numbers them itself, without an error if ids differ
@@ -290,6 +297,18 @@ def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Speci
     )  # fmt: skip
     specials = next((dict(family) for family in families if vocabulary >= set(family.values())), {})
     return backend, specials | _declared(settings)
+
+
+def _check_model(path: Path, model: dict[str, Any]) -> None:
+    """Refuse ids, and numbers and lengths of pieces and merges, that no real vocabulary has."""
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if isinstance(vocabulary, dict):
+        check_pieces(path, vocabulary)
+        _check_ids(path, vocabulary)
+    elif isinstance(vocabulary, list):  # of a unigram model
+        check_pieces(path, [str(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry], unigram=True)
+    if isinstance(merges, list) and len(merges) > MAX_PIECES:
+        raise CheckpointError(f"{path}: {len(merges):,} merges; at most {MAX_PIECES:,} are read")
 
 
 def _expect_bytes(backend: Backend, path: Path) -> None:
@@ -319,10 +338,12 @@ def _register(backend: Backend, specials: Specials, path: Path, settings: Settin
     for id in decoder:
         if not id.isdecimal():
             raise CheckpointError(f"tokenizer_config.json: an added token has the id {id!r}; expected a whole number")
-    for id in sorted(decoder, key=int):
-        token = _added_token(decoder[id])
-        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
-        _expect_id(backend, token.content, int(id), path)
+    added = {int(id): _added_token(decoder[id]) for id in sorted(decoder, key=int)}
+    for special, tokens in groupby(added.values(), lambda token: token.special):  # in few calls: each one takes a while
+        add = backend.add_special_tokens if special else backend.add_tokens
+        add(list(tokens))
+    for id, token in added.items():
+        _expect_id(backend, token.content, id, path)
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     backend.add_special_tokens([piece for piece in [*specials.values(), *_extra(settings)] if piece not in known])
 
@@ -355,7 +376,7 @@ def _added_token(entry: Any) -> AddedToken:
 
 def _read_vocab_txt(path: Path) -> dict[str, int]:
     """Read one piece per line; its id is the line number from 0. Windows line ends and final blank lines are fine."""
-    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    lines = [line.removesuffix("\r") for line in _lines(path)]
     while lines and not lines[-1]:
         lines.pop()
     ids: dict[str, int] = {}
@@ -368,15 +389,25 @@ def _read_vocab_txt(path: Path) -> dict[str, int]:
         ids[piece] = id
     if not ids:
         raise CheckpointError(f"{path}: no pieces in it", _CUT_OFF)
+    check_pieces(path, ids)
     return ids
+
+
+def _lines(path: Path) -> list[str]:
+    """Read the lines of a file of pieces or merges; refuse more than there can be."""
+    text = read_text(path, limit=MAX_BYTES)
+    count = text.count("\n")
+    if count > MAX_PIECES:
+        raise CheckpointError(f"{path}: {count:,} lines; at most {MAX_PIECES:,} are read")
+    return text.split("\n")
 
 
 def _check_ids(path: Path, vocabulary: dict[str, Any]) -> None:
     """Refuse ids that are not whole numbers of sensible size, and ids that two pieces share."""
     owner: dict[int, str] = {}
     for piece, id in vocabulary.items():
-        if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < _MAX_VOCABULARY:
-            raise CheckpointError(f"{path}: the id of {piece!r} is {id!r}; expected 0 to {_MAX_VOCABULARY - 1:,}")
+        if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < _MAX_ID:
+            raise CheckpointError(f"{path}: the id of {piece!r} is {id!r}; expected 0 to {_MAX_ID - 1:,}")
         if id in owner:
             raise CheckpointError(f"{path}: {owner[id]!r} and {piece!r} both have the id {id}")
         owner[id] = piece
@@ -387,7 +418,7 @@ def _check_ids(path: Path, vocabulary: dict[str, Any]) -> None:
 def _read_merges(path: Path, vocabulary: dict[str, int]) -> Merges:
     """Read two pieces per line, in the order of merging; the first line may be a #version comment."""
     merges: Merges = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate(_lines(path), 1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith("#version")):
             continue

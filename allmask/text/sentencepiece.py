@@ -11,10 +11,10 @@ from pathlib import Path
 
 from allmask.errors import CheckpointError
 from allmask.protobuf import Message, fields
+from allmask.text.limits import MAX_BYTES, MAX_PIECES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # the kinds of pieces
 UNIGRAM = 1
-_LARGEST = 256 * 1024 * 1024
 _DAMAGED = "the file may be cut off, or be something else: copy it again"
 
 
@@ -36,7 +36,7 @@ class Pieces:
 def read_pieces(path: Path) -> Pieces:
     """Read a vocabulary; only unigram models are supported."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if path.stat().st_size > MAX_BYTES:
             raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes; too large for a vocabulary")
         data = path.read_bytes()
     except OSError as error:
@@ -54,6 +54,8 @@ def _pieces(data: bytes, path: Path) -> Pieces:
     for number, value in fields(data):
         if number == 1:
             found.append(Message.of(value))
+            if len(found) > MAX_PIECES:
+                raise ValueError(f"more than {MAX_PIECES:,} pieces")
         elif number == 2:
             trained = Message.of(value)
         elif number == 3:

@@ -41,6 +41,7 @@ from allmask.vision.images import (
     read_header,
     read_pixels,
     reading,
+    unpacked_limit,
 )
 from allmask.vision.pickled import parse_pickle
 
@@ -213,7 +214,7 @@ def _idx(path: Path, dimensions: int, limit: int) -> np.ndarray:
         header = stream.read(4 + 4 * dimensions)
         sizes = _idx_sizes(path, header, dimensions)
         total = math.prod(sizes)
-        check_size(path, total, limit)
+        check_size(path, total, limit if stream is raw else unpacked_limit(path, limit))
         actual = os.fstat(raw.fileno()).st_size - len(header)
         if stream is raw and actual != total:
             raise _wrong_length(path, sizes, f"{actual:,}")
@@ -272,6 +273,7 @@ def _read_package(_: Path, part: str, limit: int) -> Images:
 
 def _read_pickle(path: Path, part: str, limit: int) -> Images:
     """Read three pairs of images and labels: training, validation (here part of training) and test."""
+    limit = unpacked_limit(path, limit)
     with reading(path):
         with path.open("rb") as raw:
             content = _unzipped(raw).read(limit + 1)
@@ -374,6 +376,7 @@ def _read_sheets(folder: Path, part: str, limit: int) -> Images:
 
 
 def _read_npz(path: Path, part: str, limit: int) -> Images:
+    limit = unpacked_limit(path, limit)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         found = next((pair for pair in NPZ[part] if all(name in members for name in pair)), None)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LIMIT = 4 << 30  # default limit of a data set, in bytes of pixels
+_SMALL, _RATIO = 64 << 20, 32  # of a compressed file: bytes that need no explanation, and the ratio of larger ones
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")  # the only decoders that are used
 _MAX_CLASSES = 65_536  # a larger label is a mistake
@@ -100,6 +101,14 @@ def checked(
             "give images of at least two classes",
         )
     return Images(pixels, labels, names, files)
+
+
+def unpacked_limit(path: Path, limit: int) -> int:
+    """The most bytes that a compressed file may unpack to: 32 times as many as it has, or 64 MB.
+
+    MNIST shrinks to a fifth; sorted labels to far less, but they are few bytes.
+    """
+    return min(limit, max(_SMALL, _RATIO * path.stat().st_size))
 
 
 def check_size(where: str | Path, size: int, limit: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from allmask import files
 from allmask.kernels import build, compiling
 
 pytestmark = pytest.mark.skipif(
@@ -146,11 +147,11 @@ def test_synced_before_it_has_its_name(place: Place, monkeypatch: pytest.MonkeyP
         events.append(("rename", target.name))
         replace(source, target)
 
-    monkeypatch.setattr(build, "sync", lambda path: events.append(("sync", path.name)))
+    monkeypatch.setattr(files, "sync", lambda path: events.append(("sync", path.name)))
     monkeypatch.setattr(os, "replace", recorded)
     assert place.load() == 42
-    steps = [(step, file) for file in (place.name, f"{place.name}.sha256") for step in ("sync", "rename")]
-    assert events == [*steps, ("sync", "allmask")]
+    both = (place.name, f"{place.name}.sha256")
+    assert events == [step for file in both for step in (("sync", file), ("rename", file), ("sync", "allmask"))]
 
 
 def test_a_change_after_the_check_has_no_effect(place: Place, monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from allmask.checkpoints.config_json import fields_from
 from allmask.checkpoints.labels import own_labels_from
 from allmask.config import Config
 from allmask.errors import CheckpointError
+from allmask.files import listed
 from allmask.nn.build import HEADS
 from allmask.nn.heads import Labels
 
@@ -28,7 +29,7 @@ def config_from(settings: Mapping[str, Any]) -> tuple[Config, frozenset[str], La
     given = {name: value for name, value in settings.items() if name not in _NOT_CONFIG}
     unknown = sorted(given.keys() - known)
     if unknown:
-        raise CheckpointError(f"unknown settings: {', '.join(unknown)}", "written by a newer allmask? upgrade this one")
+        raise CheckpointError(f"unknown settings: {listed(unknown)}", "written by a newer allmask? upgrade this one")
     fields_from(given, {name: name for name in _NEEDED})  # refuses settings without one of these
     heads = settings.get("heads_present")
     if not isinstance(heads, list) or not all(isinstance(head, str) and head in HEADS for head in heads):

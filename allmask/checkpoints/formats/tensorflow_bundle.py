@@ -23,7 +23,8 @@ from allmask.protobuf import Cursor, Message, fields
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
-_MAX_INDEX = 256 * 1024 * 1024
+_MAX_INDEX = 16 << 20
+_MAX_KEYS, _MAX_KEY = 100_000, 1_000  # tensors, and bytes of a name, most of which an entry may share with the last
 _TYPES = {  # number in TensorFlow's types.proto: torch's type
     1: torch.float32, 2: torch.float64, 3: torch.int32, 4: torch.uint8, 9: torch.int64, 10: torch.bool,
     14: torch.bfloat16, 19: torch.float16,
@@ -73,12 +74,14 @@ def _read_table(path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise _damaged(path, "not the index of a TensorFlow checkpoint, or cut short")
     footer = Cursor(content[-_FOOTER:-8])
     _handle(footer)  # skip the block of statistics, which is empty
-    previous = None
+    previous, count = None, 0
     for _, handle in _block(path, content, *_handle(footer)):
         for key, value in _block(path, content, *_handle(Cursor(handle))):
             if previous is not None and key <= previous:
                 raise _damaged(path, "keys are out of order")  # also ends a table whose blocks repeat
-            previous = key
+            previous, count = key, count + 1
+            if count > _MAX_KEYS:
+                raise _damaged(path, f"more than {_MAX_KEYS:,} tensors")
             yield key, value
 
 
@@ -103,6 +106,8 @@ def _block(path: Path, content: bytes, offset: int, size: int) -> Iterator[tuple
         shared, rest, length = cursor.varint(), cursor.varint(), cursor.varint()
         if shared > len(key):
             raise _damaged(path, "a key shares more bytes than the key before it has")
+        if shared + rest > _MAX_KEY:
+            raise _damaged(path, f"a name of {shared + rest:,} bytes")
         key = key[:shared] + cursor.take(rest)
         yield key, cursor.take(length)
 

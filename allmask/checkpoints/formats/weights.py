@@ -1,7 +1,7 @@
 """Open weight files of any format: the names, shapes and types of their tensors, which are loaded later.
 
 Files are not trusted. Safetensors is checked by its library; a pickle is read with `weights_only`, so no code in it
-runs; an index can only name files in its own folder.
+runs; an index can only name files in its own folder. No tensor is larger than the data of it in the file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from torch import Tensor
 from allmask.checkpoints.formats import Store, Stored
 from allmask.checkpoints.formats.tensorflow_bundle import open_bundle
 from allmask.errors import AllmaskError, CheckpointError, ResourceError
-from allmask.files import read_json
+from allmask.files import listed, read_json
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = frozenset(_DTYPES.values())
 _LFS = b"version https://git-lfs"
+MAX_TENSORS = 100_000
+_MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
+_MAX_NAMES = 8  # of the same data: T5 has its embedding under four
 
 
 def open_weights(path: Path) -> Store:
@@ -77,8 +80,16 @@ def _open_safetensors(path: Path) -> Store:
         return Stored(tuple(header.get_shape()), _DTYPES.get(dtype, dtype), load)
 
     with reading(path):
+        with path.open("rb") as opened:  # before the library makes an object for each
+            length = int.from_bytes(opened.read(8), "little")
+            _check_count(path, opened.read(min(length, _MAX_HEADER)).count(b'"data_offsets"'))
         file = safe_open(path, framework="pt")
         return {name: stored(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _check_count(path: Path, count: int) -> None:
+    if count > MAX_TENSORS:
+        raise CheckpointError(f"{path}: {count:,} tensors; at most {MAX_TENSORS:,} are read")
 
 
 def _open_pickle(path: Path) -> Store:
@@ -95,17 +106,46 @@ def _open_pickle(path: Path) -> Store:
             ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected names with tensors")
-    others = sorted(
-        repr(name)
-        for name, value in content.items()
-        if not (isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided)
-    )
+    _check_count(path, len(content))
+    others = sorted(_shortened(name) for name, value in content.items() if not _is_plain(name, value))
     if others:
         raise CheckpointError(
-            f"{path}: not only tensors: {', '.join(others)}",
+            f"{path}: not only tensors: {listed(others)}",
             "it looks like a training state; save model.state_dict() alone",
         )
+    with reading(path):
+        _check_storages(path, content)
     return {name: stored_tensor(tensor) for name, tensor in content.items()}
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Whether this is the name of a tensor with data in the file."""
+    plain = isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+    return plain and value.device.type == "cpu"  # on the meta device it has a shape and no data
+
+
+def _shortened(name: Any) -> str:
+    words = repr(name) if isinstance(name, str | int | float | None) else f"a key of type {type(name).__name__}"
+    return words if len(words) <= 100 else f"{words[:99]}…"
+
+
+def _check_storages(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that repeat the data of the file, by a stride of 0 or under many names."""
+    storages: dict[int, int] = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if tensor.nbytes > storage.nbytes():
+            raise CheckpointError(
+                f"{path}: {name} has {tensor.nbytes:,} bytes, and the file {storage.nbytes():,} for it",
+                "its elements overlap, as those of an expanded tensor; save a copy (tensor.clone())",
+            )
+        storages[storage.data_ptr()] = max(storages.get(storage.data_ptr(), 0), storage.nbytes())
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if total > _MAX_NAMES * sum(storages.values()):
+        raise CheckpointError(
+            f"{path}: {total:,} bytes of tensors, which share {sum(storages.values()):,} bytes of data",
+            "no known model does that; get it from a source you trust",
+        )
 
 
 def stored_tensor(tensor: Tensor) -> Stored:
@@ -139,14 +179,13 @@ def _open_shards(path: Path) -> Store:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{path}: no "weight_map"', "an index names the file of each tensor; fetch it again")
     ending = path.name.removesuffix(".index.json").rpartition(".")[2]
+    _check_count(path, len(weight_map))
     shards = {_shard(path, name, f".{ending}") for name in weight_map.values()}
     opened = {shard.name: open_weights(shard) for shard in sorted(shards)}
     store = {name: opened[file][name] for name, file in weight_map.items() if name in opened[file]}
     missing = [f"{name} (in {file})" for name, file in weight_map.items() if name not in store]
     if missing:
-        raise CheckpointError(
-            f"{path}: tensors not in the files it names: {', '.join(missing)}", "fetch the folder again"
-        )
+        raise CheckpointError(f"{path}: tensors not in the files it names: {listed(missing)}", "fetch the folder again")
     return store
 
 
