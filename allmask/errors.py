@@ -8,6 +8,8 @@ Exit code 7 is not an error: `allmask audit` found a model that violates its mas
 
 from __future__ import annotations
 
+import re
+
 from allmask.terminal import printable
 
 _LONGEST = 10_000  # characters of a message: what it quotes from a file may be of any length
@@ -68,3 +70,20 @@ class Interrupted(AllmaskError):
     def __init__(self, message: str, exit_code: int):
         super().__init__(message, "continue with the same command and --resume")
         self.exit_code = exit_code
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return how much could not be allocated ("" if unknown), if an error of Python, torch or CUDA is about that."""
+    text = " ".join(str(error).split())
+    words = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc")
+    if not isinstance(error, MemoryError) and not (
+        isinstance(error, RuntimeError) and any(word in text for word in words)
+    ):
+        return None
+    if isinstance(error, AllmaskError):
+        return None
+    found = re.search(r"allocate ([\d.,]+) ?(\w*)", text)
+    if found is None:
+        return ""
+    size = f"{int(found[1]) / 2**30:.2f} GiB" if found[2] == "bytes" else f"{found[1]} {found[2]}"
+    return f": {size} more were needed"

@@ -10,6 +10,8 @@ with new_folder(path) as partial:         # a hidden folder next to `path`, rena
 
 with replace_folder(path) as partial:     # the same, but an existing folder is replaced
 
+with locked(folder):                      # one process at a time works in it; others are refused
+
 Data is synced to disk before the rename, and the parent folder after it. If anything fails, `path` stays as it was.
 Until the rename the name is `.name.PID.partial`. The next process that writes to the same path removes what a killed
 process left under such a name.
@@ -23,10 +25,12 @@ import json
 import os
 import re
 import shutil
+import socket
+import stat
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -37,6 +41,10 @@ from allmask.errors import CheckpointError, ResourceError
 MANIFEST, META = "manifest.json", "meta.json"  # checksums of a model folder or checkpoint; of a tokenized corpus
 _MAX_JSON = 16 << 20  # bytes of settings, or of an index of weights
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # errors of file systems that cannot sync a folder
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)  # of systems that cannot swap two names
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # errors of a disk, whatever is written to it
+LOCK = ".lock"
+_SIGNED = ("model*.safetensors", "average.safetensors", "shard-*")  # files that a manifest must list if they are there
 
 
 # ---- files and folders that are complete or absent -----------------------------------------------------------------
@@ -101,8 +109,9 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 def put_in_place(new: Path, path: Path) -> None:
     """Sync a complete file or folder to disk and rename it to `path`, on the same file system.
 
-    An existing file is replaced in one step, and its permissions are kept. An existing folder is first renamed to a
-    hidden name, renamed back if anything fails, and removed at the very end.
+    An existing file is replaced in one step, and its permissions are kept. An existing folder swaps names with the new
+    one, in one step, and is then removed. Where the system cannot do that, it is first renamed to a hidden name, and
+    renamed back if anything fails; `remove_leftovers` does so if the process is killed in between.
     """
     is_folder = new.is_dir()
     for item in [*(new.rglob("*") if is_folder else ()), new]:
@@ -112,6 +121,14 @@ def put_in_place(new: Path, path: Path) -> None:
             shutil.copymode(path, new)
         os.replace(new, path)
         sync(path.parent)
+        return
+    if path.exists() and _exchange(new, path):
+        try:
+            sync(path.parent)
+        except BaseException:
+            _exchange(new, path)
+            raise
+        shutil.rmtree(new, ignore_errors=True)
         return
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
@@ -126,6 +143,24 @@ def put_in_place(new: Path, path: Path) -> None:
             os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap the names of two folders in one step; False if the system, or this file system, cannot do that."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if call(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
 
 
 def sync(path: Path) -> None:
@@ -148,13 +183,29 @@ def sync(path: Path) -> None:
 def explain_os_errors(
     path: Path, hint: str = "free some space, or write elsewhere; what was there before is untouched"
 ) -> Iterator[None]:
-    """Turn the OSErrors of writing, such as a full or read-only disk, into ResourceErrors that name `path`."""
+    """Turn the errors of writing, such as a full or read-only disk, into ResourceErrors that name `path`."""
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe closed it: not a fault
         raise
     except OSError as error:
         raise ResourceError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+    except Exception as error:
+        reason = disk_problem(error)
+        if reason is None or isinstance(error, ResourceError):
+            raise
+        raise ResourceError(f"{path}: cannot be written: {reason}", hint) from error
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """Return the reason if an error means that a disk is full, read-only or failing; None for any other error.
+
+    safetensors and tokenizers, which are written in Rust, have errors of their own: "… (os error 28)".
+    """
+    code = error.errno if isinstance(error, OSError) else None
+    found = re.search(r"\(os error (\d+)\)", str(error)) if code is None and isinstance(error, Exception) else None
+    code = int(found[1]) if found else code
+    return os.strerror(code) if code in _DISK else None
 
 
 # ---- leftovers of killed processes ---------------------------------------------------------------------------------
@@ -179,10 +230,24 @@ def remove_leftovers(path: Path) -> None:
             continue
         if found[2] == "old" and not path.exists():
             os.rename(item, path)
-        elif item.is_dir():
-            shutil.rmtree(item, ignore_errors=True)
         else:
-            item.unlink(missing_ok=True)
+            _remove(item)
+
+
+def remove_all_leftovers(folder: Path) -> None:
+    """Call `remove_leftovers` for every path in a folder of which a killed process left something."""
+    if folder.is_dir():
+        for item in list(folder.iterdir()):
+            found = re.fullmatch(r"\.(.+)\.\d+\.(partial|old)", item.name)
+            if found is not None:
+                remove_leftovers(folder / found[1])
+
+
+def _remove(item: Path) -> None:
+    if item.is_dir() and not item.is_symlink():
+        shutil.rmtree(item, ignore_errors=True)
+    else:
+        item.unlink(missing_ok=True)
 
 
 def _is_alive(process: int) -> bool:
@@ -198,6 +263,52 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+# ---- one process at a time -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder, which is created if need be, while another process does.
+
+    The lock is one of the system (flock), on the file .lock: that of a killed process is free, and its file is taken
+    over. Without such locks, on Windows and some network file systems, nothing is refused.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    path, taken = folder / LOCK, False
+    while not taken:
+        with explain_os_errors(path, "choose a folder that can be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            stream = path.open("a+")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If its owner removed it just now, another may have made a new one
+            taken = path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
+        except BlockingIOError:
+            with stream:
+                stream.seek(0)
+                owner = " ".join(stream.read(200).split()) or "another process"
+            hint = "wait until it has ended, or end it; or name another folder"
+            raise ResourceError(f"{folder}: {owner} is working there", hint) from None
+        except OSError:  # a file system without locks
+            taken = True
+        if not taken:
+            stream.close()
+    with stream:
+        with suppress(OSError):  # on a full disk; the name is only for the message
+            stream.truncate(0)
+            stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            stream.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 # ---- checksums -----------------------------------------------------------------------------------------------------
@@ -229,25 +340,73 @@ def write_manifest(folder: Path, checksums: dict[str, str]) -> None:
     write_atomically(folder / MANIFEST, json.dumps(dict(sorted(checksums.items())), indent=1))
 
 
+def read_manifest(folder: Path) -> dict[str, str]:
+    """Return the checksums of a folder by file name; raise ValueError if its manifest cannot be read or is not one."""
+    file = folder / MANIFEST
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_JSON:
+            raise ValueError("there is none" if not file.exists() else "it is not a small file")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"no readable {MANIFEST}: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(checksum, str) for checksum in found.values()):
+        raise ValueError(f"{MANIFEST} is damaged: expected an object of names and checksums")
+    if not found:
+        raise ValueError(f"{MANIFEST} is damaged: it lists no files")
+    outside = next((name for name in found if name in ("", ".", "..") or Path(name).name != name), None)
+    if outside is not None:
+        raise ValueError(f"{MANIFEST} is damaged: {outside!r} is not the name of a file in this folder")
+    return found
+
+
 def verify(folder: Path) -> str | None:
     """Return what is wrong with a folder that has a manifest; None if every byte is as it was written."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        return f"no readable {MANIFEST}: {error}"
-    if not isinstance(expected, dict) or not all(isinstance(checksum, str) for checksum in expected.values()):
-        return f"{MANIFEST} is not an object of file names and checksums"
+        expected = read_manifest(folder)
+    except ValueError as error:
+        return str(error)
     for name, checksum in expected.items():
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if sha256(file) != checksum:
-            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
-    stray = next((file.name for file in sorted(folder.glob("shard-*")) if file.name not in expected), None)
+        try:
+            if sha256(file) != checksum:
+                return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    found = sorted(file.name for pattern in _SIGNED for file in folder.glob(pattern))
+    stray = next((name for name in found if name not in expected), None)
     return None if stray is None else f"{stray} is not in {MANIFEST}: it belongs to another checkpoint"
 
 
+def sealed(values: dict[str, Any], indent: int | None = None) -> str:
+    """Return values as JSON with a checksum, so that a flipped bit in a number does not go unnoticed."""
+    return json.dumps({**values, "seal": seal(values)}, indent=indent)
+
+
+def unsealed(text: str) -> dict[str, Any] | None:
+    """Return the values of `sealed`; None if the text is damaged."""
+    try:
+        values = json.loads(text)
+        found = values.pop("seal")
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    return values if found == seal(values) else None
+
+
+def seal(values: dict[str, Any]) -> str:
+    """Return a checksum of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 # ---- text and JSON of model folders --------------------------------------------------------------------------------
+
+
+def special_file(path: Path) -> str | None:
+    """Return what a path is, if it is neither a file nor a folder: reading it could wait for ever, or never end."""
+    mode = path.stat().st_mode
+    kinds = {"a pipe": stat.S_ISFIFO, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a socket": stat.S_ISSOCK}
+    return next((name for name, is_kind in kinds.items() if is_kind(mode)), None)
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -256,7 +415,10 @@ def read_text(path: Path, limit: int) -> str:
     More bytes than `limit` are refused before they are read.
     """
     try:
-        size = path.stat().st_size if path.is_file() else 0
+        what = special_file(path)
+        if what is not None:
+            raise CheckpointError(f"{path}: {what}, not a file", "give a regular file")
+        size = path.stat().st_size
         if size > limit:
             raise CheckpointError(f"{path}: {size:,} bytes; no such file of a model is that large")
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from allmask import checkpoints
 from allmask.config import Config
 from allmask.errors import CheckpointError, UsageError
-from allmask.files import listed
+from allmask.files import MANIFEST, listed, verify
 from allmask.mask import Mask, expect_mask
 from allmask.nn.build import (
     HEADS,
@@ -36,6 +36,7 @@ log = logging.getLogger("allmask")
 
 WHOLE = (torch.int64, torch.int32)  # the types of ids
 OWN_MASKS = {"bidirectional": Mask.bidirectional, "causal": Mask.causal}
+VERIFIED = 1 << 30  # bytes of a model folder whose checksums are compared on loading: a second of work
 PER_TOKEN = ("body.embedding.tokens.weight", "lm_head.bias", "lm_head.output.weight")  # tensors with one row per token
 
 
@@ -300,6 +301,7 @@ def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype:
 
 def load_folder(folder: Path, source: str, dtype: torch.dtype | None = None) -> Model:
     """Load a model from a folder or file that `resolve` has found; `source` is the name to show in messages."""
+    _expect_intact(folder if folder.is_dir() else folder.parent, source)
     found = checkpoints.read(folder)
     if found.left_out:
         belongs = "belongs" if len(found.left_out) == 1 else "belong"
@@ -308,6 +310,21 @@ def load_folder(folder: Path, source: str, dtype: torch.dtype | None = None) -> 
     dtype = torch.float32 if dtype is None else dtype
     tensors = {name: tensor.to(dtype, copy=True) for name, tensor in found.tensors.items()}  # not mapped to the file
     return _assemble(found.config, found.heads, _tokenizer(found), tensors, found.folder, found.labels)
+
+
+def _expect_intact(folder: Path, source: str) -> None:
+    """Refuse a folder that differs from its manifest, if it has one. A very large one is loaded unverified."""
+    if not (folder / MANIFEST).is_file():
+        return
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    if size > VERIFIED:
+        log.info("%s: %.1f GB, loaded without comparing checksums; allmask verify does that", source, size / 1e9)
+        return
+    problem = verify(folder)
+    if problem is not None:
+        raise CheckpointError(
+            f"{folder}: {problem}", f"copy the folder again; if you changed it on purpose, remove {MANIFEST}"
+        )
 
 
 def _assemble(

@@ -387,6 +387,14 @@ class CommandOptions(Options):
     shard: bool = option(
         False, "With torchrun: divide the model between processes (FSDP2).", "advanced", flag="--shard"
     )
+    timeout: float = option(
+        30.0, "With torchrun: give up on a process that does not answer for this long, in a step or while saving.",
+        "advanced", above=0, metavar="MINUTES",
+    )  # fmt: skip
+    timeout_alone: float = option(
+        1440.0, "The same while the first process works alone: reads the data, evaluates, finishes.", "advanced",
+        above=0, metavar="MINUTES",
+    )  # fmt: skip
 
 
 class RunOptions(Options):

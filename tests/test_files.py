@@ -188,7 +188,13 @@ def test_a_folder_appears_whole(tmp_path: Path, make, there: str):
     assert tree(tmp_path) == {"up/": "", "up/f/": "", "up/f/a.txt": "after"}
 
 
-def test_a_folder_is_synced_before_it_is_renamed(tmp_path: Path, calls: list[str]):
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that cannot swap two names in one step."""
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+
+
+def test_a_folder_is_synced_before_it_is_renamed(tmp_path: Path, calls: list[str], no_exchange: None):
     path, beside, old = a_folder(tmp_path / "f", "before"), f".f.{os.getpid()}.partial", f".f.{os.getpid()}.old"
     with replace_folder(path) as folder:
         (folder / "inner").mkdir()
@@ -198,12 +204,34 @@ def test_a_folder_is_synced_before_it_is_renamed(tmp_path: Path, calls: list[str
     assert calls[moved + 1 :] == [f"rename {beside} f", f"sync {tmp_path.name}"]
 
 
-@pytest.mark.parametrize(("step", "number"), [*(("fsync", n) for n in range(4)), ("rename", 0), ("rename", 1)])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux swaps two names in one step")
+def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str]):
+    """At no moment is there no folder: a process that is killed leaves the old one or the new one."""
+    path, real, seen = a_folder(tmp_path / "f", "before"), files._exchange, []
+
+    def exchange(one: Path, other: Path) -> bool:
+        calls.append("exchange")
+        return real(one, other)
+
+    monkeypatch.setattr(files, "_exchange", exchange)
+    monkeypatch.setattr(files, "sync", lambda item: (seen.append((path / "a.txt").read_text()), calls.append("sync")))
+    with replace_folder(path) as folder:
+        (folder / "a.txt").write_text("after")
+    assert calls == ["sync", "sync", "exchange", "sync"] and seen == ["before", "before", "after"]
+    assert tree(tmp_path) == {"f/": "", "f/a.txt": "after"}
+
+
+FAILURES = [*(("fsync", n, True) for n in range(4)), ("fsync", 3, False), ("rename", 0, False), ("rename", 1, False)]
+
+
+@pytest.mark.parametrize(("step", "number", "in_one"), FAILURES)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_failure_leaves_the_folder_that_was_there(
-    tmp_path: Path, monkeypatch, step: str, number: int, code: int, there: bool
+    tmp_path: Path, monkeypatch, step: str, number: int, in_one: bool, code: int, there: bool
 ):
+    if not in_one:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     if there:
         a_folder(tmp_path / "f", "before")
     before = tree(tmp_path)
@@ -282,6 +310,51 @@ def test_a_folder_that_was_moved_aside_when_its_process_was_killed_comes_back(tm
     assert tree(tmp_path) == {"f/": "", "f/a.txt": "after"}
 
 
+def test_all_leftovers_of_a_folder_are_removed(tmp_path: Path):
+    """Those of a model that was being written into a folder that was being written have two dots."""
+    a_folder(tmp_path / f"..final.{DEAD}.partial.{DEAD}.partial", "half")
+    a_folder(tmp_path / f".final.{DEAD}.partial", "half")
+    a_folder(tmp_path / f".step-00000004.{DEAD}.old", "before")
+    (tmp_path / f".config.yaml.{DEAD}.partial").write_text("half")
+    (tmp_path / ".corpus.lock").write_text("")
+    files.remove_all_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "step-00000004"]
+
+
+# ---- one process at a time -------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_and_told_who_works_there(tmp_path: Path):
+    with (
+        files.locked(tmp_path / "run"),
+        pytest.raises(ResourceError, match=f"run: process {os.getpid()} on .* is working"),
+        files.locked(tmp_path / "run"),
+    ):
+        raise AssertionError("two at once")
+    assert tree(tmp_path) == {"run/": ""}
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path):
+    code = "import os, sys; from pathlib import Path; from allmask.files import locked\n"
+    code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    assert (tmp_path / ".lock").read_text().startswith("process ")
+    with files.locked(tmp_path):
+        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+    assert tree(tmp_path) == {}
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import fcntl
+
+    def flock(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with files.locked(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
 def test_names_of_leftovers():
     assert is_leftover(".start.123.partial") and is_leftover(".corpus.1.old")
     assert not any(map(is_leftover, ("start", ".start.partial", ".corpus.lock", "x.1.partial", ".a.b.old")))
@@ -321,6 +394,60 @@ def test_files_of_other_sizes_are_not_read(tmp_path: Path, monkeypatch):
     (tmp_path / "b").write_text("22")
     monkeypatch.setattr(files, "sha256", lambda path: pytest.fail("read"))
     assert not same_content(tmp_path / "a", tmp_path / "b") and same_content(tmp_path / "a", tmp_path / "a")
+
+
+def signed(folder: Path, **texts: str) -> Path:
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    files.write_manifest(folder, files.checksums(folder.iterdir()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{}", "lists no files"), ("[1]", "expected an object"), ('{"a": 1}', "expected an object"),
+        ("{", "no readable"), ("[" * 100_000, "no readable"), ('{"../a": "0"}', "not the name of a file"),
+        ('{"/dev/zero": "0"}', "not the name of a file"), ('{"gone": "0"}', "gone is missing"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_is_none(tmp_path: Path, content: str, problem: str):
+    folder = signed(tmp_path / "f", config__json="1")
+    assert files.verify(folder) is None
+    (folder / "manifest.json").write_text(content)
+    assert problem in (files.verify(folder) or "")
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_not_waited_for(tmp_path: Path):
+    folder = signed(tmp_path / "f", config__json="1")
+    for name in ("config.json", "manifest.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert files.verify(folder) is not None
+    with pytest.raises(files.CheckpointError, match="a pipe, not a file"):
+        files.read_json(folder / "config.json")
+
+
+def test_weights_that_the_manifest_does_not_list(tmp_path: Path):
+    folder = signed(tmp_path / "f", config__json="1")
+    (folder / "README.md").write_text("mine")
+    assert files.verify(folder) is None
+    (folder / "average.safetensors").write_text("whose?")
+    assert "average.safetensors is not in manifest.json" in (files.verify(folder) or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "x"), os.strerror(errno.ENOSPC)),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
+        (OSError(errno.ENOENT, "x"), None), (ValueError("28"), None), (RuntimeError("(os error 2)"), None),
+    ],
+)  # fmt: skip
+def test_what_a_full_disk_is(error: Exception, reason: str | None):
+    found = files.disk_problem(error)
+    assert (found is None) if reason is None else (found is not None and reason in found)
 
 
 # ---- one implementation for the whole package ------------------------------------------------------------------------

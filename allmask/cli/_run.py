@@ -60,6 +60,8 @@ class Request:
     json: bool = False
     device: str = "auto"
     shard: bool = False
+    timeout: float = CommandOptions.timeout
+    timeout_alone: float = CommandOptions.timeout_alone
 
 
 class Training:
@@ -119,6 +121,8 @@ def _request(command: str, flags: dict[str, Any]) -> Request:
         return asked
     if asked.shard:
         raise UsageError("--shard needs several processes", "torchrun --nproc-per-node 8 -m allmask …")
+    if own.keys() & {"timeout", "timeout_alone"}:
+        raise UsageError("--timeout and --timeout-alone are for several processes", "leave them out, or use torchrun")
     if asked.resume:
         check_resumed(command, asked.out, given)
     else:
@@ -151,7 +155,7 @@ def drive(command: str, asked: Request) -> None:
     from allmask.runs.plan import Plan
 
     out, quiet = asked.out, asked.quiet
-    with _processes(asked.shard, quiet, asked.device) as group:
+    with _processes(asked) as group:
 
         def resumed() -> Plan:
             check_resumed(command, out, asked.given)
@@ -160,7 +164,7 @@ def drive(command: str, asked: Request) -> None:
             return saved_plan(out)
 
         if asked.resume or group.shared(group.restarts > 0 and (out / "config.yaml").is_file()):
-            plan = group.first(resumed)
+            plan = group.first(resumed, alone=True)
             result = driver.resume(out, quiet, group)
         else:
             check_values(command, asked.given, asked.config, asked.flags)
@@ -172,13 +176,13 @@ def drive(command: str, asked: Request) -> None:
 
 
 @contextmanager
-def _processes(shard: bool, quiet: bool, device: str) -> Iterator[SingleProcess | ProcessGroup]:
+def _processes(asked: Request) -> Iterator[SingleProcess | ProcessGroup]:
     """Join the processes of torchrun, if there are any: only the first one, and the first one that fails, print."""
     from allmask.training.process_group import PeerFailed, join_processes
 
     try:
-        with join_processes(shard, device) as group:
-            show_log(quiet)
+        with join_processes(asked.shard, asked.device, asked.timeout, asked.timeout_alone) as group:
+            show_log(asked.quiet)
             if not group.lead:
                 logging.getLogger("allmask").setLevel(logging.CRITICAL)
             yield group
@@ -200,10 +204,10 @@ def _one_run(result: Mapping[str, Any]) -> list[str]:
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
     steps = result.get("averaged", ())
     kept = f"mean of steps {', '.join(map(str, steps))}" if steps else f"step {result['best_step']}"
-    return [
-        f"{result['final']}: {preset}{result['steps']} steps in {result['seconds']} s{early}",
-        f"{kept}: {metrics}",
-    ]
+    if result["best_step"] is None:
+        kept = "last evaluation"
+    time = "" if result["seconds"] is None else f" in {result['seconds']} s"
+    return [f"{result['final']}: {preset}{result['steps']} steps{time}{early}", f"{kept}: {metrics}"]
 
 
 def _seeds(result: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,8 @@ from allmask.cli import examples, hush
 from allmask.cli._options import Command, hushing
 from allmask.cli._program import as_called
 from allmask.cli._run import Training
-from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
+from allmask.errors import AllmaskError, DataError, ResourceError, UsageError, out_of_memory
+from allmask.files import disk_problem
 from allmask.terminal import paint
 
 COMMANDS = {  # name -> module, one line of help
@@ -197,8 +198,13 @@ def _as_our_error(error: BaseException) -> AllmaskError:
         return _usage_error(error)
     if isinstance(error, FileNotFoundError) and error.filename:
         return DataError(f"{error.filename}: no such file or folder")
-    if isinstance(error, MemoryError):
-        return ResourceError("out of memory", "close other programs, or ask for less at a time")
+    wanted = out_of_memory(error)
+    if wanted is not None:
+        return ResourceError(f"out of memory{wanted}", "close other programs, or ask for less at a time")
+    reason = disk_problem(error)
+    if reason is not None:
+        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return ResourceError(f"{where}cannot be written or read: {reason}", "free some space, or use another disk")
     if isinstance(error, OSError) and error.filename:
         return ResourceError(f"{error.filename}: {error.strerror}")
     summary = " ".join(f"{type(error).__name__}: {error}".split())

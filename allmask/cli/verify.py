@@ -11,6 +11,7 @@ from allmask.cli import AsJson, emit
 from allmask.errors import CheckpointError, DataError
 from allmask.files import MANIFEST, META, verify
 from allmask.options import CORPORA
+from allmask.runs.options import CONFIG, saved_values
 
 EXAMPLES = """
     allmask verify runs/title
@@ -50,6 +51,8 @@ def _parts(folder: Path) -> list[Path]:
         return [folder]
     parts = [folder / name for name in (*CORPORA, "start")]
     parts += [*sorted((folder / "checkpoints").glob("step-*")), folder / "final"]
+    if (folder / CONFIG).is_file():
+        saved_values(folder)  # refuses a config.yaml that is damaged
     found = [part for part in parts if part.is_dir()]
     if not found:
         raise CheckpointError(f"{folder}: no {MANIFEST}, so there is nothing to compare with", "name a run's folder")

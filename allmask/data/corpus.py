@@ -24,7 +24,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -36,7 +36,7 @@ import numpy as np
 from allmask.data.loader import Loader
 from allmask.data.sentences import Progress, Reading, Sentence, find_files, sentences, text_size
 from allmask.errors import DataError, UsageError
-from allmask.files import META, explain_os_errors, put_in_place, remove_leftovers, sha256, sync
+from allmask.files import META, explain_os_errors, put_in_place, remove_leftovers, sealed, sha256, sync, unsealed
 from allmask.text import Tokenizer
 from allmask.text.load import guard
 
@@ -437,8 +437,10 @@ class _Writer:
             sync(self.folder)
 
     def close(self) -> None:
+        """Close the files. After a full disk this fails again, with nothing new to say."""
         for file in self.files.values():
-            file.close()
+            with suppress(OSError):
+                file.close()
 
 
 def _feed(digest: Any, file: Path, start: int, end: int) -> int:
@@ -449,25 +451,6 @@ def _feed(digest: Any, file: Path, start: int, end: int) -> int:
             digest.update(block)
             start += len(block)
     return end - start
-
-
-def sealed(values: dict[str, Any], indent: int | None = None) -> str:
-    """Return values as JSON with a checksum, so that a flipped bit in a number does not go unnoticed."""
-    return json.dumps({**values, "seal": _seal(values)}, indent=indent)
-
-
-def _seal(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def unsealed(text: str) -> dict[str, Any] | None:
-    """Return the values of `sealed`; None if the text is damaged."""
-    try:
-        values = json.loads(text)
-        seal = values.pop("seal")
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return None
-    return values if seal == _seal(values) else None
 
 
 def _read(file: Path) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from allmask.data.fields import Bad
 from allmask.errors import DataError, UsageError
+from allmask.files import special_file
 
 log = logging.getLogger("allmask")
 MAX_LINE = 10_000_000  # bytes; a longer line means that the file lost its line ends
@@ -70,10 +71,13 @@ def kind(path: str | Path | DataFile) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a folder and a file that is absent, empty or cannot be opened."""
+    """Refuse a folder, a pipe or a device, and a file that is absent, empty or cannot be opened."""
     try:
         if path.is_dir():
             raise DataError(f"{path}: is a folder", "name a file in it")
+        what = special_file(path)
+        if what is not None:  # files are read more than once, so a stream will not do
+            raise DataError(f"{path}: {what}, not a file", "write what it yields to a file, and name that")
         size = path.stat().st_size
         with path.open("rb"):
             pass

@@ -13,7 +13,7 @@ from torch import Tensor
 from allmask.errors import CheckpointError, UsageError
 from allmask.model import Model, load
 from allmask.runs.folder import FINAL, START
-from allmask.runs.options import CONFIG, saved_values
+from allmask.runs.options import CHECKSUMS, CONFIG, SEAL, saved_values
 from allmask.tasks.task import load_task
 from allmask.training import Result, Workload, checkpoint
 from allmask.training.loop import why_better
@@ -39,7 +39,7 @@ def mean_weights(run: Path, last: int) -> tuple[list[int], dict[str, Tensor]]:
     if len(chosen) < last or last < 1:
         raise UsageError(f"{run}: has {len(found)} checkpoints, not {last}", "ask for fewer, or train with --keep")
     for folder in chosen:
-        problem = checkpoint.verify(folder)
+        problem = checkpoint.problem_of(folder)
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}", "leave it out: ask for fewer, or remove the folder")
     steps, sums = [], {}
@@ -53,8 +53,10 @@ def mean_weights(run: Path, last: int) -> tuple[list[int], dict[str, Tensor]]:
 
 def _latest(run: Path) -> list[Path]:
     """List the newest checkpoints, as many as the run keeps. An older best one is left out."""
-    keep = saved_values(run).get("keep") if (run / CONFIG).is_file() else None
-    return checkpoint.checkpoints(run)[: keep if isinstance(keep, int) else None]
+    values = saved_values(run) if (run / CONFIG).is_file() else {}
+    keep, identity = values.get("keep"), values.get(CHECKSUMS, {}).get(SEAL, "")
+    own = [folder for folder in checkpoint.checkpoints(run) if checkpoint.belongs(folder, identity)]
+    return own[: keep if isinstance(keep, int) else None]
 
 
 @torch.no_grad()

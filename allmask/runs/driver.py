@@ -10,6 +10,7 @@ import logging
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 
 from allmask.devices import shown
 from allmask.errors import DataError, ResourceError, UsageError
+from allmask.files import locked
 from allmask.runs import folder as run_folder
 from allmask.runs import sweep
 from allmask.runs.folder import FINAL, START, finished_result, saved_plan
-from allmask.runs.options import CONFIG, expect_free, saved_values
+from allmask.runs.options import CHECKSUMS, CONFIG, expect_free, saved_values
 from allmask.runs.plan import Plan
-from allmask.training import Result, Workload, train
+from allmask.training import Result, Workload, checkpoint, train
 from allmask.training.loop import SINGLE_PROCESS
 from allmask.training.process_group import Group
 
@@ -34,14 +36,15 @@ def start(plan: Plan, out: Path, quiet: bool = False, group: Group = SINGLE_PROC
 
     Nothing is written before data and model are checked, except the files that the job declares in `leaves`.
     """
+    with ExitStack() as lock:
 
-    def first() -> tuple[Plan, Any]:
-        _expect_processes(plan, group)
-        expect_free(out, plan.job.leaves)
-        data = plan.job.read(plan, out, quiet)
-        return begin(plan, data, out), data
+        def first() -> tuple[Plan, Any]:
+            _expect_processes(plan, group)
+            expect_free(out, plan.job.leaves)
+            data = plan.job.read(plan, out, quiet)
+            return begin(plan, data, out, lock), data
 
-    return _continue(group.first(first), out, quiet, group)
+        return _continue(group.first(first, alone=True), out, quiet, group)
 
 
 def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dict[str, Any]:
@@ -49,20 +52,41 @@ def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dic
     result = group.shared(finished_result(out) if group.lead else None)
     if result is not None:
         return result
+    with ExitStack() as lock:
 
-    def first() -> tuple[Plan, Any]:
-        plan = saved_plan(out)
-        _expect_processes(plan, group)
-        data = plan.job.reopen(plan, out, quiet, trusted=False)
-        _expect_same_data(plan, data, out)
-        return plan, data
+        def first() -> tuple[Plan, Any] | dict[str, Any]:
+            plan = saved_plan(out)
+            _expect_processes(plan, group)
+            lock.enter_context(locked(out))
+            checkpoint.remove_unfinished(out)
+            if not plan.job.several:
+                rebuilt = run_folder.rebuilt_result(out)
+                if rebuilt is not None:
+                    return rebuilt
+                run_folder.expect_start(out)
+            data = plan.job.reopen(plan, out, quiet, trusted=False)
+            _expect_same_data(plan, data, out)
+            return plan, data
 
-    return _continue(group.first(first), out, quiet, group)
+        begun = group.first(first, alone=True)
+        rebuilt = group.shared(begun if isinstance(begun, dict) else None)
+        if rebuilt is not None:
+            return rebuilt
+        assert not isinstance(begun, dict)
+        return _continue(begun, out, quiet, group)
 
 
-def begin(plan: Plan, data: Any, out: Path) -> Plan:
-    """Write the model before its first step, then config.yaml, which marks the run as begun. Return the final plan."""
+def begin(plan: Plan, data: Any, out: Path, lock: ExitStack | None = None) -> Plan:
+    """Write the model before its first step, then config.yaml, which marks the run as begun. Return the final plan.
+
+    Before anything is written the folder is locked, until `lock` is closed. Meanwhile another process may have begun a
+    run there.
+    """
     plan, model = plan.job.begin(plan, data)
+    if lock is not None:
+        lock.enter_context(locked(out))
+        expect_free(out, plan.job.leaves)
+        checkpoint.remove_unfinished(out)
     if not plan.job.several:
         shutil.rmtree(out / START, ignore_errors=True)
         plan.job.save(model, data, out / START)
@@ -84,6 +108,8 @@ def _continue(begun: tuple[Plan, Any] | None, out: Path, quiet: bool, group: Gro
         return _run(plan, data, out, quiet, group)
 
     def one(plan: Plan, folder: Path, watched: sweep.Watched, evaluations: int | None) -> dict[str, Any]:
+        if run_folder.is_finished(folder) and finished_result(folder) is None:  # damaged, so it is made again
+            shutil.rmtree(folder)
         begun = saved_plan(folder) if (folder / CONFIG).is_file() else begin(plan, data, folder)
         return finished_result(folder) or _run(begun, data, folder, quiet, group, watched, evaluations)
 
@@ -102,7 +128,7 @@ def _run(
     work = job.workload(plan, data, model, out, quiet)
     result = train(
         model, watched(work), plan.settings, out, resume=True, quiet=quiet, group=group, evaluations=evaluations,
-        held_out=job.evaluation_size(data, work),
+        held_out=job.evaluation_size(data, work), identity=run_folder.identity_of(out),
     )  # fmt: skip
 
     def end() -> dict[str, Any]:
@@ -112,7 +138,7 @@ def _run(
             whole.load_state_dict(result.weights)
         return _finish(plan, data, work, whole, result, out)
 
-    return group.shared(group.first(end)) or {}
+    return group.shared(group.first(end, alone=True)) or {}
 
 
 def _finish(plan: Plan, data: Any, work: Workload, model: Any, result: Result, out: Path) -> dict[str, Any]:
@@ -126,7 +152,7 @@ def _finish(plan: Plan, data: Any, work: Workload, model: Any, result: Result, o
     log.info("kept: %s, because %s", kept, result.kept_because)
     run_folder.write_result(final, out)
     job.save(model, data, out / FINAL)
-    run_folder.drop_spent(out, plan.settings.keep)
+    run_folder.drop_spent(out, result.checkpoints, plan.settings.keep)
     return final
 
 
@@ -138,7 +164,7 @@ def _expect_processes(plan: Plan, group: Group) -> None:
 
 def _expect_same_data(plan: Plan, data: Any, out: Path) -> None:
     """Refuse to resume with other data: it would be another run, in another order."""
-    then = saved_values(out).get(run_folder.CHECKSUMS, {})
+    then = saved_values(out)[CHECKSUMS]
     for name, now in plan.job.checksums(data).items():
         if then.get(name) != now:
             named = getattr(plan.job, name) or plan.job.data or "the data"

@@ -1,7 +1,9 @@
 """The folder of a run: its files before the first step and after the last.
 
 runs/a/
-  config.yaml        the plan with every value, and checksums of the data; written last when a run begins
+  config.yaml        the plan with every value, checksums of the data, of start/ and of itself; written last when a
+                     run begins
+  .lock              while a process works in the folder
   start/             the model before its first step; removed when the run is finished
   checkpoints/       see allmask/training/checkpoint.py; after the run, the weights of the last ones
   metrics.jsonl      a line per step, a line per evaluation
@@ -13,6 +15,7 @@ runs/a/
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,21 +23,24 @@ from typing import Any
 
 import yaml
 
-from allmask.files import new_folder, write_atomically
+from allmask.errors import CheckpointError
+from allmask.files import MANIFEST, new_folder, sha256, verify, write_atomically
 from allmask.model import Model
-from allmask.runs.options import CONFIG, START, saved_values
+from allmask.runs.options import CHECKSUMS, CONFIG, SEAL, START, saved_values, sealed_values
 from allmask.runs.plan import Plan
 from allmask.tasks.task import save_task
 from allmask.training import Result, checkpoint
-from allmask.training.log import read_metrics
+from allmask.training.log import points, read_metrics
 
-RESULT, CHECKSUMS = "result.json", "checksums"
-FINAL = "final"
+log = logging.getLogger("allmask")
+RESULT, FINAL = "result.json", "final"
 
 
 def write_config(plan: Plan, checksums: dict[str, str], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    values = plan.to_dict() | {CHECKSUMS: checksums}
+    signed = out / START / MANIFEST
+    checksums = checksums | ({START: sha256(signed)} if signed.is_file() else {})
+    values = sealed_values(plan.to_dict(), checksums)
     write_atomically(out / CONFIG, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
@@ -42,6 +48,21 @@ def saved_plan(out: Path) -> Plan:
     """Return the plan of a run that has begun."""
     values = {name: value for name, value in saved_values(out).items() if name != CHECKSUMS}
     return Plan.from_dict(values, out / CONFIG)
+
+
+def identity_of(out: Path) -> str:
+    """Return a word that tells this run from others: the checksum of its plan, data and first model."""
+    return saved_values(out)[CHECKSUMS][SEAL]
+
+
+def expect_start(out: Path) -> None:
+    """Refuse to resume from a model that is damaged, or is not the one that the run began with."""
+    folder, then = out / START, saved_values(out)[CHECKSUMS].get(START)
+    problem = verify(folder)
+    if problem is None and sha256(folder / MANIFEST) != then:
+        problem = "not the model that this run began with"
+    if problem is not None:
+        raise CheckpointError(f"{folder}: {problem}", "restore the folder, or start a new run with another --out")
 
 
 # ---- finished ------------------------------------------------------------------------------------------------
@@ -52,13 +73,42 @@ def is_finished(out: Path) -> bool:
 
 
 def finished_result(out: Path) -> dict[str, Any] | None:
-    """Return the result of a finished run; None if it is not finished."""
-    return json.loads((out / RESULT).read_text(encoding="utf-8")) if is_finished(out) else None
+    """Return the result of a finished run; None if it is not finished, or its result.json is damaged."""
+    if not is_finished(out):
+        return None
+    try:
+        found = json.loads((out / RESULT).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and "final" in found:
+            return found
+    except (OSError, ValueError, RecursionError):
+        pass
+    log.warning("%s: damaged", out / RESULT)
+    return None
+
+
+def rebuilt_result(out: Path) -> dict[str, Any] | None:
+    """Write result.json of a finished run again, from its metrics, if final/ is whole; otherwise return None."""
+    if not (out / FINAL).is_dir() or verify(out / FINAL) is not None:
+        return None
+    lines = read_metrics(out)
+    steps = max((line["step"] for line in lines), default=0)
+    evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]
+    metrics = {name.removeprefix("eval_"): value for name, value in (evaluated or [{}])[-1].items() if name != "step"}
+    losses = points(lines, "loss")[1]
+    result = {
+        "final": str(out / FINAL), "steps": steps, "best_step": None,
+        "kept_because": f"{RESULT} was damaged; this one is made from metrics.jsonl, with the last evaluation",
+        "score": None, "metrics": metrics or ({"train_loss": losses[-1]} if losses else {}), "seconds": None,
+        "stopped_early": False,
+    }  # fmt: skip
+    log.warning("%s: made again from metrics.jsonl, with the last evaluation", out / RESULT)
+    write_result(result, out)
+    return result
 
 
 def outcome(result: Result, out: Path) -> dict[str, Any]:
     """Return the part of result.json that every run has."""
-    losses = [line["loss"] for line in read_metrics(out) if line.get("loss") is not None]
+    losses = points(read_metrics(out), "loss")[1]
     trained = {"train_loss": losses[-1]} if losses else {}
     return {
         "final": str(out / FINAL),
@@ -76,13 +126,14 @@ def write_result(result: dict[str, Any], out: Path) -> None:
     write_atomically(out / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
-def drop_spent(out: Path, keep: int) -> None:
+def drop_spent(out: Path, steps: Sequence[int], keep: int) -> None:
     """Remove what a finished run does not need: start/, and checkpoints except the weights of the last `keep`.
 
-    Those are for `allmask average`; the best weights are in final/.
+    Those are for `allmask average`; the best weights are in final/. `steps` are the run's own checkpoints, newest
+    first; others are left alone.
     """
     shutil.rmtree(out / START, ignore_errors=True)
-    for number, folder in enumerate(checkpoint.checkpoints(out)):
+    for number, folder in enumerate(checkpoint.folder_of(out, step) for step in steps):
         if number < keep:
             checkpoint.drop_optimizer(folder)
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
-from allmask.files import MANIFEST, closest, did_you_mean, is_leftover
+from allmask.files import LOCK, MANIFEST, closest, did_you_mean, is_leftover, seal
 from allmask.options import (
     BATCH_IMAGES,
     IMAGE_SETS,
@@ -35,6 +35,7 @@ from allmask.registry import OBJECTIVES, TASKS
 from allmask.tasks.task import Task
 
 CONFIG, START = "config.yaml", "start"  # in the folder of a run
+CHECKSUMS, SEAL = "checksums", "config"  # in config.yaml: checksums of data and model, and of the values themselves
 TASKS_OF = {  # command -> its tasks, the default first; tasks of other packages come after them
     "finetune": ("title", "translate", "classify", "choose", "tag", "answer"),
     "train": ("translate", "title", "image", "gan"),
@@ -268,7 +269,7 @@ def _is_unbegun(out: Path, leaves: Collection[str]) -> bool:
     """Whether a folder holds only files that a run writes before it begins; a start/ without manifest is not ours."""
     if (out / START).exists() and not (out / START / MANIFEST).is_file():
         return False
-    return all(item.name in (START, *leaves) or is_leftover(item.name) for item in out.iterdir())
+    return all(item.name in (START, LOCK, *leaves) or is_leftover(item.name) for item in out.iterdir())
 
 
 def check_resumed(command: str, out: Path, given: Mapping[str, Any]) -> None:
@@ -320,10 +321,32 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def saved_values(out: Path) -> dict[str, Any]:
-    """Read the config.yaml of a run."""
+    """Read the config.yaml of a run; refuse one that is damaged, or was changed since the run began."""
     if not (out / CONFIG).is_file():
         raise CheckpointError(f"{out}: no {CONFIG}, so there is no run to resume", "leave --resume out to start one")
-    return read_yaml(out / CONFIG)
+    hint = "restore the file, or start a new run with another --out"
+    try:
+        values = read_yaml(out / CONFIG)
+    except UsageError as error:
+        raise CheckpointError(f"{error.message}; the run cannot be resumed", hint) from None
+    signed = values.get(CHECKSUMS)
+    if not isinstance(signed, dict) or signed.get(SEAL) != _seal(values):
+        raise CheckpointError(f"{out / CONFIG}: damaged, or changed since the run began: its checksum is wrong", hint)
+    return values
+
+
+def sealed_values(values: Mapping[str, Any], checksums: Mapping[str, str]) -> dict[str, Any]:
+    """Return values for config.yaml, with checksums: those given, and one of the values themselves."""
+    complete = {**values, CHECKSUMS: dict(checksums)}
+    return {**values, CHECKSUMS: {**checksums, SEAL: _seal(complete)}}
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    others = {name: checksum for name, checksum in values[CHECKSUMS].items() if name != SEAL}
+    try:
+        return seal({**values, CHECKSUMS: others})
+    except (TypeError, ValueError):  # a damaged file may hold values that JSON does not have, such as dates
+        return ""
 
 
 def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from allmask.errors import DivergedError
-from allmask.files import new_folder, write_atomically
+from allmask.errors import CheckpointError, DivergedError
+from allmask.files import replace_folder, write_atomically
 from allmask.runs.folder import FINAL, START, finished_result, is_finished, write_result
 from allmask.runs.plan import Plan
 from allmask.training import Paused, Score, Workload, checkpoint
@@ -54,7 +54,7 @@ def run(plan: Plan, out: Path, one: One) -> dict[str, Any]:
     shared = {name: of_best[name] for name in ("task", "examples", "skipped") if name in of_best}
     result = {"final": str(out / FINAL), **more, **shared}
     write_result(result, out)
-    with new_folder(out / FINAL) as folder:
+    with replace_folder(out / FINAL) as folder:  # it is there already if result.json was damaged
         shutil.copytree(best / FINAL, folder, dirs_exist_ok=True)
     return result
 
@@ -95,7 +95,13 @@ def _repeat(plan: Plan, seeds: int, out: Path, one: One) -> tuple[dict[str, Any]
 def scores_in(folder: Path) -> list[Score]:
     """Return the evaluations of a run so far."""
     file = folder / SCORES
-    return [Score(**values) for values in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    if not file.is_file():
+        return []
+    try:
+        return [Score(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, RecursionError):
+        hint = f"remove {folder}: this run is then made again"
+        raise CheckpointError(f"{file}: damaged: the scores of the run cannot be read", hint) from None
 
 
 def best_of(scores: list[Score]) -> Score | None:
@@ -151,8 +157,7 @@ class _Recorder:
     def __init__(self, work: Workload, folder: Path, enough: int | None):
         self.work, self.folder, self.enough = work, folder, enough
         self.lengths, self.batch = work.lengths, work.batch
-        made = checkpoint.checkpoints(folder)
-        last = int(made[0].name.removeprefix("step-")) if made else 0
+        last = next(iter(checkpoint.history(folder).resumable), 0)
         lines = [line for line in read_metrics(folder) if any(name.startswith("eval_") for name in line)]
         self.scores = scores_in(folder)[: sum(line["step"] <= last for line in lines)]  # later ones are made again
 

@@ -1,10 +1,10 @@
-"""Checkpoints of a run: complete or absent, and verified by their checksums before they are loaded.
+"""Checkpoints of a run: complete or absent, and verified by their checksums before they are loaded or counted.
 
 runs/title/checkpoints/step-00000400/
   model.safetensors, optimizer.safetensors   the weights and the optimizer's state; with --ema also
                                              average.safetensors, the moving average of the weights
   shard-….safetensors                        with --shard, one file per process instead of these
-  state.json                                 the step, the best score so far, …
+  state.json                                 the step, the best score so far, the run that it belongs to, …
   manifest.json                              the SHA-256 of every file
 
 optimizer.safetensors is removed from the best checkpoint once there are newer ones to resume from, and from all
@@ -14,11 +14,12 @@ checkpoints of a finished run.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from allmask.errors import CheckpointError, ResourceError
-from allmask.files import MANIFEST, checksums, put_in_place, verify, write_manifest
+from allmask.files import (
+    LOCK,
+    MANIFEST,
+    checksums,
+    put_in_place,
+    read_manifest,
+    remove_all_leftovers,
+    verify,
+    write_manifest,
+)
 from allmask.training.process_group import Group
 
 STATE = "state.json"
 PARTS = ("model", "optimizer", "average")  # of a state; the last only with --ema
+RUN = "run"  # in state.json: the identity of the run, if it has one
+_STEP, _PARTIAL = re.compile(r"step-(\d{8,})"), re.compile(r"\.step-\d+\.partial")  # names of checkpoints; unfinished
 Place = Callable[[str, Tensor], Tensor]  # name and whole tensor -> the part of it that this process needs
 
 
@@ -130,7 +142,7 @@ def _clear(beside: Path) -> None:
 
 def _complete(beside: Path, folder: Path, state: State, signed: dict[str, str]) -> None:
     """Add state.json and the manifest to the tensors, whose checksums are `signed`, and rename the folder."""
-    (beside / STATE).write_text(json.dumps({"step": state.step, **state.numbers}))
+    (beside / STATE).write_text(json.dumps({"step": state.step, **state.numbers}), encoding="utf-8")
     write_manifest(beside, signed | checksums([beside / STATE]))
     put_in_place(beside, folder)
 
@@ -156,7 +168,8 @@ def load_state(folder: Path, place: Place = lambda name, whole: whole) -> State:
     numbers = json.loads((folder / STATE).read_text())
     if shards(folder):
         return State.of(_read_shards(folder, place), numbers)
-    parts = [part for part in PARTS if _file(folder, part).exists()]
+    listed = read_manifest(folder)
+    parts = [part for part in PARTS if _file(folder, part).name in listed]
     flat = {f"{part}.{name}": value for part in parts for name, value in load_file(_file(folder, part)).items()}
     return State.of({name: place(name, value) for name, value in flat.items()}, numbers)
 
@@ -181,27 +194,80 @@ def _read_shards(folder: Path, place: Place) -> dict[str, Tensor]:
 
 def checkpoints(run: Path) -> list[Path]:
     """List the checkpoints of a run, newest first; incomplete ones have other names."""
-    return sorted((run / "checkpoints").glob("step-*"), reverse=True)
+    found = [folder for folder in (run / "checkpoints").glob("step-*") if _STEP.fullmatch(folder.name)]
+    return sorted(filter(Path.is_dir, found), key=step_of, reverse=True)
 
 
-def newest_resumable(run: Path, warn: Callable[[str], None]) -> Path | None:
-    """Return the newest intact checkpoint with the optimizer's state; damaged ones are reported and skipped."""
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+@dataclass(frozen=True)
+class History:
+    """The checkpoints of a run that are whole and its own, by step."""
+
+    resumable: tuple[int, ...] = ()  # newest first
+    weights: tuple[int, ...] = ()  # without the optimizer's state
+    damaged: bool = False  # there are others, which are damaged
+    notes: tuple[str, ...] = ()  # why others do not count
+
+
+def history(run: Path, identity: str = "") -> History:
+    """Verify all checkpoints of a run. `identity` is that of the run; a checkpoint of another one does not count."""
+    found: dict[bool, list[int]] = {True: [], False: []}
+    notes, damaged = [], False
     for folder in checkpoints(run):
-        problem = verify(folder)
+        problem = problem_of(folder)
         if problem is not None:
-            warn(f"{folder}: {problem}; skipped")
-        elif shards(folder) or _file(folder, "optimizer").exists():
-            return folder
-    return None
+            damaged = True
+            notes.append(f"{folder}: {problem}; skipped")
+        elif not belongs(folder, identity):
+            notes.append(f"{folder}: a checkpoint of another run; ignored")
+        else:
+            listed = read_manifest(folder)
+            found[bool(shards(folder)) or _file(folder, "optimizer").name in listed].append(step_of(folder))
+    known = {folder.name for folder in checkpoints(run)}
+    others = sorted(item.name for item in (run / "checkpoints").glob("step-*") if item.name not in known)
+    notes += [f"{run / 'checkpoints' / name}: not a checkpoint; ignored" for name in others]
+    return History(tuple(found[True]), tuple(found[False]), damaged, tuple(notes))
+
+
+def problem_of(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint; None if it is whole."""
+    problem = verify(folder)
+    if problem is not None:
+        return problem
+    listed = read_manifest(folder)
+    needed = [STATE] if shards(folder) else [STATE, _file(folder, "model").name]
+    absent = next((name for name in needed if name not in listed), None)
+    if absent is not None:
+        return f"{absent} is not in {MANIFEST}"
+    step = _numbers(folder).get("step")
+    return None if step == step_of(folder) else f"its name is not that of step {step}"
+
+
+def belongs(folder: Path, identity: str) -> bool:
+    """Whether a checkpoint is one of the run with this identity; without one, nobody can tell."""
+    return not identity or _numbers(folder).get(RUN, identity) == identity
+
+
+def _numbers(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 # ---- a run's folder ------------------------------------------------------------------------------------------
 
 
 def prepare(run: Path, resume: bool) -> None:
-    """Refuse an occupied or read-only folder before training starts."""
-    if not resume and run.exists() and any(run.iterdir()):
+    """Refuse an occupied or read-only folder before training starts; remove what a killed process left in it."""
+    if not resume and run.exists() and any(item.name != LOCK for item in run.iterdir()):
         raise ResourceError(f"{run}: already there", "name another --out, or pass --resume to continue this run")
+    if resume:
+        remove_unfinished(run)
     if resume and not checkpoints(run) and not (run / "config.yaml").is_file():  # it may have stopped before the first
         raise CheckpointError(f"{run}: no checkpoint to resume from", "leave --resume out to start a new run")
     try:
@@ -213,23 +279,42 @@ def prepare(run: Path, resume: bool) -> None:
         raise ResourceError(f"{run}: cannot write there: {error.strerror}", "choose another --out") from error
 
 
-def prune(run: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints. Of an older best one, keep the weights."""
-    for folder in checkpoints(run)[keep:]:
-        if best is not None and folder == folder_of(run, best):
-            drop_optimizer(folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+def remove_unfinished(run: Path) -> None:
+    """Remove what a killed process left in a run's folder; a checkpoint that it moved aside gets its name again."""
+    for folder in (run, run / "checkpoints"):
+        remove_all_leftovers(folder)
+    for item in (run / "checkpoints").glob(".step-*"):
+        if _PARTIAL.fullmatch(item.name):
+            shutil.rmtree(item, ignore_errors=True)
+
+
+def prune(run: Path, known: History, now: int, keep: int, best: int | None) -> History:
+    """Remove all but the newest `keep` checkpoints up to step `now`. Of an older best one, keep the weights.
+
+    Only checkpoints in `known` count, or are removed. Returns what is left of them.
+    """
+    done = [step for step in known.resumable if step <= now]
+    spent = set(done[keep:]) | {step for step in known.weights if step <= now}
+    for step in sorted(spent - {best}):
+        shutil.rmtree(folder_of(run, step), ignore_errors=True)
+    if best in spent:
+        drop_optimizer(folder_of(run, best))
+    left = {best} & spent
+    resumable = tuple(step for step in known.resumable if step not in spent)
+    weights = tuple(sorted(({*known.weights} - spent) | left, reverse=True))
+    return replace(known, resumable=resumable, weights=weights)
 
 
 def drop_optimizer(folder: Path) -> None:
     """Keep only the weights of a checkpoint. Shards stay as they are: they hold both in one file."""
     file = _file(folder, "optimizer")
-    if file.exists():
-        kept = json.loads((folder / MANIFEST).read_text())
-        kept.pop(file.name, None)
+    try:
+        kept = read_manifest(folder)
+    except ValueError:  # damaged since it was written: nothing more is done with it
+        return
+    if kept.pop(file.name, None) is not None:
         write_manifest(folder, kept)  # first, so that the checkpoint is intact at any moment
-        file.unlink()
+    file.unlink(missing_ok=True)
 
 
 # ---- the optimizer -------------------------------------------------------------------------------------------

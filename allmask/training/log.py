@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allmask.errors import UsageError
-from allmask.files import write_atomically
+from allmask.files import explain_os_errors, write_atomically
 
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
 _BLUE, _ORANGE, _GREEN = "#5B84D7", "#E39A57", "#5BA886"
@@ -43,7 +43,8 @@ class Metrics:
     def add(self, **values: Any) -> None:
         if not self.write:
             return
-        with self.path.open("a") as file:
+        hint = "the checkpoints are untouched; free some space and run again with --resume"
+        with explain_os_errors(self.path, hint), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         if self.board is None:
             return
@@ -58,15 +59,18 @@ class Metrics:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl, without those that are damaged or were cut off by a crash."""
     path = run / METRICS
-    if not path.exists():
+    if not path.is_file():
         return []
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(line))
-        except ValueError:  # a line that was cut off by a crash
-            break
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and isinstance(found.get("step"), int):
+            lines.append(found)
     return lines
 
 
@@ -105,7 +109,7 @@ def plot_run(run: Path) -> Path:
 
 def points(lines: list[dict[str, Any]], name: str) -> Points:
     """Return the steps at which a metric was recorded and its values, without those that are not finite."""
-    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    found = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
     return [step for step, _ in found], [value for _, value in found]
 
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.data import Batch, Loader, plan_epoch
-from allmask.errors import CheckpointError, DivergedError, Interrupted
+from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError, out_of_memory
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import resolve_precision
 from allmask.losses import Losses
@@ -33,7 +33,7 @@ from allmask.options import Settings
 from allmask.training import checkpoint
 from allmask.training.ema import Average
 from allmask.training.flops import measured_peak, operations
-from allmask.training.log import Metrics
+from allmask.training.log import Metrics, read_metrics
 from allmask.training.optimizer import clip, embedding_gradient, optimizer_for
 from allmask.training.process_group import Group, SingleProcess, expect_alone
 from allmask.training.progress import Progress
@@ -191,11 +191,12 @@ class Result:
     stopped_early: bool = False
     weights: dict[str, Tensor] = field(default_factory=dict)  # of the whole model
     kept_because: str = "nothing is held out"  # why these weights were kept
+    checkpoints: tuple[int, ...] = ()  # steps of those that are whole, newest first
 
 
 def train(
     model: nn.Module, work: Workload, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
-    group: Group = SINGLE_PROCESS, evaluations: int | None = None, held_out: int = 0,
+    group: Group = SINGLE_PROCESS, evaluations: int | None = None, held_out: int = 0, identity: str = "",
 ) -> Result:  # fmt: skip
     """Train in place. In the end the model has the weights of the best evaluation, or of the last step.
 
@@ -203,18 +204,21 @@ def train(
     with the same arguments. In a sharded group each ends with its part of the model; the result has all weights.
 
     Without `settings.eval_every` there are `evaluations` evaluations, by default a number that suits the steps and the
-    `held_out` tokens.
+    `held_out` tokens. `identity` is a word that tells this run from others: it is written into its checkpoints, and
+    those of other runs are not loaded, counted or removed.
     """
     if group.size == 1:
         expect_alone()
     group.first(lambda: checkpoint.prepare(run, resume))
-    trainer = Trainer(
-        model, work, settings, run, quiet or not group.lead, group, evaluations=evaluations, held_out=held_out
-    )
-    if resume and group.shared(bool(checkpoint.checkpoints(run))):
-        trainer.restore()
-    with _signals(trainer):
-        return trainer.run_to_end()
+    with _memory_hints(settings, getattr(work, "step_spec", StepSpec()), group):
+        trainer = Trainer(
+            model, work, settings, run, quiet or not group.lead, group, evaluations=evaluations, held_out=held_out,
+            identity=identity,
+        )  # fmt: skip
+        if resume:
+            trainer.restore()
+        with _signals(trainer):
+            return trainer.run_to_end()
 
 
 @dataclass
@@ -239,6 +243,9 @@ class Trainer:
     unseen: Sequence[str] = ()  # samples of the last evaluation that were not printed
     evaluations: int | None = None
     held_out: int = 0
+    identity: str = ""
+    saved_step: int | None = None  # of the last checkpoint
+    history: checkpoint.History = field(default_factory=checkpoint.History)
 
     def __post_init__(self):
         self.step_spec: StepSpec = getattr(self.work, "step_spec", StepSpec())
@@ -330,8 +337,9 @@ class Trainer:
         seconds = time.monotonic() - started
         early, weights = self.step < self.steps, self.strategy.weights()
         return Result(
-            self.step, self.best_step, self.best, seconds, source.waited, early, weights, kept_because=self.because
-        )
+            self.step, self.best_step, self.best, seconds, source.waited, early, weights, kept_because=self.because,
+            checkpoints=tuple(sorted({*self.history.resumable, *self.history.weights}, reverse=True)),
+        )  # fmt: skip
 
     def _one_step(self, source: Loader[Share], metrics: Metrics, bar: Progress) -> None:
         started = time.monotonic()
@@ -354,6 +362,9 @@ class Trainer:
         self.latest |= losses
         speed = f"{units / seconds:,.0f} {self.step_spec.unit}/s"
         bar.update(self.step, f"{_in_words(self.latest)}  {speed}  MFU {mfu:.0%}")
+        if self.bad_steps and self.group.lead:
+            what = "the loss" if not math.isfinite(loss) else "the gradient"
+            bar.warn(f"step {self.step}: {what} was not finite; skipped, no weight was changed")
         last = self.step == self.steps
         if self.step % self.eval_every == 0 or last:
             self._evaluate(metrics, bar)
@@ -460,42 +471,79 @@ class Trainer:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one, and remove older ones."""
+        if self.saved_step == self.step:
+            return
         best = None
         if self.best is not None:
             best = {name: getattr(self.best, name) for name in ("value", "metrics", "loss", "stderr", "metric")}
         numbers = {"best": best, **{name: getattr(self, name) for name in SAVED_NUMBERS}}
+        numbers |= {checkpoint.RUN: self.identity} if self.identity else {}
         average = None if self.average is None else self.average.tensors()
         optimizer = checkpoint.optimizer_tensors(self.optimizer)
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
         self.strategy.save(self.run, state)
-        self.group.first(lambda: checkpoint.prune(self.run, self.settings.keep, self.best_step))
+        self.saved_step, known = self.step, self.history
+        others = {name: [step for step in getattr(known, name) if step != self.step] for name in ("resumable", "weights")}
+        resumable = tuple(sorted([self.step, *others["resumable"]], reverse=True))
+        known = replace(known, resumable=resumable, weights=tuple(others["weights"]))
+        keep, best_step = self.settings.keep, self.best_step
+        pruned = self.group.first(lambda: checkpoint.prune(self.run, known, self.step, keep, best_step))
+        self.history = pruned or self.history
 
     def restore(self) -> None:
-        warnings: list[str] = []
-        folder = self.group.shared(self.group.first(lambda: checkpoint.newest_resumable(self.run, warnings.append)))
-        for line in warnings:
-            Progress(0, "", quiet=self.quiet).say(line)
-        if folder is None:
-            raise CheckpointError(f"{self.run}: no checkpoint is whole", "start a new run")
+        """Continue from the newest checkpoint that is whole; from the beginning, if there never was one."""
+
+        def look() -> checkpoint.History:
+            found = checkpoint.history(self.run, self.identity)
+            if not found.resumable:
+                self._expect_no_checkpoint(found)
+            return found
+
+        self.history = self.group.shared(self.group.first(look)) or checkpoint.History()
+        if self.group.lead:
+            for line in self.history.notes:
+                log.warning("%s", line)
+        if not self.history.resumable:
+            return
+        newest = self.history.resumable[0]
+        if self.history.damaged and self.group.lead:
+            log.warning("%s: continuing from step %d", self.run, newest)
+        folder = checkpoint.folder_of(self.run, newest)
         state = self.strategy.load(folder, self.optimizer)
         self.model.load_state_dict(state.model)
         checkpoint.restore_optimizer(self.optimizer, state.optimizer)
         if self.average is not None:
             self.average.restore(state.average or {})
-        self.step = state.step
+        self.step = self.saved_step = state.step
         self.best = None if state.numbers["best"] is None else Score(**state.numbers["best"])
         for name in SAVED_NUMBERS:
             setattr(self, name, state.numbers[name])
+
+    def _expect_no_checkpoint(self, found: checkpoint.History) -> None:
+        """Refuse to begin again if there was a checkpoint: it must not be lost without a word."""
+        if found.damaged:
+            raise CheckpointError("\n".join([f"{self.run}: no checkpoint is whole", *found.notes]), "start a new run")
+        reached = max((line["step"] for line in read_metrics(self.run)), default=0)
+        if found.weights or reached > self.save_every:  # a step is recorded before it is saved, and after the one before
+            raise CheckpointError(
+                f"{self.run}: no checkpoint to resume from, although there was one: metrics.jsonl ends at step {reached}",
+                "restore the folder checkpoints/, or start a new run with another --out",
+            )
 
     def _take_best(self) -> None:
         """Load the weights of the best evaluation into the model, or their moving average at that step."""
         if self.best_step is not None and self.best_step != self.step:
             folder = checkpoint.folder_of(self.run, self.best_step)
-            if self.group.shared(self.group.first(lambda: checkpoint.verify(folder) is None)):
+            problem = self.group.shared(self.group.first(lambda: checkpoint.problem_of(folder)))
+            if problem is None:
                 state = self.strategy.load(folder, self.optimizer)
                 self.model.load_state_dict({**state.model, **(state.average or {})})
                 return
+            if self.group.lead:
+                log.warning("%s: %s; the weights of step %d are kept instead", folder, problem, self.step)
             self.because = f"the checkpoint of the best step, {self.best_step}, is damaged"
+            self.best_step = self.step
         if self.average is not None:
             self.model.load_state_dict(self.average.tensors(), strict=False)
 
@@ -536,16 +584,35 @@ def _finite(value: float) -> float | None:
 
 
 @contextmanager
+def _memory_hints(settings: Settings, spec: StepSpec, group: Group) -> Iterator[None]:
+    """Say which options need less memory if there is not enough, on a CPU or a GPU."""
+    try:
+        yield
+    except Exception as error:
+        wanted = out_of_memory(error)
+        if wanted is None:
+            raise
+        batch = f"--batch-{spec.unit} (now {settings.batch_tokens:,})"
+        tips = [f"halve {batch} and double --accumulate (now {settings.accumulate}): the steps stay the same"]
+        if spec.unit == "tokens" and not settings.recompute:
+            tips.append("--recompute: activations take a fraction, a step a third more time")
+        if spec.unit == "tokens" and not group.sharded:
+            tips.append("torchrun … --shard: each process holds a part of the model")
+        tips.append("these options change the run: start it again with another --out")
+        raise ResourceError(f"out of memory{wanted}", "\n".join(tips)) from error
+
+
+@contextmanager
 def _signals(trainer: Trainer) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second signal stops at once.
+    """Let Ctrl-C and SIGTERM finish the step, save, and explain how to resume; a second signal ends it at once.
 
     When a process fails, torchrun sends SIGTERM to the others. So one of several keeps the handlers after an error, in
     order to live long enough to report it.
     """
 
     def stop(number: int, frame: object) -> None:
-        if trainer.stop_signal:
-            raise KeyboardInterrupt
+        if trainer.stop_signal:  # not an error of ours: code that handles those must not handle this
+            raise SystemExit(128 + number)
         trainer.stop_signal = number
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -23,8 +23,6 @@ from allmask.devices import find_device
 from allmask.errors import AllmaskError, ResourceError, UsageError
 
 T = TypeVar("T")
-STEP = timedelta(minutes=30)  # timeout of a process that does not answer within a step
-PATIENCE = timedelta(days=7)  # the same while the first process works alone: it may have a large text to read
 MEETING = timedelta(minutes=10)  # until all processes have joined
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -55,8 +53,8 @@ class SingleProcess:
     def device(self) -> torch.device:
         return find_device(self.on)
 
-    def first(self, do: Callable[[], T]) -> T | None:
-        """Call a function in the first process while the others wait; they get None."""
+    def first(self, do: Callable[[], T], alone: bool = False) -> T | None:
+        """Call a function in the first process while the others wait; they get None. `alone`: it may take long."""
         return do()
 
     def shared(self, value: T) -> T:
@@ -81,13 +79,14 @@ class ProcessGroup(SingleProcess):
     """One of the processes that torchrun started: the methods of `SingleProcess` are collective here."""
 
     store: Any = None  # torch's Store, shared by all processes, with a prefix for this attempt
-    patient: Any = None  # the same processes as a group with a longer timeout
+    cpus: Any = None  # the same processes as a group that exchanges by gloo
+    patient: Any = None  # the same with a longer timeout, for what the first one does alone
 
-    def first(self, do: Callable[[], T]) -> T | None:
+    def first(self, do: Callable[[], T], alone: bool = False) -> T | None:
         from torch.distributed import barrier
 
         done = do() if self.lead else None
-        waiting = barrier(self.patient, async_op=True)
+        waiting = barrier(self.patient if alone else self.cpus, async_op=True)
         assert waiting is not None
         while not waiting.is_completed():  # not wait() at once: signals are handled meanwhile
             time.sleep(0.005)
@@ -105,7 +104,7 @@ class ProcessGroup(SingleProcess):
         from torch.distributed import all_gather_object
 
         values: list[Any] = [None] * self.size
-        all_gather_object(values, value, self.patient)
+        all_gather_object(values, value, self.cpus)
         return values
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -191,17 +190,23 @@ def expect_alone() -> None:
 
 
 @contextmanager
-def join_processes(shard: bool = False, device: str = "auto") -> Iterator[Group]:
-    """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all."""
+def join_processes(
+    shard: bool = False, device: str = "auto", timeout: float = 30, timeout_alone: float = 1440
+) -> Iterator[Group]:
+    """Join the processes that run this command. `shard`: each keeps a part of the weights instead of all.
+
+    A process that does not answer for `timeout` minutes ends all; `timeout_alone` counts while the first one works and
+    the others wait for it.
+    """
     if not launched():
         yield SingleProcess(on=device)
         return
-    group = join(shard, device)
+    group = join(shard, device, timedelta(minutes=timeout), timedelta(minutes=timeout_alone))
     with group.ending():
         yield group
 
 
-def join(shard: bool, device: str = "auto") -> ProcessGroup:
+def join(shard: bool, device: str, timeout: timedelta, timeout_alone: timedelta) -> ProcessGroup:
     """Connect to the other processes: by gloo between CPUs, by NCCL between GPUs."""
     from torch import distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
@@ -215,11 +220,12 @@ def join(shard: bool, device: str = "auto") -> ProcessGroup:
     shared, rank, size = next(iter(rendezvous("env://", timeout=MEETING)))
     store = PrefixStore(attempt(shared, rank, size), shared)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=STEP
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=timeout
     )
-    patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+    cpus = dist.new_group(backend="gloo", timeout=timeout)
+    patient = dist.new_group(backend="gloo", timeout=timeout_alone)
     count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    alone = ProcessGroup(rank, size, count, shard, device, store, patient)
+    alone = ProcessGroup(rank, size, count, shard, device, store, cpus, patient)
     # Only the host where a process died counts a restart, so take the largest count
     return replace(alone, restarts=alone.most(alone.restarts))
 

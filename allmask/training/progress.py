@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 
 from allmask.terminal import paint
+
+log = logging.getLogger("allmask")
 
 
 class Progress:
@@ -39,6 +42,12 @@ class Progress:
         """Print a line of its own, above the bar."""
         if not self.quiet:
             print(f"\r\x1b[K{line}" if self.terminal else line, file=sys.stderr, flush=True)
+
+    def warn(self, line: str) -> None:
+        """Log a warning, above the bar; also if this is quiet."""
+        if self.terminal and not self.quiet:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        log.warning("%s", line)
 
     def close(self) -> None:
         if self.terminal and not self.quiet:

@@ -124,7 +124,7 @@ class FSDP:
             self.copy.load_state_dict(weights)
             return call(self.copy)
 
-        return self.group.first(evaluate_copy)
+        return self.group.first(evaluate_copy, alone=True)
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # averaged after every batch: to collect them would take gradients of the whole model

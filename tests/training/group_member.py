@@ -31,6 +31,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop() -> None:
+    Path(f"{sys.argv[1]}.stopped").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def log_samples(out: Path) -> None:
     """Write down which samples each batch is made of, and which of them this process computes."""
     share_of = loop.share_of
@@ -124,7 +129,7 @@ def command(words: list[str], disasters: list[dict[str, Any]]) -> int:
     for disaster in disasters:
         if (disaster["attempt"], disaster["rank"]) == (ATTEMPT, RANK):
             when = {"step": at_step, "save": while_saving}[disaster["when"]]
-            when(disaster["number"], fail if disaster.get("politely") else die)
+            when(disaster["number"], {"fails": fail, "stops": stop}.get(disaster.get("how", ""), die))
     report_late()
     return main(words)
 

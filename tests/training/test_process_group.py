@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -413,11 +414,27 @@ def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, python
 
 def test_what_stops_one_process_is_said_once(place: Path, python: str):
     out = place / "refused"
-    disasters = [{"attempt": 0, "rank": 1, "when": "step", "number": 1, "politely": True}]
+    disasters = [{"attempt": 0, "rank": 1, "when": "step", "number": 1, "how": "fails"}]
     jobs = write_jobs(place / "refused.json", {"command": words_of(recipe_of(place), out), "disasters": disasters})
     said = run(torchrun(MEMBER, jobs, nproc_per_node="2", python=python), expect=1)
     assert said.count("error[") == said.count("error[data]: text.txt: process 1 cannot read this") == 1
     assert "exitcode  : 3" in said
+
+
+@pytest.mark.parametrize(("rank", "when"), [(0, "step"), (0, "save"), (1, "save")])
+def test_a_process_that_is_stopped_ends_the_others(place: Path, python: str, rank: int, when: str):
+    """It neither dies nor answers, also the first one. While saving the others once waited for a week."""
+    out, name = place / f"stopped-{rank}-{when}", f"stopped-{rank}-{when}.json"
+    command = [*words_of(recipe_of(place), out), "--timeout", "0.04", *(["--shard"] if rank else [])]
+    disasters = [{"attempt": 0, "rank": rank, "when": when, "number": 3 if when == "step" else 4, "how": "stops"}]
+    jobs = write_jobs(place / name, {"command": command, "disasters": disasters})
+    started = time.monotonic()
+    run_them = torchrun(MEMBER, jobs, nproc_per_node="2", python=python)
+    said = run([*run_them[:3], "--shutdown-timeout=1", *run_them[4:]], expect=1)
+    assert Path(f"{jobs}.stopped").exists() and time.monotonic() - started < 60
+    assert said.count("error[") == said.count("error[resources]: the connection to another process") == 1, said
+    assert f"rank      : {1 - rank}" in said and "exitcode  : 5" in said, said
+    assert runs.history(out).resumable[0] == 2
 
 
 def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path):
