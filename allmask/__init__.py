@@ -32,6 +32,10 @@ _HOME = {
     "Model": "model",
     "pipeline": "pipelines",
     "prove": "mask.prover",
+    "TransformerDecoder": "nn.torch_transformer",
+    "TransformerDecoderLayer": "nn.torch_transformer",
+    "TransformerEncoder": "nn.torch_transformer",
+    "TransformerEncoderLayer": "nn.torch_transformer",
 }
 
 __all__ = ["__version__", *_HOME]
@@ -56,5 +60,9 @@ if TYPE_CHECKING:
     from allmask.model import Model as Model
     from allmask.model import load as load
     from allmask.nn.attention import attend as attend
+    from allmask.nn.torch_transformer import TransformerDecoder as TransformerDecoder
+    from allmask.nn.torch_transformer import TransformerDecoderLayer as TransformerDecoderLayer
+    from allmask.nn.torch_transformer import TransformerEncoder as TransformerEncoder
+    from allmask.nn.torch_transformer import TransformerEncoderLayer as TransformerEncoderLayer
     from allmask.pipelines import pipeline as pipeline
     from allmask.text import Tokenizer as Tokenizer

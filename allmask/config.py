@@ -35,6 +35,7 @@ _CHOICES = {
     "norm_place": ("post", "pre"),
     "activation": ("gelu", "gelu_tanh", "relu"),
     "own_mask": ("bidirectional", "causal"),
+    "parametrization": ("standard", "ntk"),
 }
 
 
@@ -89,6 +90,7 @@ class Config:
     embedding_width: int = 0  # of tokens, positions and segments, which are then projected to `width`; 0: width
     shared_layers: bool = False  # all layers have the same weights (ALBERT)
     task_types: int = 0  # rows of a table whose first one is added to every token (ERNIE); 0: no table
+    parametrization: str = "standard"  # ntk: matrices of size 1, scaled in the forward pass, see `ntk` in nn/init.py
 
     def __post_init__(self):
         for name, (least, most) in _RANGES.items():
@@ -117,6 +119,10 @@ class Config:
             raise CheckpointError(f"config: width {self.width} is odd; each direction of the encoder has half of it")
         if self.position_kind in ("shifted", "rotary", "clipped") and self.decoder_layers:
             raise CheckpointError(f"config: an encoder–decoder has no {self.position_kind} positions")
+        if self.position_kind == "shifted" and self.norm_place == "pre":
+            raise CheckpointError("config: shifted positions (XLNet) have norms after each step, not before it")
+        if self.parametrization == "ntk" and self.family in ("lstm", "elmo"):
+            raise CheckpointError("config: a recurrent model has no NTK parametrization")
         if self.position_kind == "clipped":
             most = _MAX_TABLE * self.heads // (2 * self.attention_width)
             self._expect("clamp", 0 < self.clamp <= most, f"the largest distance of clipped positions, 1 to {most:,}")

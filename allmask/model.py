@@ -24,11 +24,20 @@ from allmask.nn.build import (
     build_lm_head,
     build_task_head,
     empty_parameters,
+    parametrized,
     reads_pooler,
 )
 from allmask.nn.cache import Cache, PairCache
 from allmask.nn.heads import Labels, LanguageModelHead, Pooler, first_tokens, pool_answers, pooled_tokens
-from allmask.nn.init import initialize, initialize_recurrent, initialize_t5, initialize_xavier
+from allmask.nn.init import (
+    initialize,
+    initialize_recurrent,
+    initialize_t5,
+    initialize_xavier,
+    ntk,
+    plain_name,
+    without_ntk,
+)
 from allmask.nn.recurrent import RecurrentCache, texts_in
 from allmask.text import Tokenizer
 
@@ -106,6 +115,9 @@ class Model(nn.Module):
     @classmethod
     def fresh(cls, config: Config, heads: Iterable[str] = (), rng: torch.Generator | None = None) -> Model:
         """A new model with random weights, initialized as usual for its family."""
+        if config.parametrization == "ntk":
+            plain = ntk(cls.fresh(replace(config, parametrization="standard"), heads, rng))
+            return _assemble(config, heads, None, plain.state_dict()).train()
         model = cls(config, heads)
         if config.family == "gpt2":
             return initialize(model, config.init_std, rng, "normal", residual_scale=(2 * config.layers) ** -0.5)
@@ -226,7 +238,8 @@ class Model(nn.Module):
         config = replace(self.config, vocab_size=len(kept), **moved)
         index = torch.tensor(kept, device=self.device)
         tensors = {
-            name: tensor[index] if name in PER_TOKEN else tensor.clone() for name, tensor in self.state_dict().items()
+            name: tensor[index] if plain_name(name) in PER_TOKEN else tensor.clone()
+            for name, tensor in self.state_dict().items()
         }
         return _assemble(config, self.heads, tokenizer, tensors, labels=self.labels)
 
@@ -250,6 +263,13 @@ class Model(nn.Module):
             new["pooler"] = Pooler(self.config.width)
         return self._copy(self.config, self.heads, labels, new, rng)
 
+    def standard(self) -> Model:
+        """A copy without NTK parametrization that computes the same; self if it has none."""
+        if self.config.parametrization == "standard":
+            return self
+        config, tensors = replace(self.config, parametrization="standard"), without_ntk(self.state_dict())
+        return _assemble(config, self.heads, self.tokenizer, tensors, labels=self.labels).train(self.training)
+
     def without(self, *heads: str) -> Model:
         """A copy without these heads; self if it has none of them."""
         if not self.heads & set(heads):
@@ -263,7 +283,7 @@ class Model(nn.Module):
         """A model of this config and these heads with copies of this one's weights, and initialized `new` modules."""
         tensors = self.state_dict()
         for part, module in (new or {}).items():
-            drawn = initialize(module, config.init_std, rng).state_dict()
+            drawn = parametrized(config, initialize(module, config.init_std, rng)).state_dict()
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}.")}
             tensors |= {f"{part}.{name}": value.to(self.device) for name, value in drawn.items()}
         names = empty_parameters(config, frozenset(heads), labels)

@@ -528,14 +528,21 @@ FRAMES = {  # special tokens around a row, by objective; here, because importing
 OF_PAIRS = ("mass", "span")  # objectives for an encoder–decoder
 STREAMED = ("causal", "reverse")  # objectives whose rows may be cut from a stream of documents
 RATES = {"permutation": 2e-4}  # alone; with 7e-4 the hidden states of a bert-small collapsed
+NTK_RATE = 1e-2  # of matrices of size 1: a step changes them by 1 %
 OBJECTIVE_OPTIONS = {  # the parameter of the objective that each option sets, and the objectives that have it
     "mask_share": ("share", ("mlm", "nsp", "unilm")),
     "whole_words": ("whole_words", ("mlm", "nsp")),
     "ngrams": ("ngrams", ("mlm", "nsp", "unilm")),
+    "corruption": ("corruption", ("mlm", "nsp", "unilm")),
     "unilm_weights": ("weights", ("unilm",)),
 }
 CORPORA = ("corpus", "corpus-eval")  # folders of a run: the tokens of --data and --eval
-SHAPE = ("layers", "width", "heads", "ffn_width", "max_positions")
+SHAPE = {  # option: field of Config
+    **{name: name for name in ("layers", "width", "heads", "ffn_width", "max_positions", "norm", "norm_place")},
+    "positions": "position_kind",
+    "parametrization": "parametrization",
+}
+BOTH_WAYS = ("mlm", "nsp")  # objectives whose tokens see all others, so that a norm over many tokens leaks nothing
 
 
 def objective_weights(text: str) -> dict[str, float]:
@@ -573,7 +580,7 @@ class PretrainOptions(RunOptions):
     leaves: ClassVar[Collection[str]] = frozenset(
         made(name) for name in CORPORA for made in (str, ".{}.lock".format, ".{}.partial".format)
     )
-    shown_defaults: ClassVar[dict[str, str]] = {"lr": "0.0005; permutation alone: 0.0002"}
+    shown_defaults: ClassVar[dict[str, str]] = {"lr": "0.0005; permutation alone: 0.0002; ntk: 0.01"}
 
     data: tuple[str, ...] = option(
         MISSING,
@@ -598,6 +605,22 @@ class PretrainOptions(RunOptions):
     heads: int | None = another_default(FreshOptions, "heads", None, commands=())
     ffn_width: int | None = another_default(FreshOptions, "ffn_width", None, commands=())
     max_positions: int | None = option(None, "Longest input, in tokens.", "model", shown_default="the preset's")
+    norm: str | None = option(
+        None, "Norm; batch, instance: over many tokens, for mlm and nsp only.", "model",
+        choices=("layer", "rms", "batch", "instance"), shown_default="the preset's",
+    )  # fmt: skip
+    norm_place: str | None = option(
+        None, "Norms before (pre) or after each residual step (post).", "model", choices=("pre", "post"),
+        shown_default="the preset's",
+    )  # fmt: skip
+    positions: str | None = option(
+        None, "Positions; relative: T5's, clipped: NEZHA's.", "model",
+        choices=("learned", "sinusoidal", "relative", "rotary", "clipped", "none"), shown_default="the preset's",
+    )  # fmt: skip
+    parametrization: str | None = option(
+        None, "ntk: weights of size 1, scaled in the forward pass; the learning rate is then a percentage.", "model",
+        choices=("standard", "ntk"), shown_default="standard",
+    )  # fmt: skip
     length: int = option(128, "Tokens of a row, [CLS] and [SEP] included.", "data")
     across: bool = option(False, "Let rows cross document boundaries, so that all are full.", "data")
     verbatim: bool = option(False, "Keep line ends and blank lines; a file is one document.", "data")
@@ -607,6 +630,10 @@ class PretrainOptions(RunOptions):
     mask_share: float | None = option(None, "mlm, nsp, unilm: share to hide.", "advanced", shown_default="0.15")
     whole_words: bool = option(False, "mlm, nsp: hide whole words, not word pieces.", "advanced")
     ngrams: tuple[float, ...] = option((), "mlm, nsp, unilm: weights of hiding 1, 2, 3, … tokens in a row.", "advanced")
+    corruption: tuple[float, ...] = option(
+        (), "mlm, nsp, unilm: weights of [MASK], a random token and the token itself.", "advanced",
+        shown_default="0.8 0.1 0.1",
+    )  # fmt: skip
     unilm_weights: tuple[float, ...] = option(
         (), "unilm: weights of bidirectional, left-to-right, right-to-left, seq2seq.", "advanced"
     )
@@ -653,11 +680,15 @@ class PretrainOptions(RunOptions):
                 raise UsageError(f"{name} is for {', '.join(owners)}, not for {names}", "leave it out")
         if self.preset is not None:
             check_preset(self.preset, TWO_STACKS if pairs else STACKS, names)
+        if self.norm in ("batch", "instance") and not frames.keys() <= set(BOTH_WAYS):
+            hint = f"objectives with such norms: {', '.join(BOTH_WAYS)}; or take --norm layer or rms"
+            raise UsageError(f"{self.norm} norm shows each token all others; {names} hides some of them", hint)
 
     @classmethod
     def usual(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         names = str(values.get("objective", cls.objective)).split(",")
         rate = RATES.get(names[0].partition(":")[0].strip(), PRETRAINING.lr) if len(names) == 1 else PRETRAINING.lr
+        rate = NTK_RATE if values.get("parametrization") == "ntk" else rate
         return {"data": (), **cls.flat_settings(PRETRAINING), "lr": rate}
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import allmask
 from allmask import presets
 from allmask.errors import CheckpointError, UsageError
+from allmask.inference.frozen import freeze
 from allmask.mask import Mask
 from allmask.mask.audit import audit, our_subject
 from allmask.mask.drawing import draw
@@ -20,7 +21,7 @@ from allmask.mask.prover import prove, prove_rows
 from allmask.model import Model
 from allmask.nn.attention import Route, attend, attention_weights
 from allmask.nn.cache import Cache
-from allmask.nn.heads import columnwise_linear
+from allmask.nn.heads import Labels, columnwise_linear
 from allmask.text import propose_keep_tokens
 
 SMALL = {"vocab_size": 40, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 12}
@@ -322,3 +323,60 @@ def test_an_output_is_shown_by_its_shapes():
     text = "Output(hidden=(2, 5, 16) torch.float32, mask=Mask(0 0 0 0 0; 0 0 0 0 0); and logits, pooled)"
     assert repr(out) == str(out) == text
     assert "cache=Cache" in repr(fresh(presets.gpt2)(IDS, cache=Cache()))
+
+
+# ---- NTK parametrization ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", [presets.bert_base, presets.gpt2, presets.t5_small, presets.transformer_small])
+def test_an_ntk_model_starts_as_the_same_function_with_weights_of_size_1(preset):
+    changes = {"decoder_layers": 2} if preset().decoder_layers else {}
+    plain, ntk = (fresh(preset, parametrization=kind, **changes) for kind in ("standard", "ntk"))
+    is_target = torch.tensor([[False, False, False, True, True]]).expand(2, -1)
+    mask = Mask.encoder_decoder(is_target) if changes else None
+    torch.testing.assert_close(ntk(IDS, mask).logits, plain(IDS, mask).logits, rtol=1e-4, atol=1e-5)
+    sizes = [p.pow(2).mean().sqrt().item() for name, p in ntk.named_parameters() if p.ndim == 2]
+    assert len(sizes) > 10 and sizes == pytest.approx([1.0] * len(sizes), abs=1e-3)
+
+
+def test_an_ntk_model_is_saved_loaded_pruned_and_made_plain(tmp_path):
+    model = fresh(parametrization="ntk")
+    model.save(tmp_path / "ntk")
+    loaded = allmask.load(tmp_path / "ntk")
+    assert loaded.config.parametrization == "ntk" and torch.equal(loaded(IDS).logits, model(IDS).logits)
+    kept = sorted(set(IDS.flatten().tolist()))
+    small, ids = model.keep_tokens(kept), torch.tensor([[kept.index(id) for id in row] for row in IDS.tolist()])
+    torch.testing.assert_close(small(ids).logits, model(IDS).logits[..., kept])
+    plain = model.standard()
+    torch.testing.assert_close(plain(IDS).logits, model(IDS).logits)
+    plain.save(tmp_path / "plain")
+    theirs = pytest.importorskip("transformers").AutoModelForMaskedLM.from_pretrained(tmp_path / "plain")
+    torch.testing.assert_close(theirs(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+    labelled = model.with_labels(Labels("single", ("a", "b")), torch.Generator().manual_seed(1))
+    torch.testing.assert_close(labelled.standard()(IDS).answers, labelled(IDS).answers)
+    torch.testing.assert_close(freeze(model, "fp32")(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_of_adam_changes_an_ntk_model_by_a_percentage():
+    model = fresh(parametrization="ntk").train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-12)
+    model(IDS).logits.square().mean().backward()
+    optimizer.step()
+    moved = {name: ((p - before[name]).norm() / before[name].norm()).item() for name, p in model.named_parameters()}
+    layers = [value for name, value in moved.items() if ".layers." in name and name.endswith("original")]
+    assert len(layers) == 12 and layers == pytest.approx([0.01] * 12, abs=2e-3)
+
+
+def test_recurrent_models_have_no_ntk():
+    with pytest.raises(CheckpointError, match="recurrent model has no NTK"):
+        replace(presets.lstm_small(), parametrization="ntk")
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "batch", "instance"])
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_norms_are_saved_and_loaded(norm, place, tmp_path):
+    model = fresh(norm=norm, norm_place=place, norm_eps=1e-5)
+    model.train()(IDS)  # batch norm keeps statistics
+    model.eval().save(tmp_path / "model")
+    assert torch.equal(allmask.load(tmp_path / "model")(IDS).logits, model(IDS).logits)

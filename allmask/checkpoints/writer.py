@@ -23,6 +23,7 @@ from allmask.errors import CheckpointError
 from allmask.files import MANIFEST, replace_folder
 from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
+from allmask.nn.init import plain_name
 from allmask.registry import FAMILIES
 from allmask.text import Tokenizer
 from allmask.text.save import FILES as TOKENIZER_FILES
@@ -72,7 +73,8 @@ def _in_layout(
         if layout is not None and labels is not None:
             family, settings = family.with_task(layout), settings | labels_to(layout, labels)
         stored = _their_tensors(family, config, heads, tensors)
-    dtype = str(tensors["body.embedding.tokens.weight"].dtype).removeprefix("torch.")
+    tokens = next(tensor for name, tensor in tensors.items() if plain_name(name) == "body.embedding.tokens.weight")
+    dtype = str(tokens.dtype).removeprefix("torch.")
     return settings | {"dtype": dtype}, stored
 
 

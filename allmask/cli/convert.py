@@ -75,8 +75,9 @@ def command(
     from allmask.text import propose_keep_tokens
 
     loaded = written = load_folder(opened.folder, model, getattr(torch, dtype) if to == "hf" else None)
+    written = written.standard()
     if to != "hf":
-        written = _exportable(opened, loaded, to, encoder)
+        written = _exportable(opened, written, to, encoder)
     if keep_tokens is not None:
         texts = Texts([keep_tokens], Reading(text_field))
         if loaded.tokenizer is None:

@@ -53,6 +53,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
     if any(isinstance(module, Packed | Int8Linear | TorchInt8Linear) for module in model.modules()):
         raise UsageError("this model is frozen already", "freeze the original model")
+    model = model.standard()
     device = model.device
     if precision == "int8" and device.type != "cpu":
         log.warning(NOT_ON_CPU, device.type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,12 @@ from allmask.config import Config
 from allmask.nn.attention import Scaled
 from allmask.nn.encoder_decoder import EncoderDecoder
 from allmask.nn.heads import Labels, LanguageModelHead, Pooler, TaskHead
+from allmask.nn.init import ntk
 from allmask.nn.layers import ACTIVATIONS
 from allmask.nn.recurrent import Elmo, ScalarMix, Seq2Seq
 from allmask.nn.transformer import Transformer
 
+M = TypeVar("M", bound=nn.Module)
 HEADS = {"pooler": "pooler", "lm": "lm_head", "nsp": "nsp_head", "task": "task_head"}  # name of a head: its module
 
 
@@ -26,7 +28,12 @@ def build_body(config: Config) -> nn.Module:
         return Elmo(config)
     if config.family == "lstm":
         return Seq2Seq(config)
-    return EncoderDecoder(config) if config.decoder_layers else Transformer(config)
+    return parametrized(config, EncoderDecoder(config) if config.decoder_layers else Transformer(config))
+
+
+def parametrized(config: Config, module: M) -> M:
+    """The module with the weights in the form that the config says."""
+    return ntk(module) if config.parametrization == "ntk" else module
 
 
 class Heads(NamedTuple):
@@ -39,12 +46,16 @@ class Heads(NamedTuple):
 def build_heads(config: Config, heads: Collection[str], labels: Labels | None) -> Heads:
     """Build the named heads, a task head for `labels`, and the pooler that NSP and a BERT's labels of texts need."""
     pooled = "pooler" in heads or "nsp" in heads or (labels is not None and reads_pooler(config, labels))
-    return Heads(
+    made = Heads(
         Pooler(config.width) if pooled else None,
         build_lm_head(config) if "lm" in heads else None,
         nn.Linear(config.width, 2) if "nsp" in heads else None,
         None if labels is None else build_task_head(config, labels),
     )
+    for head in made:
+        if head is not None:
+            parametrized(config, head)
+    return made
 
 
 def build_lm_head(config: Config) -> LanguageModelHead:

@@ -14,7 +14,7 @@ deviation of the result, whatever the distribution: truncating a normal at ±2 s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.hooks import RemovableHandle
 
 from allmask.errors import UsageError
@@ -198,6 +199,51 @@ class NTKLinear(nn.Module):
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias.clone())
         return linear
+
+
+class Rescaled(nn.Module):
+    """A parametrization of torch.nn.utils: the weight is `scale` times a stored matrix."""
+
+    scale: Tensor
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, original: Tensor) -> Tensor:
+        return original * self.scale
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight / self.scale
+
+
+def ntk(module: M) -> M:
+    """Store all matrices of linear layers and embeddings with root mean square 1; the scale is a buffer.
+
+    The network computes the same as before, but trains differently: see `NTKLinear`. For code that reads it, `weight`
+    is still the matrix that is applied.
+    """
+    for part in list(module.modules()):
+        if isinstance(part, nn.Linear | nn.Embedding):
+            scale = 1.0 if part.weight.is_meta else rms([part.weight]) or 1.0
+            register_parametrization(part, "weight", Rescaled(scale))
+    return module
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter in a model without NTK parametrization."""
+    return name.replace(".parametrizations.weight.original", ".weight")
+
+
+def without_ntk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of the same network with the scales in its matrices."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".parametrizations.weight.original"):
+            tensor = tensor * tensors[name.removesuffix("original") + "0.scale"]
+        if not name.endswith(".parametrizations.weight.0.scale"):
+            found[plain_name(name)] = tensor
+    return found
 
 
 # ---- a whole model --------------------------------------------------------------------------------------------

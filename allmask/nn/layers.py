@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.kernels.rms_norm import rms_norm
@@ -19,12 +20,21 @@ ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"
 class BatchNorm(nn.Module):
     """Normalize each feature over all tokens of the batch: in training, a token depends on all others."""
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, width: int, eps: float = 1e-5):
         super().__init__()
-        self.inner = nn.BatchNorm1d(width, eps)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.flatten(0, 1)).view_as(x)
+        statistics = self.running_mean, self.running_var
+        flat = F.batch_norm(x.flatten(0, -2), *statistics, self.weight, self.bias, self.training, eps=self.eps)
+        return flat.view_as(x)
 
 
 class InstanceNorm(nn.Module):

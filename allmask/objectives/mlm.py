@@ -14,7 +14,7 @@ from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
 
-HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged
+CORRUPTION = (0.8, 0.1, 0.1)  # of the chosen tokens: [MASK], a random token, unchanged
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +27,15 @@ class Mlm(Objective):
     labels       -1    -1    京    -1    -1    你    -1
 
     `whole_words` chooses whole words. `ngrams` are the weights of choosing 1, 2, 3, … tokens (or words) together;
-    (6, 3, 2) is ALBERT's. Each unit is chosen with probability `share`; special tokens are never chosen.
+    (6, 3, 2) is ALBERT's. Each unit is chosen with probability `share`; special tokens are never chosen. `corruption`
+    are other weights than 80, 10 and 10 %.
     """
 
     vocabulary: Vocabulary
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
+    corruption: Sequence[float] = CORRUPTION
     name = "mlm"
 
     def __post_init__(self):
@@ -42,6 +44,10 @@ class Mlm(Objective):
             raise UsageError(f"mlm: share is {self.share}; expected more than 0 and less than 1")
         if not self.ngrams or min(self.ngrams) < 0 or not 0 < sum(self.ngrams) < float("inf"):
             raise UsageError(f"mlm: ngrams are {self.ngrams}; expected weights, not all 0")
+        weights = self.corruption
+        if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+            hint = "such as 0.8, 0.1 and 0.1"
+            raise UsageError(f"mlm: corruption is {weights}; expected weights of [MASK], random, unchanged", hint)
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text = self.vocabulary.framed(read(samples, draw))
@@ -56,8 +62,9 @@ class Mlm(Objective):
         ids, labels = text.values.copy(), np.full_like(text.values, NO_LABEL)
         labels[chosen] = ids[chosen]
         random = ordinary[(other * len(ordinary)).astype(np.int64)]
-        unmasked = np.where(fate < HIDDEN + REPLACED, random, ids[chosen])
-        ids[chosen] = np.where(fate < HIDDEN, self.vocabulary.id_of("mask"), unmasked)
+        hidden, replaced = (weight / sum(self.corruption) for weight in self.corruption[:2])
+        unmasked = np.where(fate < hidden + replaced, random, ids[chosen])
+        ids[chosen] = np.where(fate < hidden, self.vocabulary.id_of("mask"), unmasked)
         return ids, labels
 
     def choose(self, text: Ragged, draw: Draw) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from allmask.data import Batch, pack_flat
 from allmask.errors import DataError
 from allmask.objectives.draws import Draw
-from allmask.objectives.mlm import Mlm
+from allmask.objectives.mlm import CORRUPTION, Mlm
 from allmask.objectives.objective import Objective, Passages
 from allmask.objectives.ragged import Ragged
 from allmask.objectives.vocabulary import Vocabulary
@@ -35,6 +35,7 @@ class Nsp(Objective):
     share: float = 0.15
     whole_words: bool = False
     ngrams: Sequence[float] = (1.0,)
+    corruption: Sequence[float] = CORRUPTION
     mlm: Mlm = field(init=False)  # masks the tokens
     name = "nsp"
     frame = 3
@@ -42,7 +43,8 @@ class Nsp(Objective):
 
     def __post_init__(self):
         self.vocabulary.need(self.name, "begin", "end", "mask")
-        object.__setattr__(self, "mlm", Mlm(self.vocabulary, self.share, self.whole_words, self.ngrams))
+        mlm = Mlm(self.vocabulary, self.share, self.whole_words, self.ngrams, self.corruption)
+        object.__setattr__(self, "mlm", mlm)
 
     def batch(self, samples: Passages, draw: Draw) -> Batch:
         first, second, relations = pairs(samples, draw)

@@ -10,7 +10,7 @@ import numpy as np
 from allmask.data import Batch, pack_flat
 from allmask.errors import UsageError
 from allmask.objectives.draws import Draw
-from allmask.objectives.mlm import Mlm
+from allmask.objectives.mlm import CORRUPTION, Mlm
 from allmask.objectives.objective import Objective, Samples, read
 from allmask.objectives.prefix import source_and_target
 from allmask.objectives.ragged import Ragged
@@ -36,6 +36,7 @@ class Unilm(Objective):
     weights: Sequence[float] = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # of the four orders
     share: float = 0.15
     ngrams: Sequence[float] = (0.8, 0.1, 0.1)
+    corruption: Sequence[float] = CORRUPTION
     mlm: Mlm = field(init=False)  # masks the tokens
     name = "unilm"
     frame = 3
@@ -44,7 +45,7 @@ class Unilm(Objective):
         self.vocabulary.need(self.name, "end", "mask")
         if len(self.weights) != len(WAYS) or min(self.weights) < 0 or not 0 < sum(self.weights) < float("inf"):
             raise UsageError(f"unilm: weights are {self.weights}; expected one for each of {', '.join(WAYS)}")
-        object.__setattr__(self, "mlm", Mlm(self.vocabulary, self.share, ngrams=self.ngrams))
+        object.__setattr__(self, "mlm", Mlm(self.vocabulary, self.share, False, self.ngrams, self.corruption))
 
     def batch(self, samples: Samples, draw: Draw) -> Batch:
         text, order, segments = self.lay_out(read(samples, draw), draw)

@@ -63,18 +63,30 @@ class Fresh(FreshOptions):
         }
 
 
-def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, int], rows: int | None = None) -> Config:
-    """Return the shape of a preset for the vocabulary of a tokenizer, with some sizes `given` instead.
+WIDE_EPS = 1e-5  # of norms over many tokens: a feature that all of them share has no variance
+CLIPPED = 64  # largest distance of clipped positions (NEZHA)
+
+
+def shaped(preset: str, tokenizer: Tokenizer, given: Mapping[str, Any], rows: int | None = None) -> Config:
+    """Return the shape of a preset for the vocabulary of a tokenizer, with some fields `given` instead.
 
     With another width, heads and feed-forward width are scaled as in the preset; both stacks get the same number of
     layers. `rows` is the number of token embeddings, if that is more than the tokenizer has tokens.
     """
     config, follows = PRESETS[preset](), {}
-    flags = {name: f"--{name.replace('_', '-')}" for name in given}
-    absent = ("heads", "ffn_width") if config.family == "elmo" or not config.source_attention else ("heads",)
+    flags = {name: "--positions" if name == "position_kind" else f"--{name.replace('_', '-')}" for name in given}
+    absent = ["heads", "norm", "norm_place", "position_kind", "parametrization"]
+    if config.family == "elmo" or not config.source_attention:
+        absent.append("ffn_width")
     found = [flags[name] for name in absent if name in given and config.family in ("lstm", "elmo")]
     if found:
-        raise UsageError(f"{' and '.join(found)}: {preset}, a recurrent model, has no such size", "leave it out")
+        raise UsageError(
+            f"{' and '.join(found)}: {preset}, a recurrent model, has no such size or part", "leave it out"
+        )
+    if given.get("norm") in ("batch", "instance"):
+        follows |= {"norm_eps": max(config.norm_eps, WIDE_EPS)}
+    if given.get("position_kind") == "clipped":
+        follows |= {"clamp": config.clamp or CLIPPED}
     if "width" in given:
         heads = max(1, given["width"] // HEAD_WIDTH) if config.heads > 1 else 1
         follows |= {"heads": heads, "ffn_width": max(1, given["width"] * config.ffn_width // config.width)}

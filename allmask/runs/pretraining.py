@@ -89,7 +89,7 @@ class Pretraining(PretrainOptions, Job):
     def shape(self, tokenizer: Tokenizer) -> Config:
         """Return the shape of the preset with the sizes that are given."""
         preset = self.options()["preset"]
-        given = {name: getattr(self, name) for name in SHAPE if getattr(self, name) is not None}
+        given = {field: value for name, field in SHAPE.items() if (value := getattr(self, name)) is not None}
         given = {"max_positions": max(PRESETS[preset]().max_positions, self.length)} | given
         rows = Vocabulary.of(tokenizer).rows if "span" in self.mixture.shares else tokenizer.size
         return shaped(preset, tokenizer, given, rows)

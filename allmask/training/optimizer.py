@@ -137,12 +137,15 @@ class WholeGradient:
 
 
 def embedding_gradient(model: nn.Module, group: Group) -> RowGradient | WholeGradient:
-    """Choose gradients by rows if no language model head shares the table and no other process needs its gradient."""
+    """Choose gradients by rows if no language model head shares the table and no other process needs its gradient.
+
+    With NTK parametrization the whole table is multiplied by its scale: it is no leaf, and its gradient is dense.
+    """
     if not isinstance(model, Model):
         return WholeGradient()
     tokens = model.body.embedding.tokens
     alone = group.size == 1 and not group.sharded and tokens.weight.device.type == "cpu"
-    if alone and model.lm_head is None and tokens.weight.requires_grad:
+    if alone and model.lm_head is None and tokens.weight.requires_grad and tokens.weight.is_leaf:
         return RowGradient(tokens)
     return WholeGradient()
 

@@ -100,6 +100,11 @@ class FSDP:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        kept = model.config.parametrization == "ntk" or model.config.norm == "batch"
+        if kept:  # beside its parameters, such a model has buffers
+            raise UsageError(
+                "--shard: a model with NTK parametrization or batch norm cannot be divided", "leave it out"
+            )
         # It warns that keys and values are views and must not be changed in place; we never do that
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self.model, self.group, self.evaluates_shards = model, group, evaluates_shards

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allmask.errors import UsageError
-from allmask.nn.torch_transformer import Transformer
+from allmask.mask import Mask
+from allmask.nn.torch_transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 pytestmark = [  # torch says when its fast path is off, and deprecates mixing boolean and float masks
     pytest.mark.filterwarnings("ignore:enable_nested_tensor"),
@@ -193,7 +200,7 @@ def test_a_row_that_reads_nothing_gets_zeros_from_attention():
     layer, x = ours.encoder.layers[0], inputs(7)["src"]
     mask = torch.zeros(SOURCE, SOURCE, dtype=torch.bool)
     mask[2] = True
-    expected = ours.encoder.norm(layer.feed(x))[:, 2]
+    expected = ours.encoder.norm(layer.layer.feed(x))[:, 2]
     torch.testing.assert_close(ours.encoder(x, mask)[:, 2], expected, **TOLERANCE)
 
 
@@ -260,7 +267,7 @@ def test_a_checkpoint_of_a_larger_model_loads_after_the_swap():
 def test_a_checkpoint_that_does_not_fit_is_refused():
     state = reference().state_dict()
     del state["decoder.layers.1.multihead_attn.in_proj_weight"]
-    with pytest.raises(RuntimeError, match=r"decoder\.layers\.1\.cross\.query\.weight"):
+    with pytest.raises(RuntimeError, match=r"decoder\.layers\.1\.layer\.cross\.query\.weight"):
         Transformer(**SIZES).load_state_dict(state)
 
 
@@ -294,7 +301,7 @@ def test_dropout_acts_in_training_only():
     [
         ({"src": torch.zeros(SOURCE, ROWS + 1, WIDTH)}, "4 rows and tgt 3"),
         ({"src": torch.zeros(SOURCE, WIDTH)}, "both must have 3 dimensions"),
-        ({"src": torch.zeros(SOURCE, ROWS, WIDTH + 1)}, "must be d_model, 16"),
+        ({"src": torch.zeros(SOURCE, ROWS, WIDTH + 1)}, r"src is \(6, 3, 17\); expected \(T, B, W\)"),
         ({"tgt_mask": torch.zeros(SOURCE, SOURCE)}, r"mask is \(6, 6\); expected \(5, 5\) or \(12, 5, 5\)"),
         ({"tgt_mask": torch.zeros(ROWS, TARGET, TARGET)}, r"mask is \(3, 5, 5\)"),
         ({"tgt_mask": torch.zeros(TARGET, TARGET, dtype=torch.uint8)}, "uint8; expected booleans"),
@@ -311,3 +318,122 @@ def test_invalid_builds_are_refused():
         Transformer(16, 3)
     with pytest.raises(UsageError, match="expected relu, gelu or a function"):
         Transformer(**SIZES, activation="swish")
+
+
+# ---- the four parts -----------------------------------------------------------------------------------------------
+
+SHAPE = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": 24}
+PARTS = {  # name: torch's part and ours, built in the same way
+    "encoder layer": (nn.TransformerEncoderLayer, TransformerEncoderLayer),
+    "decoder layer": (nn.TransformerDecoderLayer, TransformerDecoderLayer),
+    "encoder": (
+        lambda **kw: nn.TransformerEncoder(nn.TransformerEncoderLayer(**kw), 2, nn.LayerNorm(WIDTH)),
+        lambda **kw: TransformerEncoder(TransformerEncoderLayer(**kw), 2, nn.LayerNorm(WIDTH)),
+    ),
+    "decoder": (
+        lambda **kw: nn.TransformerDecoder(nn.TransformerDecoderLayer(**kw), 2),
+        lambda **kw: TransformerDecoder(TransformerDecoderLayer(**kw), num_layers=2),
+    ),
+}
+
+
+def pair_of(part: str, **numbers) -> tuple[nn.Module, nn.Module]:
+    """torch's part with weights of its own in each layer, in evaluation mode, and ours with the same weights."""
+    theirs, ours = (build(**SHAPE, **numbers) for build in PARTS[part])
+    for number, parameter in enumerate(theirs.parameters()):
+        parameter.data.add_(torch.randn(parameter.shape, generator=seeded(number)), alpha=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs.eval(), ours.eval()
+
+
+def arguments(part: str, batch_first: bool, kind: str | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    given = inputs(3, batch_first)
+    if part.startswith("encoder"):
+        name = "mask" if part == "encoder" else "src_mask"
+        return [given["src"]], {} if kind is None else {
+            name: draw_mask(MASKS["src"], kind, 4), "src_key_padding_mask": padded(SOURCE),
+        }  # fmt: skip
+    return [given["tgt"], given["src"]], {} if kind is None else {
+        "tgt_mask": draw_mask(MASKS["tgt"], kind, 4), "memory_mask": draw_mask(MASKS["memory"], kind, 5),
+        "memory_key_padding_mask": padded(SOURCE), "tgt_key_padding_mask": padded(TARGET),
+    }  # fmt: skip
+
+
+def padded(tokens: int) -> torch.Tensor:
+    """(ROWS, tokens), True at padding: rows get shorter by one token."""
+    return torch.arange(tokens) >= tokens - torch.arange(ROWS)[:, None]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("kind", [None, "causal", "graded"])
+def test_each_part_equals_torchs(part, batch_first, norm_first, kind):
+    theirs, ours = pair_of(part, batch_first=batch_first, norm_first=norm_first)
+    given, masks = arguments(part, batch_first, kind)
+    found = ours(*given, **masks)
+    assert found.shape == given[0].shape
+    torch.testing.assert_close(found, theirs(*given, **masks), **TOLERANCE)
+    if kind is None:
+        single = [x[0] if batch_first else x[:, 0] for x in given]
+        torch.testing.assert_close(ours(*single), theirs(*single), **TOLERANCE)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_weights_of_a_part_go_back_to_torch(part):
+    theirs, ours = pair_of(part, bias=False)
+    back = ours.torch_state_dict()
+    torch.testing.assert_close(back, theirs.state_dict(), rtol=0, atol=0)
+    assert back.keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("part", ["encoder layer", "decoder layer"])
+def test_a_layer_starts_as_torchs_does(part):
+    theirs, ours = (build(d_model=128, nhead=4, dim_feedforward=256) for build in PARTS[part])
+    expected = theirs.state_dict()
+    for name, tensor in ours.torch_state_dict().items():
+        if tensor.ndim == 2:  # uniform, with the same bounds
+            assert abs(float(tensor.abs().max() / expected[name].abs().max()) - 1) < 0.01, name
+
+
+def test_a_mask_of_ours_is_torchs_two_masks():
+    """Where a token is padding, torch computes something and we do not; elsewhere they agree."""
+    valid, source = ~padded(TARGET), ~padded(SOURCE)
+    given, _ = arguments("decoder", True, None)
+    future = torch.ones(MASKS["tgt"]).triu(1).bool()
+    theirs, ours = pair_of("decoder", batch_first=True)
+    expected = theirs(
+        *given, tgt_mask=future, tgt_key_padding_mask=~valid, memory_key_padding_mask=~source
+    )  # fmt: skip
+    found = ours(*given, tgt_mask=Mask.causal(valid), memory_mask=Mask.bidirectional(source))
+    torch.testing.assert_close(found[valid], expected[valid], **TOLERANCE)
+    theirs, ours = pair_of("encoder", batch_first=True)
+    is_target = torch.tensor([[False, False, True, True, True]])
+    matrix = ~Mask.prefix(is_target).visible()[0]
+    torch.testing.assert_close(
+        ours(given[0], Mask.prefix(is_target)), theirs(given[0], matrix), **TOLERANCE
+    )  # one row for all
+
+
+def test_a_stack_says_which_layer_it_needs():
+    with pytest.raises(UsageError, match="the layer is a TransformerEncoderLayer; expected allmask's"):
+        TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS), 2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="expected allmask's TransformerDecoderLayer"):
+        TransformerDecoder(TransformerEncoderLayer(WIDTH, HEADS), 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("masks", "words"),
+    [
+        ({"memory_mask": Mask.bidirectional(~padded(SOURCE))}, "memory_mask is a Mask, but tgt_mask is not"),
+        ({"tgt_mask": Mask.causal(~padded(SOURCE))}, r"mask is \(3, 6\); expected \(3, 5\) or \(1, 5\)"),
+        (
+            {"tgt_mask": Mask.causal(~padded(TARGET)), "tgt_key_padding_mask": padded(TARGET)},
+            "a Mask, which knows its padding",
+        ),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(masks, words):
+    given, _ = arguments("decoder", True, None)
+    with pytest.raises(UsageError, match=words):
+        TransformerDecoderLayer(**SHAPE, batch_first=True)(*given, **masks)

@@ -78,6 +78,22 @@ def test_mlm_15_80_10_10(language: str, texts: Texts, real: Vocabulary):
     expect(counts["kept"], counts["chosen"], 0.1 + same)
 
 
+def test_shares_of_the_corruption(real: Vocabulary):
+    """Any weights; where a random token is the same one, it counts as unchanged."""
+    row, same = np.full(4000, real.ordinary[7]), 1 / len(real.ordinary)
+
+    def counted(*weights: float) -> tuple[int, int, int]:
+        ids, labels = Mlm(real, share=0.5, corruption=weights).corrupt(Ragged(row, np.array([4000])), draw([0]))
+        found = ids[labels >= 0]
+        return len(found), int((found == real.mask).sum()), int((found == row[0]).sum())
+
+    chosen, masked, kept = counted(6, 3, 1)
+    expect(masked, chosen, 0.6)
+    expect(kept, chosen, 0.1 + 0.3 * same)
+    assert counted(1, 0, 0) == (chosen, chosen, 0) and counted(0, 0, 2) == (chosen, 0, chosen)
+    assert counted(0, 1, 0)[1] == 0 and counted(0, 1, 0)[2] < 20
+
+
 def test_each_epoch_masks_other_tokens(language: str, texts: Texts, real: Vocabulary):
     """Any two epochs agree on a token as often as chance has it, 2.25 %."""
     chosen = [Mlm(real).choose(read(texts, chance), chance) for chance in epochs(language, texts)]

@@ -94,7 +94,9 @@ def test_a_missing_first_token_is_named():
     ("kind", "options"),
     [
         (Mlm, {"share": 0.0}), (Mlm, {"share": 1.0}), (Mlm, {"ngrams": ()}), (Mlm, {"ngrams": (0, 0)}),
-        (Mlm, {"ngrams": (1, -1)}), (Nsp, {"share": 2.0}), (Unilm, {"share": -1.0}), (Unilm, {"weights": (1, 1, 1)}),
+        (Mlm, {"ngrams": (1, -1)}), (Mlm, {"corruption": (1, 1)}), (Mlm, {"corruption": (0, 0, 0)}),
+        (Unilm, {"corruption": (2, -1, 0)}),
+        (Nsp, {"share": 2.0}), (Unilm, {"share": -1.0}), (Unilm, {"weights": (1, 1, 1)}),
         (Unilm, {"weights": (0, 0, 0, 0)}), (Unilm, {"weights": (1, 1, 1, float("nan"))}), (Permutation, {"part": 0}),
         (Mass, {"share": 0.0}), (Span, {"share": 1.0}), (Span, {"mean_length": 0.5}),
     ],

@@ -111,6 +111,58 @@ def test_each_objective_learns_and_leaves_a_run(plan: Plan, tmp_path: Path, obje
     assert isinstance(load_task(run / "final"), kind)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "rms", "norm_place": "pre", "positions": "sinusoidal", "parametrization": "ntk"},
+        {"norm": "batch", "positions": "clipped", "corruption": (1.0, 0.0, 0.0)},
+        {"norm": "instance", "positions": "rotary"},
+        {"preset": "gpt2", "norm_place": "post", "positions": "none", "objective": "causal", "layers": 1},
+    ],
+    ids=lambda options: options.get("norm", "post"),
+)
+def test_variants_of_a_shape_are_trained_saved_and_loaded(plan: Plan, tmp_path: Path, options: dict[str, Any]):
+    run = tmp_path / "run"
+    start(changed(plan, **options), run, quiet=True)
+    model = load(run / "final")
+    fields = {"positions": "position_kind"}
+    for name, value in options.items():
+        if name not in ("corruption", "preset", "objective"):
+            assert getattr(model.config, fields.get(name, name)) == value
+    job = saved_plan(run).job
+    assert isinstance(job, Pretraining) and job.corruption == options.get("corruption", ())
+    assert job.build(Tokenizer.load(run / "final")).objectives[0].name == options.get("objective", "mlm")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert model(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"norm": "instance", "objective": "causal"}, "instance norm shows each token all others; causal hides"),
+        ({"norm": "batch", "objective": "mlm,prefix"}, "batch norm shows"),
+        ({"norm": "rms", "preset": "elmo-tiny", "objective": "causal,reverse", "heads": None}, "has no such size or p"),
+        ({"preset": "xlnet-tiny", "norm_place": "pre", "objective": "permutation"}, "norms after each step"),
+        ({"preset": "t5-small", "positions": "rotary", "objective": "span"}, "no rotary positions"),
+        ({"norm": "group"}, "norm is 'group'; expected one of layer, rms, batch, instance"),
+        ({"corruption": (1.0, 1.0)}, "expected weights of"),
+        ({"corruption": (1.0, 0.0, 0.0), "objective": "causal"}, "corruption is for mlm, nsp, unilm, not for causal"),
+        ({"model": "minilm", "tokenizer": None, "preset": None, "width": None, "heads": None, "max_positions": None,
+          "norm": "rms"}, "minilm has its own shape and tokenizer, so no norm"),
+    ],
+)  # fmt: skip
+def test_variants_that_do_not_fit_are_refused(plan: Plan, options: dict[str, Any], words: str):
+    with pytest.raises(UsageError, match=words):
+        job = changed(plan, **options).job
+        made = Tokenizer.load(plan.job.tokenizer)
+        job.build(made)
+        job.shape(made)
+
+
+def test_an_ntk_model_has_a_larger_learning_rate():
+    assert Pretraining.usual({"parametrization": "ntk"})["lr"] == 0.01 and Pretraining.usual({})["lr"] == 5e-4
+
+
 def test_losses_of_a_mixture_have_names(plan: Plan, tmp_path: Path):
     told = start(changed(plan, objective="mlm,causal,nsp"), tmp_path / "run", quiet=True)
     metrics = told["metrics"]

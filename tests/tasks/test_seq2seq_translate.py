@@ -215,7 +215,7 @@ def test_one_embedding_for_source_target_and_output(model: Model):
 
 @pytest.mark.parametrize("words", [{"heads": 4}, {"ffn_width": 99}])
 def test_shape_options_that_a_recurrent_body_lacks(words):
-    with pytest.raises(UsageError, match="lstm-small-plain, a recurrent model, has no such size"):
+    with pytest.raises(UsageError, match="lstm-small-plain, a recurrent model, has no such size or part"):
         Fresh("lstm-small-plain", vocab_size=60, **words).model(ROWS, 1)
     assert Fresh("lstm-small", vocab_size=60, width=16, ffn_width=8).model(ROWS, 1).config.ffn_width == 8
 
