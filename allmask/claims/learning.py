@@ -5,32 +5,37 @@ A workload has `lengths` and `batch(numbers, epoch)`: that of a task, or `Rows`,
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import log
-from pydoc_data.topics import topics
+from pydoc_data.topics import topics as python_topics
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 
 from allmask.config import Config
-from allmask.data import Batch, plan_epoch
+from allmask.data import Batch, Record, plan_epoch
 from allmask.losses import losses_of
 from allmask.model import Model
 from allmask.objectives import Draw, Vocabulary
 from allmask.options import Settings
 from allmask.registry import OBJECTIVES
+from allmask.tasks.classify import Classify
+from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.seq2seq import Title
 from allmask.text import Tokenizer, train_tokenizer
 from allmask.training.loop import set_dropout
 from allmask.training.optimizer import clip, optimizer_for
 from allmask.training.schedule import linear
 
 LENGTH, SHORTEST, HELD_OUT = 62, 8, 10  # tokens of a row, at most and at least; each tenth document is held out
-STEPS = 120  # of a small language model
+STEPS, PRETRAINING = 120, 350  # of a small language model, and of a model of stories
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
@@ -73,7 +78,10 @@ class Text:
 
 def paragraphs() -> list[list[str]]:
     """The reference of the Python language, as its interpreter carries it: 79 documents of paragraphs."""
-    return [[" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()] for text in topics.values()]
+    return [
+        [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+        for text in python_topics.values()
+    ]
 
 
 @cache
@@ -110,6 +118,68 @@ def rows_of(tokenizer: Tokenizer, documents: Sequence[Sequence[str]], length: in
     return Text(tokenizer, rows, starts, numbers)
 
 
+# ---- a made-up language --------------------------------------------------------------------------------------------
+# Each character is a token. A text is about a person and a thing of a topic, and both recur in it, as in real texts.
+
+TOPICS = {
+    "海": "船鱼浪帆岛港潮贝", "食": "饭菜汤面肉盐糖茶", "天": "风雨雪云雷霜雾虹",
+    "音": "琴鼓歌笛曲弦钟舞", "武": "兵剑弓盾军城旗甲", "学": "书笔纸字课师题墨",
+}  # fmt: skip
+PEOPLE, COMMON = "赵钱孙李周吴郑王冯陈", "的了是在有和不也这那就都"
+
+
+@dataclass(frozen=True)
+class Story:
+    sentences: list[str]
+    topic: str
+    title: str  # the person, the thing, the topic
+
+    @property
+    def text(self) -> str:
+        return "".join(self.sentences)
+
+
+def stories(count: int, seed: int, sentences: int = 4, topics: Sequence[str] = tuple(TOPICS)) -> list[Story]:
+    rng = Random(seed)
+    found = []
+    for _ in range(count):
+        topic, person = rng.choice(topics), rng.choice(PEOPLE)
+        thing = rng.choice(TOPICS[topic])
+        written = []
+        for _ in range(sentences):
+            middle = [thing, *(rng.choice(TOPICS[topic] if rng.random() < 0.4 else COMMON) for _ in range(3))]
+            rng.shuffle(middle)
+            written.append(f"{person}{''.join(middle)}。")
+        found.append(Story(written, topic, f"{person}{thing}{topic}"))
+    return found
+
+
+@cache
+def story_tokenizer() -> Tokenizer:
+    characters = [PEOPLE, COMMON, "。", *TOPICS, *TOPICS.values()]
+    return train_tokenizer(["".join(characters)] * 3, size=400)
+
+
+@cache
+def story_text(count: int = 1500) -> Text:
+    return rows_of(story_tokenizer(), [story.sentences for story in stories(count, 0)])
+
+
+def title_work(model: Model, count: int, seed: int, **options: Any) -> Any:
+    """Writing the titles of stories, as a workload."""
+    task = Title(max_source=48, max_target=6, quote=0, **options).fitted(model)
+    records = [Record({"source": story.text, "target": story.title}, "") for story in stories(count, seed)]
+    return task.workload(model, records)
+
+
+@cache
+def pretrained_story_model(seed: int, steps: int, objective: str = "mlm", **changes: Any) -> Model:
+    """A small model that has read stories without their titles. The caller gets a model to copy, not to train."""
+    model = small_model(story_tokenizer(), seed, ("lm", "nsp"), **changes)
+    train_on(model, Rows(story_text().part(False), objective, seed), steps, seed)
+    return model.eval()
+
+
 # ---- trainings -----------------------------------------------------------------------------------------------------
 
 
@@ -134,18 +204,22 @@ class Rows:
 
 
 def small_model(tokenizer: Tokenizer, seed: int, heads: Sequence[str] = ("lm",), **changes: Any) -> Model:
-    sizes = {"width": 64, "layers": 2, "heads": 4, "ffn_width": 256, "max_positions": 64, "dropout": 0.0}
-    config = Config(**{"vocab_size": tokenizer.size, "attention_dropout": 0.0, **sizes, **changes})
+    """A new one. Its `init_std` is larger than BERT's 0.02, which suits a width of 768 and would be slow here."""
+    sizes = {"width": 64, "layers": 2, "heads": 4, "ffn_width": 256, "max_positions": 64, "init_std": 0.1}
+    config = Config(**{"vocab_size": tokenizer.size, "dropout": 0.0, "attention_dropout": 0.0, **sizes, **changes})
     model = Model.fresh(config, heads, torch.Generator().manual_seed(seed))
     model.tokenizer = tokenizer
     return model
 
 
 def train_on(
-    model: Model, work: Any, steps: int, seed: int, each: Callable[[int], None] = lambda step: None,
+    model: Model, work: Any, steps: int, seed: int, each: Callable[[int], bool | None] = lambda step: None,
     optimizer: Callable[[Model, Settings], torch.optim.Optimizer] = optimizer_for, **settings: Any,
 ) -> None:  # fmt: skip
-    """Train for some steps in fp32 without dropout, with the optimizer of the library; call `each` after each step."""
+    """Train for some steps in fp32 without dropout, with the optimizer of the library.
+
+    `each` is called after each step; if it returns True, the training ends.
+    """
     usual = {"lr": 3e-3, "batch_tokens": 512, "betas": (0.9, 0.98), "dropout": 0.0, **settings}
     chosen = Settings(seed=seed, steps=steps, **usual)
     if chosen.dropout is not None:
@@ -163,7 +237,8 @@ def train_on(
             stepper.step()
             stepper.zero_grad()
             done += 1
-            each(done)
+            if each(done):
+                return
         epoch += 1
 
 
@@ -193,19 +268,32 @@ def accuracy_on(model: Model, work: Any, tokens: int = 8192) -> float:
     return 100 * right / max(1, count)
 
 
+def finetuned(
+    body: Model, train: Sequence[Record], test: Sequence[Record], steps: int, seed: int, *, freeze: bool = False,
+    task: Classify | None = None, lm_weight: float = 0.0, lm_text: Sequence[str] = (), **settings: Any,
+) -> tuple[Model, float]:  # fmt: skip
+    """Train a classifier on a copy of a body; return it with its accuracy, in percent. Options as of `finetune`."""
+    task = (task or Classify(kind="single")).fitted(body)
+    model = task.prepare(copy.deepcopy(body), train, seed, language=body.lm_head is not None)
+    auxiliary = Auxiliary.of(model, lm_weight, seed, lm_text)
+    work = task.workload(model, train, test, auxiliary, "fp32")
+    if freeze:
+        model.body.requires_grad_(False)
+        work.cache_features(model, "fp32")
+    train_on(model, work, steps, seed, **{"lr": 1e-3, **settings})
+    return model, 100 * work.evaluator(model.eval()).value
+
+
 @dataclass(frozen=True)
 class Learnt:
     """What a small language model has learnt of the Python reference."""
 
     gained: tuple[float, ...]  # of the unigram entropy, in percent, after each sixth of the steps
     loss: float
-    accuracy: float
 
 
 @cache
-def language_model(
-    seed: int, steps: int, objective: str = "causal", norm: str = "layer", smoothing: float = 0.0
-) -> Learnt:
+def language_model(seed: int, steps: int, objective: str = "causal", norm: str = "layer") -> Learnt:
     """Train one. Several claims compare with the usual one, which is trained once for all of them."""
     text = python_reference()
     train, test = (Rows(text.part(held_out), objective) for held_out in (False, True))
@@ -216,5 +304,5 @@ def language_model(
         if step in looks:
             gained.append(100 * (1 - loss_on(model, test) / text.entropy()))
 
-    train_on(model, train, steps, seed, look, label_smoothing=smoothing)
-    return Learnt(tuple(gained), loss_on(model, test), accuracy_on(model, test))
+    train_on(model, train, steps, seed, look)
+    return Learnt(tuple(gained), loss_on(model, test))

@@ -211,7 +211,7 @@ def general_works(folder: Path, case: str, texts: list[str]):
 
 @pytest.mark.parametrize("case", ["title", "bert", "gpt2"])
 def test_general_text_replaces_the_texts_of_the_task(folder: Path, case: str):
-    """Only the row beside the task's changes, all its tokens are of the general text, and its loss is λ times its own."""
+    """Only the row beside the task's changes; its tokens are of the general text, its loss counts λ times."""
     model, work = general_works(folder, case, GENERAL)
     _, plain = works(folder, case, 0.0)
     batch, alone = work.batch(NUMBERS, 2), plain.batch(NUMBERS, 2)
