@@ -437,7 +437,7 @@ _train_option = partial(option, group="model", commands=("train",))
 class FinetuneOptions(RunOptions):
     """A run that trains a model for a task, on records."""
 
-    paths: ClassVar[tuple[str, ...]] = ("model", "data", "eval", "tokenizer")
+    paths: ClassVar[tuple[str, ...]] = ("model", "data", "eval", "tokenizer", "lm_text")
     fitted: ClassVar[tuple[str, ...]] = ("max_source", "max_target", "max_length")
 
     data: str = option(MISSING, "Training records, jsonl, json, csv, tsv, xlsx or parquet:", "data", metavar="FILE")
@@ -458,6 +458,10 @@ class FinetuneOptions(RunOptions):
     lm_weight: float = _finetune_option(
         0.0, "Weight of an added language modelling loss, such as 0.5.", "advanced", minimum=0, below=float("inf")
     )
+    lm_text: str | None = _finetune_option(
+        None, "Text for --lm-weight that the model is not to forget, as for pretrain.", "advanced", metavar="FILE",
+        shown_default="the texts of the task",
+    )  # fmt: skip
     freeze: bool = _finetune_option(False, "Train only the head, on features of the frozen body: fast.")
     seeds: int = _finetune_option(
         1, "Repeat with this many seeds: report mean ± deviation, keep the best.", "advanced", minimum=1
@@ -477,6 +481,10 @@ class FinetuneOptions(RunOptions):
         super().__post_init__()
         if self.freeze and self.lm_weight:
             raise UsageError("--lm-weight cannot be combined with --freeze", "leave one of them out")
+        if self.lm_text is not None and not self.lm_weight:
+            raise UsageError("--lm-text needs a --lm-weight", "add --lm-weight 0.5")
+        if self.lm_text is not None and self.prune:
+            raise UsageError("--prune would remove tokens that --lm-text needs", "leave one of them out")
         if self.seeds > 1 and self.search:
             raise UsageError("--seeds and --search exclude each other", "search first, then repeat the best run")
         if (self.seeds > 1 or self.search) and self.eval is None:

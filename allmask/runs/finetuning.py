@@ -28,7 +28,7 @@ from allmask.runs.folder import save_model
 from allmask.runs.fresh import Fresh
 from allmask.runs.options import part_of
 from allmask.runs.plan import Job, Plan
-from allmask.tasks.common.auxiliary import Auxiliary
+from allmask.tasks.common.auxiliary import Auxiliary, general_texts
 from allmask.tasks.task import ModelFolder, to_dict
 from allmask.training import Result, Workload
 
@@ -47,6 +47,7 @@ class Records:
     skipped: Counter[str]
     task: Any
     checksums: dict[str, str]
+    general: Sequence[str] = ()  # the documents of --lm-text
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class FineTuning(FinetuneOptions, Job):
 
     def __post_init__(self):
         if self.prune is None:
-            object.__setattr__(self, "prune", self.task.prunes)
+            object.__setattr__(self, "prune", self.task.prunes and self.lm_text is None)
         super().__post_init__()
         if self.model is not None and self.fresh is not None:
             raise UsageError("a run begins with a model or with a preset", "name one of them")
@@ -104,8 +105,10 @@ class FineTuning(FinetuneOptions, Job):
         log.info("data: %s to learn from, %s held out%s", f"{len(train):,}", f"{len(others):,}", how * bool(others))
         if skipped:
             log.info("skipped records: %s", reasons(skipped))
-        files = {"data": self.data, "eval": self.eval}
-        return Records(train, others, skipped, task, {name: sha256(file) for name, file in files.items() if file})
+        files = {"data": self.data, "eval": self.eval, "lm_text": self.lm_text}
+        checksums = {name: sha256(file) for name, file in files.items() if file}
+        general = general_texts(self.lm_text, self.encoding, self.on_bad_record) if self.lm_text else ()
+        return Records(train, others, skipped, task, checksums, general)
 
     def files(self) -> tuple[DataFile, DataFile | None]:
         """Return the files of --data and --eval."""
@@ -166,7 +169,7 @@ class FineTuning(FinetuneOptions, Job):
 
     def workload(self, plan: Plan, data: Records, model: Model, out: Path, quiet: bool) -> Workload:
         settings = plan.settings
-        auxiliary = Auxiliary.of(model, self.lm_weight, settings.seed)
+        auxiliary = Auxiliary.of(model, self.lm_weight, settings.seed, data.general)
         work = self.task.workload(model, data.train, data.held_out, auxiliary, settings.precision)
         if not data.held_out:
             log.info("nothing is held out: the weights of the last step are kept")

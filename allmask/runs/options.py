@@ -239,7 +239,7 @@ def check_values(
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
     read_options("", **part_of(given, ReadOptions))  # refuses what cannot be parsed
-    for name in ("data", "eval", "tokenizer", "judge"):
+    for name in ("data", "eval", "lm_text", "tokenizer", "judge"):
         paths = given.get(name) or ()
         for path in paths if isinstance(paths, tuple) else (paths,):
             content = name if name in _NOT_THERE else "images" if run.task in GUESTS else "texts"

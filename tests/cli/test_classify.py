@@ -144,6 +144,32 @@ def test_titles_have_the_loss_beside_them_too(cli, bert: Path, data: Path, tmp_p
     assert all(line["loss"] == pytest.approx(line["loss_lm"] + line["loss_mlm"]) for line in lines)
 
 
+def test_text_that_is_not_to_be_forgotten(cli, bert: Path, files: Path, tmp_path: Path):
+    text = tmp_path / "general.txt"
+    text.write_text("a bird sings here\n\n北京欢迎你\n", encoding="utf-8")
+    words = (*finetune_words(bert, files, tmp_path / "run"), *QUICK, "--lm-weight", 0.5, "--lm-text", text)
+    assert (ran := cli(*words)).code == 0, ran.err
+    lines = [line for line in tiny.read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert all(line["loss"] == pytest.approx(line["loss_classify"] + line["loss_mlm"]) for line in lines)
+    saved = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    assert f"lm_text: {text}" in saved and saved.count("lm_text:") == 2  # the option, and a checksum
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--lm-text", "{train}"], 2, "--lm-text needs a --lm-weight"),
+        (["--lm-weight", "0.5", "--lm-text", "{train}", "--prune"], 2, "--prune would remove tokens"),
+        (["--lm-weight", "0.5", "--lm-text", "nowhere.txt"], 3, "nowhere.txt: no such file"),
+    ],
+)
+def test_misuse_of_general_text(cli, bert: Path, files: Path, tmp_path: Path, words: list[str], code: int, says: str):
+    given = [word.format(train=files / "train.jsonl") for word in words]
+    ran = cli(*finetune_words(bert, files, tmp_path / "run"), *QUICK, *given)
+    assert ran.code == code and says in ran.err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("kind", ["multi", "number", "pair"])
 def test_other_questions(cli, bert: Path, tmp_path: Path, kind: str):
     change = {

@@ -212,7 +212,7 @@ def row_batch(
     `ask` gets the mask of pooled tokens, (1, N), and the row of each of them, (M,).
     """
     examples = [reading.examples[row] for row in rows]
-    one_pass = auxiliary is not None and auxiliary.mlm is None  # no token sees its successor, so one pass is enough
+    one_pass = auxiliary is not None and auxiliary.one_pass  # no token sees its successor
     if one_pass:
         batch = pack([replace(each, labels=np.append(each.ids[1:], NO_LABEL)) for each in examples])
     elif reading.features is None:

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from allmask.data import NO_LABEL, Batch, Record
-from allmask.errors import UsageError
+from allmask.errors import DataError, UsageError
 from allmask.model import Model, load
 from allmask.nn.heads import Labels
 from allmask.objectives import losses_of
 from allmask.options import Settings
 from allmask.tasks.classify import Classify
-from allmask.tasks.common.auxiliary import Auxiliary, with_language
+from allmask.tasks.common.auxiliary import Auxiliary, general_texts, with_language
 from allmask.tasks.seq2seq import Title
 from allmask.training.loop import Trainer
 from tests import tiny
@@ -192,3 +192,56 @@ def test_a_new_output_bias_starts_at_the_token_frequencies(tmp_path: Path):
     red, cat, dog = (bias[made.tokenizer.token_to_id(word)].item() for word in ("red", "cat", "dog"))
     assert red > cat > dog and with_language(made, [], 1) is made
     assert made.with_labels(Labels("single", ("a", "b"))).heads == {"pooler", "lm", "task"}
+
+
+# ---- --lm-text ---------------------------------------------------------------------------------------------------
+
+GENERAL = ["blue bird sings here. " * 40, "北京欢迎你。" * 3, "dog sleeps there"]
+
+
+def general_works(folder: Path, case: str, texts: list[str]):
+    model = load(folder / ("gpt2" if case == "gpt2" else "bert"))
+    auxiliary = Auxiliary.of(model, 0.5, 4, texts)
+    if case == "title":
+        return double(model), Title(max_target=8).workload(model, TITLES, (), auxiliary)
+    task = Classify(kind="single")
+    model = task.prepare(model, RECORDS, 1, language=True)
+    return double(model), task.workload(model, RECORDS, (), auxiliary)
+
+
+@pytest.mark.parametrize("case", ["title", "bert", "gpt2"])
+def test_general_text_replaces_the_texts_of_the_task(folder: Path, case: str):
+    """Only the row beside the task's changes; its tokens are of the general text, its loss counts λ times."""
+    model, work = general_works(folder, case, GENERAL)
+    _, plain = works(folder, case, 0.0)
+    batch, alone = work.batch(NUMBERS, 2), plain.batch(NUMBERS, 2)
+    assert torch.equal(batch.ids, alone.ids) and torch.equal(batch.labels, alone.labels)
+    row = batch.also
+    assert row is not None and row.name == NAMES[case][1] and row.weight == 0.5
+    ids = {id for one in model.tokenizer.encode_batch(GENERAL, special=False) for id in one.ids}
+    assert set(row.labels[row.labels >= 0].tolist()) <= ids | model.tokenizer.special_ids
+    assert row.tokens <= batch.tokens + 2 * len(NUMBERS) or row.mask.group.max() == 0  # not more than the task's
+    loss, count = losses_of(model, batch)[row.name]
+    assert loss.item() / count == pytest.approx(0.5 * by_hand(model, row).item())
+
+
+def test_rows_of_general_text_fit_and_cover_it(folder: Path):
+    model = load(folder / "bert")
+    auxiliary = Auxiliary.of(model, 0.5, 4, GENERAL)
+    encoded = [one.ids for one in model.tokenizer.encode_batch(GENERAL, special=False)]
+    assert sum(map(len, auxiliary.general)) == sum(map(len, encoded))
+    assert max(map(len, auxiliary.general)) == model.config.max_positions - 2
+    text = Title(max_target=8).examples(model.tokenizer, TITLES[:1])
+    seen = {int(id) for epoch in range(60) for id in auxiliary.batch(text, [1], epoch).ids[0]}
+    assert {id for ids in encoded for id in ids} <= seen
+    first, again, other = (auxiliary.batch(text, [1], epoch).ids for epoch in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_general_text_is_read_by_document(tmp_path: Path):
+    file = tmp_path / "general.txt"
+    file.write_text("red cat\nblue bird\n\n北京欢迎你\n", encoding="utf-8")
+    assert general_texts(file) == ["red cat blue bird", "北京欢迎你"]
+    file.write_text("\n\n", encoding="utf-8")
+    with pytest.raises(DataError, match="there is no text in it"):
+        general_texts(file)

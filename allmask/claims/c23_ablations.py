@@ -1,0 +1,69 @@
+"""C23. Without next sentences BERT is worse, from left to right worse still.
+
+Statement: Pretraining with masked tokens and next sentences is better than without next sentences, and that is better
+    than a language model from left to right.
+Source: Devlin et al. 2019, section 5.1, table 5.
+Criterion: Small models are pretrained on made-up stories with each objective for the same number of steps, then
+    fine-tuned for two tasks: are two texts about the same topic, and which topic is a text about? In the mean of both
+    tasks and three seeds the accuracies are in this order. Weaker: the first is best.
+At length: make quality TEXT=file.txt CLASSIFY=DATA
+"""
+
+from __future__ import annotations
+
+from random import Random
+from statistics import mean
+
+from allmask.claims.claim import Numbers, Trial, Verdict, judged
+from allmask.claims.learning import PRETRAINING, TOPICS, finetuned, pretrained_story_model, stories
+from allmask.data import Record
+
+STEPS, PAIRS, SINGLE = 40, 200, 60
+OBJECTIVES = {"nsp": "with next sentences", "mlm": "without", "causal": "left to right"}
+
+
+def measure(trial: Trial, ablated: bool = True) -> Numbers:
+    """`ablated`: otherwise all three are pretrained in the same way."""
+    found: Numbers = {name: {"pairs": [], "topics": []} for name in OBJECTIVES}
+    for seed in trial.seeds(3):
+        tasks = {"pairs": (pairs(PAIRS, seed), pairs(200, 1000)), "topics": (topics(SINGLE, seed), topics(200, 1000))}
+        for name in OBJECTIVES:
+            trial.say(f"{OBJECTIVES[name]}, seed {seed}")
+            shape = {"own_mask": "causal"} if ablated and name == "causal" else {}
+            body = pretrained_story_model(seed, trial.steps(PRETRAINING), name if ablated else "mlm", **shape)
+            for task, (train, test) in tasks.items():
+                found[name][task].append(finetuned(body, train, test, trial.steps(STEPS), seed)[1])
+    return found
+
+
+def pairs(count: int, seed: int) -> list[Record]:
+    """Two texts of two sentences about different people."""
+    rng = Random(seed)
+    found = []
+    for _ in range(count):
+        first = rng.choice(list(TOPICS))
+        second = first if rng.random() < 0.5 else rng.choice([name for name in TOPICS if name != first])
+        a, b = (stories(1, rng.randrange(1 << 30), 2, (name,))[0].text for name in (first, second))
+        found.append(Record({"text": a, "text_b": b, "label": "same" if first == second else "other"}, ""))
+    return found
+
+
+def topics(count: int, seed: int) -> list[Record]:
+    found = stories(count, 50 + seed, 1)
+    return [Record({"text": story.text, "text_b": None, "label": story.topic}, "") for story in found]
+
+
+def judge(numbers: Numbers) -> Verdict:
+    scores = {name: mean(mean(values) for values in numbers[name].values()) for name in OBJECTIVES}
+    shown = ", ".join(f"{OBJECTIVES[name]} {score:.1f} %" for name, score in scores.items())
+    nsp, mlm, causal = scores.values()
+    return judged(nsp > mlm > causal, f"accuracy {shown}", weaker=nsp > max(mlm, causal))
+
+
+def draw(axes, numbers: Numbers) -> None:
+    for number, name in enumerate(OBJECTIVES):
+        for task, marker in (("pairs", "o"), ("topics", "s")):
+            values = numbers[name][task]
+            axes.scatter([number] * len(values), values, marker=marker, label=task if number == 0 else None, color="C0")
+    axes.set(ylabel="accuracy (%)", xticks=range(3), xticklabels=list(OBJECTIVES.values()))
+    axes.legend(frameon=False)
