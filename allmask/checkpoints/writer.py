@@ -20,7 +20,7 @@ from allmask.checkpoints.reader import WEIGHTS, check
 from allmask.checkpoints.renaming import Family
 from allmask.config import Config
 from allmask.errors import CheckpointError
-from allmask.files import replace_folder
+from allmask.files import MANIFEST, replace_folder
 from allmask.nn.build import empty_parameters, heads_in
 from allmask.nn.heads import Labels
 from allmask.registry import FAMILIES
@@ -120,12 +120,15 @@ def fill(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 
 def _carry_over(old: Path, new: Path, has_tokenizer: bool) -> None:
-    """Copy all other files of the old folder (a README, plots), but not weights, settings or a replaced tokenizer."""
+    """Copy all other files of the old folder (a README, plots), but not weights, settings or a replaced tokenizer.
+
+    The checksums of the old files would be wrong for the new ones.
+    """
     endings = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
     for item in old.iterdir():
         is_weights = item.name.startswith(("model", "pytorch_model")) and item.name.endswith(endings)
         old_tokenizer = has_tokenizer and item.name in TOKENIZER_FILES
-        if is_weights or old_tokenizer or (new / item.name).exists():
+        if is_weights or old_tokenizer or item.name == MANIFEST or (new / item.name).exists():
             continue
         if item.is_dir():
             shutil.copytree(item, new / item.name, symlinks=True)

@@ -1,6 +1,7 @@
 """Which column of a file holds which field of a record: by its name, by --columns, or by a natural alias.
 
     --columns source=Body,target=Subject       what the user says goes first
+    Body, Subject                              then the column that the model learnt from, if the file has it
     source, target                             then the name of the field itself
     Body, Subject                              then an alias; it is said: "columns: Body → source, Subject → target"
 
@@ -201,7 +202,7 @@ class Wanted:
 
     def could_fit(self, columns: Sequence[str]) -> int:
         """Count the fields that have a column; to compare two ways of splitting a header."""
-        found = sum(_match(column, columns) is not None for column in self.given.values())
+        found = sum(_match(column, columns) is not None for column in (*self.given.values(), *self.file.usual.values()))
         plain = {_plain(column) for column in columns}
         return found + sum(
             name in columns or any(_plain(known) in plain for known in (name, *ALIASES.get(name, ())))
@@ -218,6 +219,10 @@ class Wanted:
                 hint = "check --columns" if close is None else f"did you mean --columns {name}={close}?"
                 raise DataError(f"{where}: no column {what.removeprefix('no ')} (--columns {name}={column})", hint)
             chosen[name] = match
+        for name, column in self.file.usual.items():
+            match = _match(column, columns)
+            if match is not None and name in self.checkers and name not in chosen and match not in chosen.values():
+                chosen[name] = match
         taken = set(chosen.values())
         chosen |= {name: name for name in self.checkers if name in columns and name not in chosen and name not in taken}
         taken = set(chosen.values())

@@ -222,7 +222,6 @@ def _owners(name: str, command: str) -> str:
 _NOT_THERE = {  # the error for a path that does not exist
     "texts": (DataError, "no such file", "check the path"),
     "images": (DataError, "does not exist", "give a folder with a subfolder for each class, or of MNIST or CIFAR-10"),
-    "tokenizer": (CheckpointError, "no such file or folder", "give a model folder, a tokenizer.json or a vocab.txt"),
     "judge": (CheckpointError, "does not exist", "give the folder of an image classifier, or of its run"),
 }
 
@@ -231,6 +230,7 @@ def check_values(
     command: str, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
 ) -> None:
     """Refuse invalid values and missing files, as far as possible without data and model; see `Run.parse`."""
+    from allmask.checkpoints.sources import is_on_hub, resolve
     from allmask.data.columns import read_options
     from allmask.data.source import check_file
 
@@ -238,7 +238,9 @@ def check_values(
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
     read_options("", **part_of(given, ReadOptions))  # refuses what cannot be parsed
-    for name in ("data", "eval", "tokenizer", "judge"):
+    if (tokenizer := given.get("tokenizer")) and not is_on_hub(tokenizer):
+        resolve(tokenizer)  # refuses what is not there
+    for name in ("data", "eval", "judge"):
         paths = given.get(name) or ()
         for path in paths if isinstance(paths, tuple) else (paths,):
             content = name if name in _NOT_THERE else "images" if run.task in GUESTS else "texts"
@@ -324,6 +326,17 @@ def saved_values(out: Path) -> dict[str, Any]:
     if not (out / CONFIG).is_file():
         raise CheckpointError(f"{out}: no {CONFIG}, so there is no run to resume", "leave --resume out to start one")
     return read_yaml(out / CONFIG)
+
+
+def usual_columns(model: str | Path) -> dict[str, str]:
+    """Return the columns that a run learnt from by field, as its --columns named them; empty for any other model."""
+    from allmask.data.columns import parse_columns
+
+    folder = Path(model).expanduser()
+    run = folder if (folder / CONFIG).is_file() else folder.resolve().parent
+    if folder.is_dir() and (run / CONFIG).is_file() and (columns := read_yaml(run / CONFIG).get("columns")):
+        return parse_columns(columns)
+    return {}
 
 
 def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:

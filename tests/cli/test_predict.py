@@ -250,6 +250,24 @@ def test_a_pretrained_model_is_opened_once(cli, bert: Path, tmp_path: Path, monk
     assert counts == {"resolve": 1, "read": 1}
 
 
+def test_all_records_as_one_array(cli, titles: Path, file: Path, tmp_path: Path):
+    lines = cli("predict", titles, file, "-o", "-").out
+    ran = cli("predict", titles, file, "--json", "-q")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out) == [json.loads(line) for line in lines.splitlines()] and len(json.loads(ran.out)) == 40
+    ran = cli("predict", titles, file, "--json", "-o", tmp_path / "out.jsonl")
+    assert json.loads(ran.out) == {"out": str(tmp_path / "out.jsonl"), "records": 40, "skipped": {}, "cut": 0}
+    assert (tmp_path / "out.jsonl").read_text(encoding="utf-8") == lines
+    assert cli("predict", titles, file, "--json", "-o", "-").code == 2
+
+
+def test_a_converted_model_still_knows_its_task(cli, titles: Path, tmp_path: Path):
+    cli("convert", titles, "--out", tmp_path / "out")
+    words = ("--text", "red cat runs here", "--precision", "fp32")
+    ran = cli("generate", tmp_path / "out", *words)
+    assert ran.code == 0 and ran.out == cli("generate", titles, *words).out != "\n"
+
+
 # ---- verify --------------------------------------------------------------------------------------------------------
 
 
