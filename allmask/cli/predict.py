@@ -36,7 +36,7 @@ from allmask.cli._output import as_json as json_line
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.errors import UsageError
 from allmask.options import Decoding
-from allmask.runs.options import usual_columns
+from allmask.runs.options import usual_reading
 
 if TYPE_CHECKING:
     from allmask.data import DataFile, Record
@@ -110,7 +110,7 @@ def command(
     from allmask.data.columns import read_options
 
     show_log(quiet)
-    source = read_options(file, columns, encoding, whole=True, usual=usual_columns(model))
+    source = read_options(file, columns, encoding, whole=True, usual=usual_reading(model)[0])
     is_stdin = str(file) == "-"
     if is_stdin and (columns or encoding):
         raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")

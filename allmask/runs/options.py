@@ -328,15 +328,18 @@ def saved_values(out: Path) -> dict[str, Any]:
     return read_yaml(out / CONFIG)
 
 
-def usual_columns(model: str | Path) -> dict[str, str]:
-    """Return the columns that a run learnt from by field, as its --columns named them; empty for any other model."""
+def usual_reading(model: str | Path) -> tuple[dict[str, str], str | None]:
+    """Return the columns by field and the names of labels that a run was given (--columns, --label-names), if any."""
     from allmask.data.columns import parse_columns
 
     folder = Path(model).expanduser()
     run = folder if (folder / CONFIG).is_file() else folder.resolve().parent
-    if folder.is_dir() and (run / CONFIG).is_file() and (columns := read_yaml(run / CONFIG).get("columns")):
-        return parse_columns(columns)
-    return {}
+    if not folder.is_dir() or not (run / CONFIG).is_file():
+        return {}, None
+    values = read_yaml(run / CONFIG)
+    columns, names = values.get("columns"), values.get("label_names")
+    is_list = isinstance(names, str) and ("," in names or Path(names).expanduser().is_file())
+    return parse_columns(columns) if isinstance(columns, str) else {}, names if is_list else None
 
 
 def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
