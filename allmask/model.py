@@ -367,6 +367,9 @@ def _tokenizer(found: checkpoints.Checkpoint) -> Tokenizer | None:
     if tokenizer is None:
         return None
     tokenizer = replace(tokenizer, max_length=found.config.max_positions)
+    if tokenizer.size < rows // 2:
+        log.warning("%s: the tokenizer has %s tokens, the model %s; is it the right one?", found.folder,
+                    f"{tokenizer.size:,}", f"{rows:,}")  # fmt: skip
     if tokenizer.size <= rows:
         return tokenizer
     added = [token for token in (tokenizer.id_to_token(id) for id in range(rows, tokenizer.size)) if token]

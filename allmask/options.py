@@ -515,7 +515,7 @@ class FreshOptions(Options):
 
     preset: str = _train_option("transformer-small", "Shape of the new model: transformer-base, t5-small, …")
     tokenizer: str | None = _train_option(
-        None, "Folder or file with a vocabulary.", metavar="FOLDER", shown_default="trained on the data"
+        None, "Folder or file with a vocabulary, or allmask-en.", metavar="FOLDER", shown_default="trained on the data"
     )
     vocab_size: int = _train_option(8000, "Tokens of the vocabulary (BPE) to train.", minimum=1)
     layers: int | None = _train_option(None, "Layers of each stack.", shown_default="the preset's")
@@ -599,7 +599,7 @@ class PretrainOptions(RunOptions):
     eval: tuple[str, ...] = option((), "Held-out text.", "data", metavar="FILE", shown_default="see --held-out")
     held_out: float = option(0.01, "Share of the documents held out, without --eval.", "data", minimum=0, below=1)
     tokenizer: str | None = option(
-        None, "Folder written by allmask tokenizer train, or a model folder.", "model", metavar="FOLDER"
+        None, "Folder written by allmask tokenizer train, a model folder, or allmask-en.", "model", metavar="FOLDER"
     )
     model: str | None = option(
         None, "Continue from this model: a folder, or allmask-en.", "model", flag="--from", metavar="MODEL"

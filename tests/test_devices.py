@@ -22,6 +22,7 @@ from allmask.data import Record
 from allmask.decoding.fast import engines
 from allmask.devices import expect_device, find_device
 from allmask.errors import UsageError
+from allmask.inference.attention import attention_map
 from allmask.losses import losses_of
 from allmask.mask import audit
 from allmask.model import Model, load
@@ -45,6 +46,7 @@ COMMANDS = {
     "finetune": "--data x --out y", "train": "--data x --out y", "pretrain": "--data x --out y --from minilm",
     "generate": "minilm --text x", "fill": "minilm x", "predict": "minilm x.txt -o y.jsonl", "evaluate": "minilm x.csv",
     "embed": "minilm --text x", "drift": "x y", "audit": "minilm", "inspect": "minilm", "demo": "",
+    "attention": "minilm --text x",
 }  # fmt: skip
 
 
@@ -137,6 +139,11 @@ def probe(model: Model) -> Any:
     return audit.audit(audit.our_subject(model), audit.probe_mask("prefix", 8, rng), rng).depends.tolist()
 
 
+def looks(model: Model) -> Any:
+    found = attention_map(model, TEXTS[0], TEXTS[2])
+    return found.weights.round(decimals=4).tolist(), found.looks_at("cat", layer=1, top=2)[0].token, found.text()
+
+
 def signals(model: Model) -> Any:
     rng = torch.Generator().manual_seed(1)
     ids = torch.tensor([[2, 7, 9, 3]], device=model.device)
@@ -162,6 +169,7 @@ USES: dict[str, tuple[str, Callable[[Model], Any]]] = {
     "answer": ("answer", answers),
     "choose": ("choose", lambda model: Chooser(model, Choose(max_length=24), "fp32")("red cat", ["runs", "北京"]).text),
     "audit": ("bert", probe),
+    "attention": ("bert", looks),
     "signals": ("bert", signals),
     "keep_tokens": ("bert", lambda model: model.keep_tokens(range(40)).body.embedding.tokens.weight.shape),
     "with_labels": ("bert", lambda model: model.with_labels(Labels("tag", ("a", "b"))).task_head.output.weight.shape),

@@ -43,9 +43,7 @@ def resolve(source: str | Path) -> Path:
     name = str(source)
     if name in BUNDLED:
         return _bundled(name)
-    if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not path.parent.exists():
-        return _from_hub(name)
-    if isinstance(source, str) and _OWNERLESS.fullmatch(name):
+    if isinstance(source, str) and is_on_hub(source):
         return _from_hub(name)
     siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = closest(path.name, [*BUNDLED, *siblings])
@@ -54,6 +52,15 @@ def resolve(source: str | Path) -> Path:
         ("" if close is None else f'did you mean "{close}"? ')
         + f"give a model folder, a bundled name ({', '.join(BUNDLED)}), or org/name for the hub",
     )
+
+
+def is_on_hub(source: str) -> bool:
+    """Return whether this names a model of the hub, neither a path nor a bundled one."""
+    path = Path(source).expanduser()
+    if path.exists() or source in BUNDLED:
+        return False
+    named = _HUB_NAME.fullmatch(source) is not None and not path.parent.exists()
+    return named or _OWNERLESS.fullmatch(source) is not None
 
 
 def default_model(texts: Sequence[str]) -> str:

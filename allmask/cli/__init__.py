@@ -114,6 +114,15 @@ def note_cut(count: int, limit: int) -> None:
         note(f"{plural(count, 'text')} cut to {limit:,} tokens", important=True)
 
 
+def note_default(texts: Sequence[str]) -> str:
+    """Return the name of the bundled model for the script of these texts, and print it."""
+    from allmask.checkpoints import default_model
+
+    name = default_model(texts)
+    note(f"model: {name}, by the script of the text")
+    return name
+
+
 def note_skipped(skipped: Mapping[str, int]) -> None:
     """Print how many records were skipped, by reason."""
     if skipped:

@@ -46,14 +46,17 @@ def check_out(out: str, file: Path | None, formats: Iterable[str]) -> None:
 
 
 @contextmanager
-def output(out: str) -> Iterator[Put]:
-    """Yield a function that writes rows to stdout or to a file, which appears when all are written."""
-    with _json_lines(out) as stream:
+def output(out: str, array: bool = False) -> Iterator[Put]:
+    """Yield a function that writes rows to stdout or to a file, which appears when all are written.
+
+    With `array`, stdout gets one JSON array, at the end, instead of a line per row.
+    """
+    with _json_array() if array else _json_lines(out) as stream:
         count = 0
 
         def put(row: Row) -> None:
             nonlocal count
-            print("" if row is None else as_json(row), file=stream, flush=out == "-")
+            print("" if row is None else as_json(row), file=stream, flush=out == "-" and not array)
             count += 1
             if count % TRIM_EVERY == 0:
                 _trim_memory()
@@ -89,6 +92,15 @@ def _json_lines(out: str) -> Iterator[IO[str] | None]:
                 convert(lines, target)
 
 
+@contextmanager
+def _json_array() -> Iterator[IO[str]]:
+    """Yield a stream for JSON lines; at the end they are printed on stdout as one array."""
+    with TemporaryFile("w+", encoding="utf-8") as lines:
+        yield lines
+        for piece in _array(lines):
+            print(piece, end="")
+
+
 def _is_device(path: Path) -> bool:
     """Whether the path is a pipe, a terminal or /dev/null, which is written to as JSON lines and never replaced."""
     return path.exists() and not path.is_file()
@@ -113,12 +125,17 @@ def _columns(lines: IO[str]) -> list[str]:
 
 
 def _write_json(lines: IO[str], target: IO[bytes]) -> None:
-    """Write one array, one object per line."""
+    for piece in _array(lines):
+        target.write(piece.encode())
+
+
+def _array(lines: IO[str]) -> Iterator[str]:
+    """Yield the pieces of one array, with one object per line."""
     separator = "[\n"
     for row in _rows(lines):
-        target.write(f"{separator}{as_json(row)}".encode())
+        yield f"{separator}{as_json(row)}"
         separator = ",\n"
-    target.write(b"[]\n" if separator == "[\n" else b"\n]\n")
+    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 def _write_csv(lines: IO[str], target: IO[bytes], delimiter: str = ",") -> None:

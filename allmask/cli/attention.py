@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from allmask.cli import AsJson, ModelOrDefault, emit, note
+from allmask.cli import AsJson, Device, ModelOrDefault, emit, note, note_default
 from allmask.cli.mask import parse_order
 from allmask.errors import UsageError
 from allmask.mask.kinds import parameters
@@ -51,6 +51,7 @@ def command(
         Literal["encoder", "decoder", "cross"] | None,
         Option(help="encoder–decoder: whose attention.", show_default="cross, or encoder without --target"),
     ] = None,
+    device: Device = "auto",
     token: Annotated[
         str | None, Option(help="Print what this word looks at most, in each layer and head; a word or a position.")
     ] = None,
@@ -76,11 +77,10 @@ def command(
     for path, suffix in ((svg, ".svg"), (png, ".png")):
         if path is not None and path.suffix != suffix:
             raise UsageError(f"--{suffix[1:]} {path}: expected a name that ends in {suffix}")
-    from allmask.checkpoints import default_model
     from allmask.tasks.task import ModelFolder
 
-    model = model or default_model([text])
-    opened = ModelFolder.open(model)
+    model = model or note_default([text])
+    opened = ModelFolder.open(model, device)
     from allmask.inference.attention import attention_map
 
     found = attention_map(opened.model, text, target, mask=mask, order=numbers, window=window, part=part)

@@ -72,6 +72,7 @@ def command(
 
     from allmask.data.sentences import Reading, Texts
     from allmask.model import load_folder
+    from allmask.runs.folder import save_model
     from allmask.text import propose_keep_tokens
 
     loaded = written = load_folder(opened.folder, model, getattr(torch, dtype) if to == "hf" else None)
@@ -93,7 +94,7 @@ def command(
         "vocab_size": written.config.vocab_size, "vocab_size_before": loaded.config.vocab_size,
     }  # fmt: skip
     if to == "hf":
-        written.save(out)
+        save_model(written, next(iter(opened.saved_tasks), None), out, opened.saved_tasks[1:])
         if json.loads((out / "config.json").read_text(encoding="utf-8"))["model_type"] == "allmask":
             result["layout"] = "allmask"
             note(f"{out}: written in allmask's own layout, as other libraries have no such model", important=True)
@@ -147,6 +148,7 @@ def _export(opened: ModelFolder, model: Model, to: str, out: Path, dtype: str, i
     from allmask.export import ctranslate2_spec, onnx_graph
     from allmask.files import new_folder
     from allmask.tasks.embed import pool_of
+    from allmask.training.checkpoint import sign
 
     with new_folder(out) as folder:
         if to == "onnx":
@@ -159,5 +161,6 @@ def _export(opened: ModelFolder, model: Model, to: str, out: Path, dtype: str, i
             use = f'ctranslate2.{ctranslate2_spec.write(model, folder, dtype, int8)}("{out}")'
         if model.tokenizer is not None:
             model.tokenizer.save(folder)
+        sign(folder)
         size = sum(file.stat().st_size for file in folder.glob("model.*"))
     return {"bytes": size, "use": use}

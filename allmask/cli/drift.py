@@ -19,6 +19,7 @@ from allmask.cli import (
     Quiet,
     emit,
     note,
+    note_default,
     note_skipped,
     shortened,
     show_log,
@@ -74,7 +75,11 @@ def command(
         Option(help="Compare texts by their vectors, or by their words (fast).", show_default="embedding"),
     ] = None,
     model: Annotated[
-        str | None, Option(help="Model that computes the vectors of texts.", show_default="minilm")
+        str | None,
+        Option(
+            help="Model that computes the vectors of texts.",
+            show_default="allmask-en or allmask-zh, by the script of the texts",
+        ),
     ] = None,
     test: Annotated[
         Literal["binomial", "permutation"],
@@ -137,7 +142,7 @@ def command(
     from allmask.drift.records import same_columns
 
     settings = drift.Settings(alpha, test, repeats=repeats, seed=seed, shown=top, **given)
-    represent = _embedder(model or "minilm", precision, device, quiet) if features != "ngrams" else None
+    represent = _embedder(model, precision, device, quiet) if features != "ngrams" else None
     limit = most or (MOST_ROWS if kind == "numbers" or features == "ngrams" else MOST)
     a, b = samples = [
         _read(kind, file, chosen, limit, f"{seed} {side}", on_bad_record, quiet) for side, file in enumerate(files)
@@ -228,7 +233,7 @@ def _read(
     return found
 
 
-def _embedder(model: str, precision: str, device: str, quiet: bool) -> Represent:
+def _embedder(model: str | None, precision: str, device: str, quiet: bool) -> Represent:
     """Return a function that embeds texts; it loads the model when it is called, after the files have been checked."""
 
     def represent(texts: list[str]):
@@ -237,7 +242,7 @@ def _embedder(model: str, precision: str, device: str, quiet: bool) -> Represent
         from allmask.tasks.embed import open_embedder
         from allmask.tasks.task import ModelFolder
 
-        embedder = open_embedder(ModelFolder.open(model, device), precision)
+        embedder = open_embedder(ModelFolder.open(model or note_default(texts), device), precision)
         on_progress, rows, done = _progress("embedded", quiet), [], 0
         for window in embedder.stream(texts, WINDOW):
             rows.append(window)

@@ -26,6 +26,7 @@ from allmask.cli import (
 from allmask.cli._options import with_fields
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.options import Decoding
+from allmask.runs.options import usual_reading
 
 EXAMPLES = """
     allmask evaluate runs/title test.jsonl
@@ -87,7 +88,8 @@ def command(
     from allmask.data.columns import read_options
 
     show_log(quiet)
-    source = read_options(file, columns, encoding, label_names)
+    usual, usual_names = usual_reading(model)
+    source = read_options(file, columns, encoding, label_names or usual_names, usual=usual)
     predictor, options = open_predictor(model, file, precision, device, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()

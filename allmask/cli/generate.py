@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from allmask.cli import Device, ModelOrDefault, Precision, note, note_cut, show_log, stdin_batches, to_json
+from allmask.cli import (
+    Device,
+    ModelOrDefault,
+    Precision,
+    note,
+    note_cut,
+    note_default,
+    show_log,
+    stdin_batches,
+    to_json,
+)
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import Decoding, described
@@ -74,7 +84,7 @@ def command(
         first = next(batches, [])
         if not any(line.strip() for line in first):
             raise UsageError("no text was given", 'pass it with --text "…", or one per line on stdin')
-        model, batches = _default_for(first), chain([first], batches)
+        model, batches = note_default(first), chain([first], batches)
     opened = ModelFolder.open(model, device)  # a missing folder is refused before torch is imported
     generator = USES["generate"](opened, precision, task)
     generator.check(options)
@@ -84,14 +94,6 @@ def command(
         else:
             _write(generator, batch, options, show_mask, as_json)
     note_cut(generator.cut, generator.max_tokens)
-
-
-def _default_for(texts: Sequence[str]) -> str:
-    from allmask.checkpoints import default_model
-
-    name = default_model(texts)
-    note(f"model: {name}, by the script of the text")
-    return name
 
 
 # ---- options of predict and evaluate, too --------------------------------------------------------------------

@@ -21,6 +21,7 @@ from allmask.cli import (
     OnBadRecord,
     Precision,
     Quiet,
+    emit,
     note,
     note_cut,
     note_skipped,
@@ -30,10 +31,12 @@ from allmask.cli import (
     stdin_batches,
 )
 from allmask.cli._options import with_fields
-from allmask.cli._output import FORMATS, Put, as_json, check_out, output
+from allmask.cli._output import FORMATS, Put, check_out, output
+from allmask.cli._output import as_json as json_line
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.errors import UsageError
 from allmask.options import Decoding
+from allmask.runs.options import usual_reading
 from allmask.terminal import printable
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ EXAMPLES = """
     allmask predict runs/title articles.csv -o - | jq -r .prediction
     allmask predict runs/de-en german.jsonl -o english.jsonl --beams 5
     allmask predict runs/reviews new.csv -o labels.csv
+    allmask predict runs/reviews new.csv --json
     allmask predict runs/reviews - -o - < lines.txt
     allmask predict runs/c3 questions.jsonl -o choices.jsonl
     allmask predict runs/names texts.jsonl -o tags.jsonl
@@ -85,6 +89,9 @@ def command(
     encoding: Encoding = None,
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print all records as one JSON array; with --out FILE, a summary.")
+    ] = False,
     **search: Any,
 ) -> None:
     """Apply MODEL to each record of FILE. The output has one row per record, in the same order, with all columns of
@@ -104,61 +111,69 @@ def command(
     from allmask.data.columns import read_options
 
     show_log(quiet)
-    source = read_options(file, columns, encoding, whole=True)
+    source = read_options(file, columns, encoding, whole=True, usual=usual_reading(model)[0])
     is_stdin = str(file) == "-"
     if is_stdin and (columns or encoding):
         raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")
+    if as_json and out == "-":
+        raise UsageError("-o - prints a JSON object per line, --json one array", "leave out one of them")
     check_out(out or "-", file, FORMATS)
     predictor, options = open_predictor(model, file, precision, device, search)
+    skipped: Counter[str] = Counter()
     kept = [name for name in (word.strip() for word in keep.split(",")) if name]
     if is_stdin:
         predictor.expect_lines()
-        with output(out or "-") as put:
-            _predict_lines(predictor, options, put)
+        with output(out or "-", array=as_json and out is None) as put:
+            total = _predict_lines(predictor, options, put)
     else:
         rows = Rows(source, kept, predictor.hidden)
-        if out is None:
+        if out is None and not as_json:
             again = {"--columns": columns, "--encoding": encoding}
             flags = [word for flag, value in again.items() if value for word in (flag, value)]
-            _show(predictor, options, rows, on_bad_record, shlex.join(["allmask", "predict", model, str(file), *flags]))
+            command = shlex.join(["allmask", "predict", model, str(file), *flags])
+            total = _show(predictor, options, rows, on_bad_record, skipped, command)
         else:
-            total = _predict_file(predictor, options, rows, on_bad_record, out, quiet)
-            if not quiet and out != "-":
-                note(f"{out}: {plural(total, 'record')}")
+            with output(out or "-", array=out is None) as put:
+                total = _predict_file(predictor, options, rows, on_bad_record, skipped, put, quiet)
         rows.note_absent()
+    if as_json and out is not None:
+        emit(True, {"out": out, "records": total, "skipped": skipped, "cut": predictor.cut}, "")
+    elif out not in (None, "-"):
+        note(f"{out}: {plural(total, 'record')}")
     note_cut(predictor.cut, predictor.max_tokens)
 
 
 def _predict_file(
-    predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, out: str, quiet: bool
-) -> int:
+    predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, skipped: Counter[str], put: Put,
+    quiet: bool,
+) -> int:  # fmt: skip
     """Check all records, then predict with a window of them in memory; return their number."""
     from allmask.training.progress import Progress
 
-    total = _count(predictor, rows.file, on_bad_record)
+    total = _count(predictor, rows.file, on_bad_record, skipped)
     bar = Progress(total, predictor.done, quiet=quiet)
     done, records = 0, predictor.read(rows.file, on_bad_record, Counter())
-    with output(out) as put:
-        while window := list(islice(records, predictor.window)):
-            for record, prediction in zip(window, predictor.predict(window, **options), strict=True):
-                put(rows.row(record, prediction))
-            done += len(window)
-            bar.update(done)
+    while window := list(islice(records, predictor.window)):
+        for record, prediction in zip(window, predictor.predict(window, **options), strict=True):
+            put(rows.row(record, prediction))
+        done += len(window)
+        bar.update(done)
     bar.close()
     return total
 
 
-def _count(predictor: Predictor, file: DataFile, on_bad_record: str) -> int:
+def _count(predictor: Predictor, file: DataFile, on_bad_record: str, skipped: Counter[str]) -> int:
     """Check all records, and return their number."""
-    skipped: Counter[str] = Counter()
     total = sum(1 for _ in predictor.read(file, on_bad_record, skipped))
     note_skipped(skipped)
     return total
 
 
-def _show(predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, command: str) -> None:
-    """Print the first records with their predictions, and how to have them all."""
-    total = _count(predictor, rows.file, on_bad_record)
+def _show(
+    predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, skipped: Counter[str], command: str
+) -> int:
+    """Print the first records with their predictions, and how to have them all; return the number of all."""
+    total = _count(predictor, rows.file, on_bad_record, skipped)
     width = max(40, shutil.get_terminal_size((100, 24)).columns)
     records = list(islice(predictor.read(rows.file, on_bad_record, Counter()), SHOWN))
     for record, prediction in zip(records, predictor.predict(records, **options), strict=True):
@@ -167,13 +182,14 @@ def _show(predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_reco
         print(printable(record.where))
         for name, value in row.items():
             rounded = round(value, 4) if isinstance(value, float) else value
-            shown = value if isinstance(value, str) else as_json({"": rounded})[5:-1]
+            shown = value if isinstance(value, str) else json_line({"": rounded})[5:-1]
             print(printable(f"  {name:{names}}  {shortened(shown, width - names - 4)}"))
         print()
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
     ending = rows.file.path.suffix.lower()
     example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
     print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {command} -o {example}")
+    return total
 
 
 @dataclass
@@ -214,10 +230,13 @@ class Rows:
             note(f"--keep: no record has {', '.join(absent)}")
 
 
-def _predict_lines(predictor: Predictor, options: dict[str, Any], put: Put) -> None:
-    """Predict for each line of stdin as soon as it arrives; a blank line gives a blank line."""
+def _predict_lines(predictor: Predictor, options: dict[str, Any], put: Put) -> int:
+    """Predict for each line of stdin as soon as it arrives, and return their number. Blank lines stay blank."""
+    count = 0
     for records in stdin_batches():
         texts = [record for record in records if record.fields["text"].strip()]
         predictions = predictor.predict(texts, **options) if texts else iter(())
         for record in records:
             put({**record.fields, **next(predictions)} if record.fields["text"].strip() else None)
+        count += len(records)
+    return count

@@ -23,6 +23,7 @@ _TRAIN = """
     allmask tokenizer train zh.jsonl.gz en.parquet --text-field body --kind byte-bpe --size 20000 --out tok/ --json
 """
 _SHOW = """
+    allmask tokenizer show allmask-zh --text 北京欢迎你
     allmask tokenizer show bert-folder/ --text "Mask or 掩码?"
     allmask tokenizer show tok/vocab.txt --text "a question" --pair "its answer" --json
 """
@@ -79,7 +80,9 @@ def train_command(
 
 @command.command("show", epilog=examples(_SHOW))
 def show_command(
-    source: Annotated[Path, Argument(help="A model or tokenizer folder, a tokenizer.json or a vocab.txt.")],
+    source: Annotated[
+        str, Argument(help="A model or tokenizer folder, a tokenizer.json, a vocab.txt, allmask-en, or org/name.")
+    ],
     text: Annotated[str, Option("--text", help="The text to split.")],
     pair: Annotated[str | None, Option("--pair", help="A second text.", show_default="none")] = None,
     special: Annotated[bool, Option("--special/--no-special", help="Add [CLS] and [SEP].")] = True,
@@ -89,9 +92,10 @@ def show_command(
 
     Each line shows the id, the segment, the range of characters, and the token.
     """
+    from allmask.checkpoints import resolve
     from allmask.text import Tokenizer
 
-    encoded = Tokenizer.load(source).encode(text, pair, special=special)
+    encoded = Tokenizer.load(resolve(source)).encode(text, pair, special=special)
     columns = zip(encoded.ids, encoded.segments, encoded.offsets, encoded.tokens, strict=True)
     rows = [
         {"id": id, "segment": segment, "start": start, "end": end, "token": token}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
+from allmask.checkpoints.sources import BUNDLED, resolve
 from allmask.cli import AsJson, emit
 from allmask.errors import CheckpointError, DataError
 from allmask.files import MANIFEST, META, verify
@@ -16,12 +17,13 @@ from allmask.runs.options import CONFIG, saved_values
 EXAMPLES = """
     allmask verify runs/title
     allmask verify runs/title/final --json
+    allmask verify allmask-en
 """
 
 
 def command(
     folder: Annotated[
-        Path, Argument(help="A run, or a part of one: a checkpoint, a model folder, a tokenized corpus.")
+        str, Argument(help="A run, or a part of one: a checkpoint, a model folder, a tokenized corpus; or allmask-en.")
     ],
     as_json: AsJson = False,
 ) -> int:
@@ -29,7 +31,10 @@ def command(
 
     The exit code is 0 if all files are intact and 4 if one is damaged or missing.
     """
-    if not folder.is_dir():
+    path = Path(folder).expanduser()
+    if not path.is_dir() and folder in BUNDLED:
+        path = resolve(folder)
+    if not path.is_dir():
         raise CheckpointError(f"{folder}: no such folder", "name a run, a checkpoint or a model folder")
     rows: list[dict[str, Any]] = [
         {
@@ -37,7 +42,7 @@ def command(
             "problem": _problem(part),
             "bytes": sum(file.stat().st_size for file in part.iterdir() if file.is_file()),
         }
-        for part in _parts(folder)
+        for part in _parts(path)
     ]
     width = max(len(row["folder"]) for row in rows)
     lines = (f"{row['folder']:<{width}}  {row['bytes'] / 1e6:9.1f} MB  {row['problem'] or 'intact'}" for row in rows)

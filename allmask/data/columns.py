@@ -1,6 +1,7 @@
 """Which column of a file holds which field of a record: by its name, by --columns, or by a natural alias.
 
     --columns source=Body,target=Subject       what the user says goes first
+    Body, Subject                              then the column that the model learnt from, if the file has it
     source, target                             then the name of the field itself
     Body, Subject                              then an alias; it is said: "columns: Body → source, Subject → target"
 
@@ -48,6 +49,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "choices": ("options", "endings"),
 }  # fmt: skip
 FIELDS = (*ALIASES, "question", "answer", "answers", "start", "id")  # what --columns may name
+_OTHER_TASKS = {"label": "classify", "tags": "tag"}  # for a file that has this field and no target
 _NAMED = ("label", "tags")  # fields whose values may be numbers that have names
 
 
@@ -178,19 +180,18 @@ class Wanted:
         if repeated is not None:
             raise DataError(f"{where}: two columns are called {show(repeated)}", "rename one of the two")
         fit = self.fit(columns, where)
-        for name in required(self.checkers):
-            if name not in fit.columns:
-                what, hint = _absent(name, columns, "the names of the columns")
-                raise DataError(f"{where}: no column {what.removeprefix('no ')}", hint)
+        if absent := [name for name in required(self.checkers) if name not in fit.columns]:
+            what, hint = _absent(absent, columns, fit, "the names of the columns")
+            raise DataError(f"{where}: no column {what.removeprefix('no ')}", hint)
         return fit
 
     def row(self, raw: dict[str, Any], where: str) -> dict[str, Any]:
         """Return the fields of a row of the file."""
         fit = self.fit(tuple(raw), where)
-        for name in required(self.checkers):
-            if name not in fit.columns:
-                known = any(name in other.columns for other in self.fits.values())  # other rows have it
-                raise Bad("missing field", *(missing if known else _absent)(name, list(raw), "the line"))
+        if absent := [name for name in required(self.checkers) if name not in fit.columns]:
+            known = any(absent[0] in other.columns for other in self.fits.values())  # other rows have it
+            said = missing(absent[0], list(raw), "the line") if known else _absent(absent, list(raw), fit, "the line")
+            raise Bad("missing field", *said)
         return fit.row(raw)
 
     def fit(self, columns: Sequence[str], where: str) -> Fit:
@@ -201,7 +202,7 @@ class Wanted:
 
     def could_fit(self, columns: Sequence[str]) -> int:
         """Count the fields that have a column; to compare two ways of splitting a header."""
-        found = sum(_match(column, columns) is not None for column in self.given.values())
+        found = sum(_match(column, columns) is not None for column in (*self.given.values(), *self.file.usual.values()))
         plain = {_plain(column) for column in columns}
         return found + sum(
             name in columns or any(_plain(known) in plain for known in (name, *ALIASES.get(name, ())))
@@ -218,6 +219,10 @@ class Wanted:
                 hint = "check --columns" if close is None else f"did you mean --columns {name}={close}?"
                 raise DataError(f"{where}: no column {what.removeprefix('no ')} (--columns {name}={column})", hint)
             chosen[name] = match
+        for name, column in self.file.usual.items():
+            match = _match(column, columns)
+            if match is not None and name in self.checkers and name not in chosen and match not in chosen.values():
+                chosen[name] = match
         taken = set(chosen.values())
         chosen |= {name: name for name in self.checkers if name in columns and name not in chosen and name not in taken}
         taken = set(chosen.values())
@@ -256,10 +261,15 @@ class Wanted:
         return next((column for column in columns if _plain(column) in names), None)
 
 
-def _absent(name: str, columns: Sequence[str], where: str) -> tuple[str, str]:
-    """Return the message and the hint for a field without a column."""
-    what, hint = missing(name, list(columns), where)
-    return what, f"{hint}, or name its column: --columns {name}={closest(name, columns) or 'NAME'}"
+def _absent(names: Sequence[str], columns: Sequence[str], fit: Fit, where: str) -> tuple[str, str]:
+    """Return the message and the hint for fields without a column."""
+    what, _ = missing(names[0], list(columns), "")
+    free = [column for column in columns if column not in fit.columns.values()]
+    _, hint = missing(names[0], free, where)
+    say = ",".join(f"{name}={closest(name, free) or 'NAME'}" for name in names)
+    task = next((task for field, task in _OTHER_TASKS.items() if names[-1] == "target" and fitting(field, free)), None)
+    other = "" if task is None else f"; a file like this one is for --task {task}"
+    return what, f"{hint}, or name {'its column' if len(names) == 1 else 'their columns'}: --columns {say}{other}"
 
 
 def first_repeated(names: Sequence[str]) -> str | None:

@@ -381,7 +381,7 @@ def excel(file: Any) -> Any:
         import openpyxl
     except ImportError:
         raise ResourceError(
-            f"{file}: .xlsx needs the package openpyxl", "install it: pip install 'allmask[xlsx]', or save as .csv"
+            f"{file}: .xlsx needs the package openpyxl", "install it: pip install openpyxl, or save as .csv"
         ) from None
     return openpyxl
 

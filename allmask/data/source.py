@@ -44,6 +44,7 @@ class DataFile:
     columns: Mapping[str, str] = field(default_factory=dict)  # field of a record -> column of the file (--columns)
     encoding: str | None = None  # None: UTF-8, or what a byte-order mark says
     label_names: tuple[str, ...] = ()  # of labels that are given as numbers, from 0
+    usual: Mapping[str, str] = field(default_factory=dict)  # like `columns`, where the file has such a column
     whole: bool = False  # records also have their row, with all columns of the file
     said: set[str] = field(default_factory=set, compare=False)  # messages; each is logged once
     problems: dict[str, DataError] | None = field(default=None, compare=False)  # of skipped records, by location

@@ -197,11 +197,11 @@ def attention_map(
     was_training = model.training
     model.eval()  # without dropout
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             found = body.weights(ids, made, segments=segments)
     finally:
         model.train(was_training)
-    visible, source = made.visible()[0], made.first_known[0]
+    visible, source, ids = made.visible()[0].cpu(), made.first_known[0].cpu(), ids.cpu()
     if not paired:
         if part is not None:
             raise UsageError(f"part is {part!r}; only an encoder–decoder has parts")
@@ -245,10 +245,10 @@ def _encode(model: Model, text: str, target: str | None, paired: bool) -> tuple[
         ids, flags = [*ids, *written], [*flags, *[1] * len(written)]
     if not ids:
         raise UsageError("the text is empty", "give at least one token")
-    is_target = torch.tensor([flags]).bool()
+    is_target = torch.tensor([flags], device=model.device).bool()
     shown = encoded.segments if len(encoded) == len(ids) else flags
-    segments = torch.tensor([shown]) if model.config.segments else None
-    return torch.tensor([ids]), is_target, segments
+    segments = torch.tensor([shown], device=model.device) if model.config.segments else None
+    return torch.tensor([ids], device=model.device), is_target, segments
 
 
 def _mask(
@@ -258,7 +258,7 @@ def _mask(
     if isinstance(mask, Mask):
         if mask.shape != tuple(is_target.shape):
             raise UsageError(f"the mask is {mask.shape}; the text has {is_target.shape[1]} tokens, so (1, tokens)")
-        return mask
+        return mask.to(model.device)
     if order is not None and len(order) != is_target.shape[1]:
         count = is_target.shape[1]
         raise UsageError(f"the order has {len(order)} numbers, the text {count} tokens", "count special tokens, too")
@@ -278,7 +278,7 @@ def _mask(
             "valid": torch.ones_like(is_target),
             "is_target": is_target if bool(is_target.any()) or paired else None,
             "turns": is_target if bool(is_target.any()) else None,
-            "order": None if order is None else torch.tensor([list(order)]),
+            "order": None if order is None else torch.tensor([list(order)], device=model.device),
             "window": window,
         },
     )

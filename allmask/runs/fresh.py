@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from allmask.checkpoints import resolve
 from allmask.config import Config
 from allmask.data import Record
 from allmask.errors import CheckpointError, UsageError
@@ -35,7 +35,7 @@ class Fresh(FreshOptions):
     def model(self, records: Sequence[Record], seed: int) -> Model:
         """Create the model; the same for the same records and seed. Sources and targets share one vocabulary."""
         if self.tokenizer is not None:
-            tokenizer = Tokenizer.load(Path(self.tokenizer).expanduser())
+            tokenizer = Tokenizer.load(resolve(self.tokenizer))
         else:
             texts = [text for record in records for text in record.fields.values() if isinstance(text, str)]
             tokenizer = train_tokenizer(texts, "bpe", self.vocab_size)

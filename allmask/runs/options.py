@@ -223,7 +223,6 @@ def _owners(name: str, command: str) -> str:
 _NOT_THERE = {  # the error for a path that does not exist
     "texts": (DataError, "no such file", "check the path"),
     "images": (DataError, "does not exist", "give a folder with a subfolder for each class, or of MNIST or CIFAR-10"),
-    "tokenizer": (CheckpointError, "no such file or folder", "give a model folder, a tokenizer.json or a vocab.txt"),
     "judge": (CheckpointError, "does not exist", "give the folder of an image classifier, or of its run"),
 }
 
@@ -232,6 +231,7 @@ def check_values(
     command: str, values: Mapping[str, Any], where: Path | str = "--config", flags: Collection[str] = ()
 ) -> None:
     """Refuse invalid values and missing files, as far as possible without data and model; see `Run.parse`."""
+    from allmask.checkpoints.sources import is_on_hub, resolve
     from allmask.data.columns import read_options
     from allmask.data.source import check_file
 
@@ -239,7 +239,9 @@ def check_values(
     run = run_of(command, values.get("task", ""))
     given = run.parse(values, where, flags)
     read_options("", **part_of(given, ReadOptions))  # refuses what cannot be parsed
-    for name in ("data", "eval", "lm_text", "tokenizer", "judge"):
+    if (tokenizer := given.get("tokenizer")) and not is_on_hub(tokenizer):
+        resolve(tokenizer)  # refuses what is not there
+    for name in ("data", "eval", "lm_text", "judge"):
         paths = given.get(name) or ()
         for path in paths if isinstance(paths, tuple) else (paths,):
             content = name if name in _NOT_THERE else "images" if run.task in GUESTS else "texts"
@@ -347,6 +349,20 @@ def _seal(values: Mapping[str, Any]) -> str:
         return seal({**values, CHECKSUMS: others})
     except (TypeError, ValueError):  # a damaged file may hold values that JSON does not have, such as dates
         return ""
+
+
+def usual_reading(model: str | Path) -> tuple[dict[str, str], str | None]:
+    """Return the columns by field and the names of labels that a run was given (--columns, --label-names), if any."""
+    from allmask.data.columns import parse_columns
+
+    folder = Path(model).expanduser()
+    run = folder if (folder / CONFIG).is_file() else folder.resolve().parent
+    if not folder.is_dir() or not (run / CONFIG).is_file():
+        return {}, None
+    values = read_yaml(run / CONFIG)
+    columns, names = values.get("columns"), values.get("label_names")
+    is_list = isinstance(names, str) and ("," in names or Path(names).expanduser().is_file())
+    return parse_columns(columns) if isinstance(columns, str) else {}, names if is_list else None
 
 
 def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:

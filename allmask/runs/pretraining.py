@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from allmask.checkpoints import resolve
 from allmask.config import Config
 from allmask.data import Batch, expect_held_out, plan_epoch
 from allmask.data.corpus import Corpus, prepare
@@ -118,7 +119,7 @@ class Pretraining(PretrainOptions, Job):
         heads = self.mixture.heads
         if self.model is None:
             assert self.tokenizer is not None
-            tokenizer = Tokenizer.load(self.tokenizer)
+            tokenizer = Tokenizer.load(resolve(self.tokenizer))
             model = Model.fresh(self.fitted_shape(self.shape(tokenizer)), heads, rng)
             model.tokenizer = tokenizer
             log.info("a new model of %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")

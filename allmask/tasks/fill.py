@@ -111,7 +111,10 @@ class Filler:
         return framed
 
 
-_TEACH = "teach one: allmask pretrain --objective mlm --data corpus/ --tokenizer tok/ --out runs/a"
+_TEACH = (
+    "allmask-en and allmask-zh can; or teach it: "
+    "allmask pretrain --objective mlm --from MODEL --data corpus/ --out runs/a"
+)
 
 
 def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:

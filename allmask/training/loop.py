@@ -484,7 +484,9 @@ class Trainer:
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
         self.strategy.save(self.run, state)
         self.saved_step, known = self.step, self.history
-        others = {name: [step for step in getattr(known, name) if step != self.step] for name in ("resumable", "weights")}
+        others = {
+            name: [step for step in getattr(known, name) if step != self.step] for name in ("resumable", "weights")
+        }
         resumable = tuple(sorted([self.step, *others["resumable"]], reverse=True))
         known = replace(known, resumable=resumable, weights=tuple(others["weights"]))
         keep, best_step = self.settings.keep, self.best_step
@@ -525,9 +527,9 @@ class Trainer:
         if found.damaged:
             raise CheckpointError("\n".join([f"{self.run}: no checkpoint is whole", *found.notes]), "start a new run")
         reached = max((line["step"] for line in read_metrics(self.run)), default=0)
-        if found.weights or reached > self.save_every:  # a step is recorded before it is saved, and after the one before
+        if found.weights or reached > self.save_every:  # a step is recorded before it is saved
             raise CheckpointError(
-                f"{self.run}: no checkpoint to resume from, although there was one: metrics.jsonl ends at step {reached}",
+                f"{self.run}: no checkpoint to resume from, but there was one: metrics.jsonl ends at step {reached}",
                 "restore the folder checkpoints/, or start a new run with another --out",
             )
 

@@ -54,6 +54,15 @@ def test_transformers_loads_the_same_model(cli, bert: Path, tmp_path: Path):
     assert "parameters in float32" in ran.out
 
 
+def test_what_is_written_can_be_verified(cli, bert: Path, tmp_path: Path):
+    cli("convert", bert, "--out", tmp_path / "out")
+    ran = cli("verify", tmp_path / "out")
+    assert ran.code == 0 and ran.out.endswith("intact\n")
+    with (tmp_path / "out" / "vocab.txt").open("a") as file:
+        file.write("x\n")
+    assert "vocab.txt is damaged" in cli("verify", tmp_path / "out").out
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_precision(cli, bert: Path, tmp_path: Path, dtype: str):
     report = json.loads(cli("convert", bert, "--out", tmp_path / "out", "--dtype", dtype, "--json").out)

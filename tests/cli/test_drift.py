@@ -68,6 +68,15 @@ def test_by_vectors_of_a_model(cli, bert: Path, files: Path, tmp_path: Path):
     assert same.code == 0 and same.err == ""
 
 
+@pytest.mark.parametrize(("text", "name"), [("red cat", "allmask-en"), ("北京欢迎你", "allmask-zh")])
+def test_the_model_follows_from_the_script(cli, bert: Path, tmp_path: Path, monkeypatch, text: str, name: str):
+    asked = []
+    monkeypatch.setattr("allmask.tasks.task.ModelFolder.open", lambda source, device: asked.append(source) or 1 / 0)
+    some = lines(tmp_path / "some.txt", [f"{text} {number}" for number in range(20)])
+    other = lines(tmp_path / "other.txt", [f"{text}, {number}" for number in range(20)])
+    assert f"model: {name}, by the script of the text" in cli("drift", some, other).err and asked == [name]
+
+
 def test_fields_and_columns(cli, files: Path, tmp_path: Path):
     first = tiny.write_jsonl(tmp_path / "a.jsonl", [{"title": text, "n": len(text)} for text in ENGLISH])
     rows = [{"title": text, "n": len(text) + 40} for text in LATER]

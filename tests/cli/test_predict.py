@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from threading import Thread
@@ -248,6 +249,40 @@ def test_a_pretrained_model_is_opened_once(cli, bert: Path, tmp_path: Path, monk
     ran = cli(*(word.format(bert=bert, new=tmp_path / "new") for word in words))
     assert ran.code == 0, ran.err
     assert counts == {"resolve": 1, "read": 1}
+
+
+def test_a_run_remembers_its_columns(cli, titles: Path, tmp_path: Path):
+    shutil.copytree(titles, tmp_path / "run")
+    config = (titles / "config.yaml").read_text(encoding="utf-8")
+    assert "columns: null" in config
+    config = config.replace("columns: null", "columns: source=Inhalt,target=Betreff")
+    (tmp_path / "run" / "config.yaml").write_text(config, encoding="utf-8")
+    (tmp_path / "new.csv").write_text("Nr,Inhalt,Betreff\n1,red cat runs here,red cat\n", encoding="utf-8")
+    for model in (tmp_path / "run", tmp_path / "run" / "final"):
+        ran = cli("predict", model, tmp_path / "new.csv", "--json")
+        assert list(json.loads(ran.out)[0]) == ["Nr", "Inhalt", "Betreff", "prediction", "score"], ran.err
+        assert "columns: Inhalt → source\n" in ran.err
+    ran = cli("evaluate", tmp_path / "run", tmp_path / "new.csv")
+    assert ran.code == 0 and "columns: Inhalt → source, Betreff → target" in ran.err
+    assert cli("predict", titles, tmp_path / "new.csv").code == 3
+
+
+def test_all_records_as_one_array(cli, titles: Path, file: Path, tmp_path: Path):
+    lines = cli("predict", titles, file, "-o", "-").out
+    ran = cli("predict", titles, file, "--json", "-q")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out) == [json.loads(line) for line in lines.splitlines()] and len(json.loads(ran.out)) == 40
+    ran = cli("predict", titles, file, "--json", "-o", tmp_path / "out.jsonl")
+    assert json.loads(ran.out) == {"out": str(tmp_path / "out.jsonl"), "records": 40, "skipped": {}, "cut": 0}
+    assert (tmp_path / "out.jsonl").read_text(encoding="utf-8") == lines
+    assert cli("predict", titles, file, "--json", "-o", "-").code == 2
+
+
+def test_a_converted_model_still_knows_its_task(cli, titles: Path, tmp_path: Path):
+    cli("convert", titles, "--out", tmp_path / "out")
+    words = ("--text", "red cat runs here", "--precision", "fp32")
+    ran = cli("generate", tmp_path / "out", *words)
+    assert ran.code == 0 and ran.out == cli("generate", titles, *words).out != "\n"
 
 
 # ---- verify --------------------------------------------------------------------------------------------------------

@@ -87,6 +87,14 @@ def test_several_files_as_a_shell_names_them(cli, text: Path, tokenizer: Path, t
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
 
 
+def test_the_tokenizer_of_a_bundled_model(cli, text: Path, tmp_path: Path):
+    ran = cli("pretrain", "--data", text, "--tokenizer", "allmask-zh", *SMALL, "--steps", 1, "--out", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    ran = cli("tokenizer", "show", tmp_path / "run", "--text", "北京", "--no-special", "--json")
+    assert ran.out == cli("tokenizer", "show", "allmask-zh", "--text", "北京", "--no-special", "--json").out
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["tokenizer"] == "allmask-zh"
+
+
 def test_resume(cli, text: Path, tokenizer: Path, tmp_path: Path):
     words = ("pretrain", "--objective", "mlm,nsp", "--data", text, "--tokenizer", tokenizer, *QUICK)
     assert cli(*words, "--out", tmp_path / "run").code == 0

@@ -62,6 +62,15 @@ def test_names_and_aliases(header: str, fields: dict, found, message: str | None
     assert list(first(tmp_path / "a.jsonl", fields).values()) == list(found)
 
 
+def test_then_what_a_model_learnt_from(tmp_path: Path, said):
+    """It goes before the name of the field, since a file like that of the run has both."""
+    path, usual = table(tmp_path, "source,Inhalt,body"), {"source": "Inhalt", "target": "Betreff"}
+    assert first(path, {"source": text}, usual=usual) == {"source": "b"} and said() == ["columns: Inhalt → source"]
+    assert first(path, {"source": text}, usual=usual, columns={"source": "body"}) == {"source": "c"}
+    other = table(tmp_path, "id;body", "1;x", name="b.csv")
+    assert first(other, {"source": text}, usual=usual) == {"source": "x"}
+
+
 def test_what_the_user_says_goes_first(tmp_path: Path, said):
     path = table(tmp_path, "source,target,Long Text")
     assert first(path, PAIR, columns={"source": "long_text"}) == {"source": "c", "target": "b"}
@@ -81,6 +90,11 @@ def test_what_the_user_says_goes_first(tmp_path: Path, said):
          "did you mean --columns source=body?"),
         ("foo,title", PAIR, {}, 'no column "source"; found "foo", "title"',
          "fix the names of the columns, or name its column: --columns source=NAME"),
+        ("Nr,Note", TEXTS, {}, 'no column "text"; found "Nr", "Note"',
+         "fix the names of the columns, or name their columns: --columns text=NAME,label=NAME"),
+        ("text,label", PAIR, {}, 'no column "target"; found "text", "label"',
+         "fix the names of the columns, or name its column: --columns target=NAME; a file like this one is for "
+         "--task classify"),
     ],
 )  # fmt: skip
 def test_errors_show_what_to_type(header: str, fields, columns, message: str, hint: str, tmp_path: Path):

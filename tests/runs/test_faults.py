@@ -399,7 +399,9 @@ def test_out_of_memory_says_which_options_help(tmp_path: Path, kind: str):
     hint = caught.value.hint or ""
     assert caught.value.exit_code == 5 and caught.value.message.startswith("out of memory")
     assert ("8.00 GiB more were needed" in caught.value.message) == (kind in ("cpu", "windows", "cuda", "cuda class"))
-    assert "--batch-tokens (now 60)" in hint and all(f"--{name}" in hint for name in ("accumulate", "recompute", "shard"))
+    assert "--batch-tokens (now 60)" in hint and all(
+        f"--{name}" in hint for name in ("accumulate", "recompute", "shard")
+    )
     with pytest.raises(RuntimeError, match="shapes"):  # what has nothing to do with memory stays as it is
         fail = lambda: (_ for _ in ()).throw(RuntimeError("shapes"))  # noqa: E731
         train(model(), Huge(), FAST, tmp_path / "other", quiet=True)
@@ -481,7 +483,9 @@ def test_a_skipped_step_is_mentioned(tmp_path: Path, caplog):
 
 
 @pytest.mark.parametrize("name", ["pipe.jsonl", "pipe.txt", "/dev/zero", "/dev/null"])
-@pytest.mark.parametrize("words", [("finetune", "--task", "title", "--data"), ("pretrain", "--from", "minilm", "--data")])
+@pytest.mark.parametrize(
+    "words", [("finetune", "--task", "title", "--data"), ("pretrain", "--from", "minilm", "--data")]
+)
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, cli, name: str, words: tuple[str, ...]):
     path = Path(name) if name.startswith("/") else tmp_path / name
     if not path.exists():

@@ -174,6 +174,11 @@ def test_show_prints_the_pieces(cli, uncased: Tokenizer, tmp_path: Path):
     assert rows[2][2] == "4–5"
 
 
+def test_show_takes_the_name_of_a_bundled_model(cli):
+    rows = json.loads(cli("tokenizer", "show", "allmask-zh", "--text", "北京欢迎你", "--json").out)
+    assert [row["token"] for row in rows] == ["[CLS]", *"北京欢迎你", "[SEP]"]
+
+
 def test_show_as_json_without_special_tokens(cli, uncased: Tokenizer, tmp_path: Path):
     uncased.save(tmp_path)
     ran = cli("tokenizer", "show", tmp_path / "vocab.txt", "--text", "北", "--no-special", "--json")

@@ -102,6 +102,7 @@ def _metrics(chinese: bool, lowercase: bool = False) -> dict[str, Any]:
 
 
 def lead_sentence(text: str) -> str:
-    """Return the first sentence, the baseline for titles."""
-    found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$|[\u3400-\u9fff])|\n|$)", text.strip(), re.DOTALL)
-    return found[0].strip() if found else text.strip()
+    """Return the first sentence, the baseline for titles; the salutation of a letter is none."""
+    text = re.sub(r"^[^\n]{1,40}[,，:：][ \t\r]*\n\s*(?=\S)", "", text.strip())
+    found = re.match(r".+?(?:[。！？!?]|\.(?=\s|$|[\u3400-\u9fff])|\n|$)", text, re.DOTALL)
+    return found[0].strip() if found else text

@@ -97,6 +97,9 @@ def test_which_language(texts: list[str], expected: bool):
         ("  a line\nanother", "a line"),
         ("", ""),
         ("本文用 v2.1 建模.结果更好.", "本文用 v2.1 建模."),
+        ("Dear Ms. Li,\n\nthe room is free. See you there.", "the room is free."),
+        ("王老师：\n会议改到周三。谢谢！", "会议改到周三。"),
+        ("Masks, roles,\n", "Masks, roles,"),
     ],
 )
 def test_the_lead_sentence(text: str, lead: str):
