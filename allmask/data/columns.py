@@ -190,7 +190,8 @@ class Wanted:
         for name in required(self.checkers):
             if name not in fit.columns:
                 known = any(name in other.columns for other in self.fits.values())  # other rows have it
-                raise Bad("missing field", *(missing if known else _absent)(name, list(raw), "the line"))
+                words = missing if known or self.file.items is not None else _absent
+                raise Bad("missing field", *words(name, list(raw), "the line"))
         return fit.row(raw)
 
     def fit(self, columns: Sequence[str], where: str) -> Fit:
@@ -244,6 +245,7 @@ class Wanted:
         each = "both" if len(found) == 2 else "all"
         if name in required(self.checkers):
             hint = f"say which: --columns {name}={found[0]}, or {name}={found[1]}"
+            hint = hint if self.file.items is None else f"call one of them {show(name)}"
             raise DataError(f"{where}: {listed} could {each} be {show(name)}", hint)
         self.file.say(f"columns: {listed} could {each} be {name}, so none is used (--columns {name}={found[0]})")
 
