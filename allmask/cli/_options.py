@@ -25,8 +25,8 @@ from allmask.terminal import paint
 SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
     "data": "text file files first second data eval held_out field columns encoding label_names limit most repeats "
     "on_bad_record text_field name pair special source target order each window tokens last token",
-    "model": "model task tasks preset heads layers layer head part precision device encoder pool normalize features mask "
-    "keep_tokens kind size lowercase minimum alphabet",
+    "model": "model task tasks preset heads layers layer head part precision device encoder features mask keep_tokens "
+    "kind size lowercase minimum alphabet",
     "training": "minutes fast",
     "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",

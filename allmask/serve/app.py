@@ -25,7 +25,7 @@ from allmask.errors import ResourceError
 from allmask.serve import docs
 from allmask.serve.models import Models
 from allmask.serve.openai import get_models, post_completions, post_embeddings
-from allmask.serve.problems import Problem, as_response, problem_of
+from allmask.serve.problems import LEFT, Problem, as_response, problem_of
 from allmask.serve.settings import Settings
 from allmask.serve.tasks import post_task
 
@@ -47,6 +47,7 @@ def make_app(models: Models, settings: Settings | None = None, page: bool = Fals
         *(page_routes() if page else ()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _failed})
+    app.router.redirect_slashes = False
     app.state.models, app.state.settings, app.state.draining = models, settings or Settings(), False
     app.add_middleware(Gate, app=app)
     if app.state.settings.cors:
@@ -146,5 +147,5 @@ class Gate:
         if task is None:
             return
         known = task if model else "unknown"  # a name that a client made up is no label
-        self.state.models.metrics.requests.labels(model or "none", known, str(status or 499)).inc()
+        self.state.models.metrics.requests.labels(model or "none", known, str(status or LEFT)).inc()
         self.state.models.metrics.latency.labels(model or "none", known).observe(seconds)

@@ -59,16 +59,16 @@ class ServedModel:
             wanted = f"none of {', '.join(tasks)}" if tasks else "nothing"
             raise CheckpointError(f"{source.model}: can do {wanted} that is served", "see allmask inspect")
         self.tokenizer = self.folder.model.tokenizer
-        queue, batch, seconds = (family.labels(self.name) for family in (metrics.queue, metrics.batch, metrics.compute))
         metrics.limit.labels(self.name).set(settings.queue)
         self.read, self.written = (metrics.tokens.labels(self.name, way) for way in ("read", "written"))
+        sizes, times = metrics.batch.labels(self.name), metrics.compute.labels(self.name)
 
-        def observe(inputs: int, time: float) -> None:
-            batch.observe(inputs)
-            seconds.observe(time)
+        def observe(inputs: int, seconds: float) -> None:
+            sizes.observe(inputs)
+            times.observe(seconds)
 
         self.batcher = Batcher(
-            self.name, settings.queue, settings.batch, settings.batch_tokens, observe, lambda inputs: queue.set(inputs)
+            self.name, settings.queue, settings.batch, settings.batch_tokens, observe, metrics.queue.labels(self.name).set
         )
         for predictor in {id(one): one for one in self.predictors.values()}.values():
             if isinstance(predictor, TextGenerator):

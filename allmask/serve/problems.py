@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError
 
 log = logging.getLogger("allmask")
-UNPROCESSABLE = 422
+UNPROCESSABLE, LEFT = 422, 499
+PHRASES = {UNPROCESSABLE: "Unprocessable Content", LEFT: "Client Closed Request"}  # those that Python lacks or renamed
 
 
 class Problem(AllmaskError):
@@ -57,4 +58,4 @@ def as_response(error: BaseException) -> Response:
 
 
 def _phrase(status: int) -> str:
-    return "Unprocessable Content" if status == UNPROCESSABLE else HTTPStatus(status).phrase
+    return PHRASES.get(status) or HTTPStatus(status).phrase

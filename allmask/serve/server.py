@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,9 +51,9 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """A server that drains before it stops."""
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, grace: float):
+    def __init__(self, config: uvicorn.Config, app: Starlette, grace: float, ready: Callable[[], None]):
         super().__init__(config)
-        self.app, self.grace = app, grace
+        self.app, self.grace, self.ready = app, grace, ready
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -71,6 +71,7 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             loop, models = asyncio.get_running_loop(), self.app.state.models
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, models.reload))
+        self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.state.draining = True
@@ -108,10 +109,13 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: Starlette, settings: Settings, listener: socket.socket) -> None:
-    """Serve until a signal ends it."""
+def serve(
+    app: Starlette, settings: Settings, listener: socket.socket, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until a signal ends it; call `ready` once requests are accepted."""
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is not HTTP is answered with 400, not logged
     config = uvicorn.Config(
         app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, int(settings.grace)), timeout_keep_alive=30, server_header=False,
     )  # fmt: skip
-    Server(config, app, settings.grace).run([listener])
+    Server(config, app, settings.grace, ready).run([listener])

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from allmask.data import DataFile
@@ -24,7 +24,7 @@ from allmask.files import did_you_mean
 from allmask.options import described
 from allmask.serve.batching import Closed, Compute, Job
 from allmask.serve.models import Models, ServedModel
-from allmask.serve.problems import Problem
+from allmask.serve.problems import LEFT, Problem
 from allmask.serve.settings import Settings
 from allmask.tasks.task import Predictor
 
@@ -135,7 +135,7 @@ async def answered(request: Request, job: Job) -> list[Any]:
         if job.future.done():
             return job.future.result()
         if gone.done():
-            raise Problem(499, "the client left")
+            raise Problem(LEFT, "the client left")
         raise Problem(504, f"no result within {timeout:g} s", "ask for less, or raise --timeout")
     finally:
         gone.cancel()
@@ -156,6 +156,9 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     if kind != "application/json":
         raise Problem(415, f"the body is {kind or 'of no type'}; expected application/json", "curl --json '{…}'")
     body, size = bytearray(), 0
+    announced = request.headers.get("content-length", "0")
+    if len(announced) > 18 or int(announced) > DISCARDED * settings.max_body:
+        raise _too_large(settings)
     try:
         async with asyncio.timeout(settings.timeout):
             async for chunk in request.stream():
@@ -164,11 +167,12 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
                     body += chunk
                 elif size > DISCARDED * settings.max_body:
                     break
+    except ClientDisconnect:
+        raise Problem(LEFT, "the client left") from None
     except TimeoutError:
         raise Problem(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
     if size > settings.max_body:
-        message = f"the body has more than {settings.max_body:,} bytes"
-        raise Problem(413, message, "split it, or raise --max-body", {"Connection": "close"})
+        raise _too_large(settings)
     try:
         found = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -177,6 +181,11 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError("the body is not a JSON object", 'pass {"input": "…"}')
     return found
+
+
+def _too_large(settings: Settings) -> Problem:
+    message = f"the body has more than {settings.max_body:,} bytes"
+    return Problem(413, message, "split it, or raise --max-body", {"Connection": "close"})
 
 
 def check_options(predictor: Predictor, given: Mapping[str, Any]) -> dict[str, Any]:

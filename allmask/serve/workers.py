@@ -36,15 +36,14 @@ class Plan:
     page: bool = False
 
     def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
-        """Load the models, call `ready`, and serve until a signal ends it."""
+        """Load the models and serve until a signal ends it; call `ready` once requests are accepted."""
         from allmask.serve.app import make_app
         from allmask.serve.models import load_models
         from allmask.serve.server import serve
 
         models = load_models(self.models, self.settings, self.tasks, self.precision, self.device)
         app = make_app(models, self.settings, self.page)
-        ready()
-        serve(app, self.settings, listener)
+        serve(app, self.settings, listener, ready)
 
 
 def run(plan: Plan, listener: socket.socket, say: Callable[[str], None]) -> int:

@@ -86,7 +86,7 @@ class Filler(Predictor):
     def predict(
         self, records: Sequence[Record], top: int = FillOptions.top, **options: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield what `allmask fill --json` prints. Texts are computed one by one: padding would change the last bits."""
+        """Yield what `allmask fill --json` prints. Texts are computed one by one: padding changes the last bits."""
         for record in records:
             yield asdict(self(record.fields["text"], top))
 

@@ -219,7 +219,7 @@ class Predictor(Protocol):
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         """Score the predictions for records with targets; include the `show` most interesting examples."""
-        ...
+        raise UsageError(f"this model {self.does}; that has no score")
 
 
 # ---- model folders ---------------------------------------------------------------------------------------------
