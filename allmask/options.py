@@ -774,6 +774,23 @@ class GanOptions(RunOptions):
     check = ImageOptions.check
 
 
+# ---- using a model -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FillOptions(Options):
+    top: int = option(5, "Number of predictions for each [MASK].", "output", minimum=1)
+
+
+@dataclass(frozen=True)
+class EmbedOptions(Options):
+    pool: str | None = option(
+        None, "The vector: mean of all hidden states, or that of the first token.", "model", choices=("mean", "cls"),
+        shown_default="as the model folder says, else mean",
+    )  # fmt: skip
+    normalize: bool = option(False, "Scale vectors to length 1.", "model", flag="--normalize")
+
+
 # ---- writing -------------------------------------------------------------------------------------------------
 
 
@@ -798,11 +815,13 @@ class Decoding(Options):
     beams: int = option(1, "Beams of the search; 1 is greedy.", "writing", minimum=1)
     n_best: int = option(1, "Texts per source: the best beams, or independent samples.", "writing", minimum=1)
     length_penalty: float = option(  # the end token is counted
-        1.0, "Scores are log-probability / length ** PENALTY: more favours longer texts.", "writing"
-    )
+        1.0, "Scores are log-probability / length ** PENALTY: more favours longer texts.", "writing",
+        minimum=-20, maximum=20,
+    )  # fmt: skip
     end_bias: float = option(
-        0.0, "Added to the score of the end token: above 0, texts are shorter; beams have --length-penalty.", "writing"
-    )
+        0.0, "Added to the score of the end token: above 0, texts are shorter; beams have --length-penalty.", "writing",
+        minimum=-1000, maximum=1000,
+    )  # fmt: skip
     sample: bool = option(False, "Draw tokens by their probability.", "sampling", flag="--sample")
     temperature: float = option(1.0, "With --sample: flatter above 1, sharper below.", "sampling")
     top_k: int = option(

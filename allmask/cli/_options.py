@@ -25,12 +25,14 @@ from allmask.terminal import paint
 SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
     "data": "text file files first second data eval held_out field columns encoding label_names limit most repeats "
     "on_bad_record text_field name pair special source target order each window tokens last token",
-    "model": "model task preset heads layers layer head part precision device encoder pool normalize features mask "
-    "keep_tokens kind size lowercase minimum alphabet",
+    "model": "model task tasks preset heads layers layer head part precision device encoder features mask keep_tokens "
+    "kind size lowercase minimum alphabet",
     "training": "minutes fast",
     "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",
     "test": "test alpha permutations folds everything full again",
+    "server": "page",
+    "limits": "",
     "options": "",  # all that are not listed here
     "output": "out report as_json quiet show show_mask stream keep png svg animate title top no_special every search "
     "force dtype to predict compare shapes_only int8 version help",

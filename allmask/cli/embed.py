@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -29,9 +29,11 @@ from allmask.cli import (
     stdin_records,
     text_file,
 )
+from allmask.cli._options import with_fields
 from allmask.cli._output import check_out, output
 from allmask.errors import DataError, UsageError
 from allmask.files import atomic_file
+from allmask.options import EmbedOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +52,7 @@ WINDOW = 1024  # records in memory
 Put = Callable[[list["Record"], "np.ndarray"], None]
 
 
+@with_fields(EmbedOptions, "pool", "normalize")
 def command(
     model: ModelName,
     file: Annotated[
@@ -65,14 +68,6 @@ def command(
         str | None,
         Option("--out", "-o", help="File to write, .npy or .jsonl; - is jsonl on stdout.", metavar="FILE"),
     ] = None,
-    pool: Annotated[
-        Literal["mean", "cls"] | None,
-        Option(
-            help="The vector: mean of all hidden states, or that of the first token.",
-            show_default="as the model folder says, else mean",
-        ),
-    ] = None,
-    normalize: Annotated[bool, Option("--normalize", help="Scale vectors to length 1.")] = False,
     search: Annotated[
         str | None, Option(help="Print the texts nearest to this query, by cosine, and write no vectors.")
     ] = None,
@@ -87,12 +82,14 @@ def command(
     on_bad_record: OnBadRecord = "stop",
     quiet: Quiet = False,
     as_json: Annotated[bool, Option("--json", help="With --search: print the result as JSON.")] = False,
+    **given: Any,
 ) -> None:
     """Write a vector for each text: the rows of a .npy file (texts × width), or one {"text", "vector"} per line.
 
     Memory does not grow with the file, and padding costs no time.
     """
     show_log(quiet)
+    how = EmbedOptions(**{name: value for name, value in given.items() if value is not None})
     if (file is None) == (not text):
         raise UsageError("expected a file or --text", "name one of them")
     if search is not None and out is not None:
@@ -113,7 +110,7 @@ def command(
     opened = ModelFolder.open(model, device)
     from allmask.tasks.embed import nearest, open_embedder
 
-    embedder = open_embedder(opened, precision, pool, normalize)
+    embedder = open_embedder(opened, precision, how.pool, how.normalize)
     source = _Source(None if file is None else named, text or [], on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)
@@ -184,12 +181,14 @@ def _output(out: str, width: int) -> Iterator[Put]:
         with atomic_file(out, "wb") as stream, _npy(stream, width) as put:
             yield put
         return
+    from allmask.tasks.embed import as_digits
+
     with output(out) as put_row:
 
         def put_rows(records: list[Record], vectors: np.ndarray) -> None:
             for record, vector in zip(records, vectors.tolist(), strict=True):
                 fields = {name: value for name, value in record.fields.items() if value is not None}
-                put_row({**fields, "vector": [float(f"{number:.7g}") for number in vector]})  # the digits of fp32
+                put_row({**fields, "vector": as_digits(vector)})
 
         yield put_rows
 

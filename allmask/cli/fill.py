@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from allmask.cli import Device, ModelName, show_log, stdin_batches, to_json
+from allmask.cli._options import with_fields
 from allmask.errors import DataError
+from allmask.options import FillOptions
 from allmask.terminal import printable
 
 if TYPE_CHECKING:
@@ -21,19 +23,21 @@ EXAMPLES = """
 """
 
 
+@with_fields(FillOptions, "top")
 def command(
     model: ModelName,
     text: Annotated[
         str | None, Argument(metavar="TEXT", help="A text with [MASK] in it; without it, each line of stdin.")
     ] = None,
-    top: Annotated[int, Option(min=1, help="Number of predictions for each [MASK].")] = 5,
     device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
+    **given: Any,
 ) -> None:
     """Show the most probable tokens for each [MASK] of a text.
 
     Several [MASK] are predicted independently of each other. An empty line of stdin gives an empty line.
     """
+    top = FillOptions(**{name: value for name, value in given.items() if value is not None}).top
     show_log()
     from allmask.pipelines import pipeline
 

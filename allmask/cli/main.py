@@ -37,6 +37,7 @@ COMMANDS = {  # name -> module, one line of help
     "predict": ("allmask.cli.predict", "Apply a fine-tuned model to each record of a file."),
     "evaluate": ("allmask.cli.evaluate", "Score a fine-tuned model on held-out records."),
     "embed": ("allmask.cli.embed", "Turn texts into vectors, or search by similarity."),
+    "serve": ("allmask.cli.serve", "Answer requests over HTTP with one or several models."),
     "drift": ("allmask.cli.drift", "Test whether two files come from one distribution."),
     "mask": ("allmask.cli.mask", "Draw an attention mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
@@ -52,7 +53,7 @@ COMMANDS = {  # name -> module, one line of help
 GROUPS = {  # of commands, in the order of --help
     "Start here": "demo generate fill embed",
     "Train": "check finetune train pretrain",
-    "Use and measure": "predict evaluate drift",
+    "Use and measure": "predict evaluate serve drift",
     "Masks": "mask audit attention claims",
     "Models and files": "inspect convert average verify tokenizer",
 }

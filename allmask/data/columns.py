@@ -190,7 +190,8 @@ class Wanted:
         fit = self.fit(tuple(raw), where)
         if absent := [name for name in required(self.checkers) if name not in fit.columns]:
             known = any(absent[0] in other.columns for other in self.fits.values())  # other rows have it
-            said = missing(absent[0], list(raw), "the line") if known else _absent(absent, list(raw), fit, "the line")
+            by_line = known or self.file.items is not None
+            said = missing(absent[0], list(raw), "the line") if by_line else _absent(absent, list(raw), fit, "the line")
             raise Bad("missing field", *said)
         return fit.row(raw)
 
@@ -249,6 +250,7 @@ class Wanted:
         each = "both" if len(found) == 2 else "all"
         if name in required(self.checkers):
             hint = f"say which: --columns {name}={found[0]}, or {name}={found[1]}"
+            hint = hint if self.file.items is None else f"call one of them {show(name)}"
             raise DataError(f"{where}: {listed} could {each} be {show(name)}", hint)
         self.file.say(f"columns: {listed} could {each} be {name}, so none is used (--columns {name}={found[0]})")
 

@@ -33,6 +33,8 @@ _SAMPLED = 20  # records from which the separator is guessed
 def rows_of(wanted: Wanted, limit: int) -> Iterator[Row]:
     """Return the rows of a file as a stream; the name of the file decides its format."""
     file = wanted.file
+    if file.items is not None:
+        return _given_rows(wanted, file.items)
     reader = READERS.get(kind(file))
     if reader is None or (reader in (_parquet_rows, _xlsx_rows) and file.path.suffix.lower() == ".gz"):
         hint = f"expected one of {', '.join(READERS)}, or .gz of a text"
@@ -40,6 +42,21 @@ def rows_of(wanted: Wanted, limit: int) -> Iterator[Row]:
     if reader is _text_rows and "tokens" in wanted.checkers:  # tagged text in columns, not one text per line
         reader = _column_rows
     return reader(wanted, limit)
+
+
+def _given_rows(wanted: Wanted, items: Sequence[Any]) -> Iterator[Row]:
+    """Rows that are in memory; a text is the value of the only required field."""
+    names = required(wanted.checkers) or list(wanted.checkers)[-1:]
+    for number, item in enumerate(items, 1):
+        where = f"{wanted.file} {number}"
+        if isinstance(item, str) and len(names) == 1:
+            yield where, {names[0]: item}
+        elif isinstance(item, dict):
+            yield where, item
+        else:
+            fields = ", ".join(f'"{name}": …' for name in names)
+            expected = "a text, or {" + fields + "}" if len(names) == 1 else "{" + fields + "}"
+            yield where, Bad("wrong type", f"{show(item)} is not an object", f"pass {expected}")
 
 
 # ---- JSON and plain text -------------------------------------------------------------------------------------------

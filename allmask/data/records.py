@@ -42,7 +42,8 @@ def read_records(
     """
     skips(on_bad_record)  # refuses other values
     file, checkers = data_file(path), as_checkers(fields)
-    check_file(file.path)
+    if file.items is None:
+        check_file(file.path)
     wanted = Wanted(file, checkers)
     rows = rows_of(wanted, max_line)
 
@@ -97,7 +98,10 @@ def _good_records(
             continue
         where, bad = entry
         hint = bad.hint.replace("the line", "the row") if where.startswith(f"{file}: row ") else bad.hint
-        error = DataError(f"{where}: {bad.what}", f"{hint}, or pass --on-bad-record skip")
+        if file.items is None:
+            error = DataError(f"{where}: {bad.what}", f"{hint}, or pass --on-bad-record skip")
+        else:
+            error = DataError(f"{where}: {bad.what}", hint.replace("fix the line", f"fix this {file}"))
         if not skips(on_bad_record):
             raise error
         first = first or (error, hint)

@@ -14,11 +14,11 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from allmask.data.fields import Bad
 from allmask.errors import DataError, UsageError
@@ -38,7 +38,11 @@ _MIXED = re.compile(rb"[A-Za-z][\x80-\xff]|[\x80-\xff][A-Za-z]")
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file and how to read it. Wherever records are read, it can take the place of a path."""
+    """A file and how to read it. Wherever records are read, it can take the place of a path.
+
+    With `items`, nothing is read: these are the rows, objects or texts that a program has already, and `path` is what
+    messages call them.
+    """
 
     path: Path
     columns: Mapping[str, str] = field(default_factory=dict)  # field of a record -> column of the file (--columns)
@@ -48,6 +52,7 @@ class DataFile:
     whole: bool = False  # records also have their row, with all columns of the file
     said: set[str] = field(default_factory=set, compare=False)  # messages; each is logged once
     problems: dict[str, DataError] | None = field(default=None, compare=False)  # of skipped records, by location
+    items: Sequence[Any] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -56,7 +61,7 @@ class DataFile:
         return str(self.path)
 
     def say(self, message: str) -> None:
-        if message not in self.said:
+        if message not in self.said and self.items is None:
             self.said.add(message)
             log.info("%s", message)
 

@@ -60,7 +60,7 @@ def generate(
     prompt and its number. `on_token(number of the prompt, token)` is called for each token as it is written.
     """
     if on_token is not None:
-        _check_one_at_a_time(settings)
+        expect_one_hypothesis(settings)
     if not prompts:
         return []
     search = _search(writer, prompts, settings)
@@ -73,12 +73,13 @@ def generate(
 
 def stream(writer: Writer, prompt: Sequence[int], settings: Decoding) -> Iterator[int]:
     """Yield the tokens of one continuation, greedy or sampled, as they are written, without the end token."""
-    _check_one_at_a_time(settings)
+    expect_one_hypothesis(settings)
     search = _search(writer, [prompt], settings)
     return (token for written in _run(writer, [prompt], search) for _, token in written)
 
 
-def _check_one_at_a_time(settings: Decoding) -> None:
+def expect_one_hypothesis(settings: Decoding) -> None:
+    """Refuse to stream what a beam search or several samples write."""
     if settings.beams > 1 or settings.n_best > 1:
         raise UsageError(
             "decoding: tokens can be streamed only for a single hypothesis",

@@ -8,15 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from allmask.data import DataFile, Record, read_records
+from allmask.data import text as text_field
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import POOLS, embed_ids, fit, freeze
 from allmask.model import Model
+from allmask.options import EmbedOptions
 from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import ModelFolder
+from allmask.tasks.task import ModelFolder, Predictor
 
 T = TypeVar("T")
 WINDOW = 1024  # texts in memory at a time; they are sorted by length
@@ -37,7 +40,7 @@ def open_embedder(
 
 
 @dataclass
-class Embedder:
+class Embedder(Predictor):
     """A model frozen for speed, and how its hidden states are pooled to one vector per text."""
 
     model: Model
@@ -46,18 +49,20 @@ class Embedder:
     precision: str = "auto"  # fp32, bf16; auto: the fastest here
     cut: int = field(default=0, init=False)  # how many texts were truncated so far
 
+    does: ClassVar[str] = "embeds texts"
+    done: ClassVar[str] = "embedded"
+    options: ClassVar[frozenset[str]] = frozenset({"pool", "normalize"})
+    declared: ClassVar[type] = EmbedOptions
+
     def __post_init__(self):
         tokenizer_of(self.model)
-        if self.pool not in POOLS:
-            raise UsageError(f"pool is {self.pool!r}; expected one of {', '.join(POOLS)}")
-        if self.pool == "cls" and self.model.config.own_mask == "causal":
-            raise UsageError("pool cls: this model reads from left to right, its first token sees nothing else")
+        self.check({})
         self.frozen = freeze(self.model, self.precision)
 
     def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
         """Return the vector (W,) of a text, or (n, W) of a list of texts, in fp32."""
         if isinstance(texts, str):
-            return self._window([texts])[0]
+            return self.vectors([texts])[0]
         rows = list(self.stream(texts))
         return np.concatenate(rows) if rows else np.zeros((0, self.model.config.features), dtype=np.float32)
 
@@ -65,20 +70,47 @@ class Embedder:
         """Yield arrays (n, W) for `window` texts at a time, in order; only these are in memory."""
         source = iter(texts)
         while some := list(islice(source, window)):
-            yield self._window(some)
+            yield self.vectors(some)
 
     def search(self, query: str, texts: Iterable[str], top: int = 5) -> list[Found[str]]:
         """Return the texts nearest to a query, nearest first; of equally near ones the earlier is first."""
         source = iter(texts)
         windows = iter(lambda: list(islice(source, WINDOW)), [])
-        return nearest(self(query), ((some, self._window(some)) for some in windows), top)
+        return nearest(self(query), ((some, self.vectors(some)) for some in windows), top)
 
-    def _window(self, texts: Sequence[str]) -> np.ndarray:
+    def check(self, options: dict[str, Any]) -> None:
+        pool = options.get("pool") or self.pool
+        if pool not in POOLS:
+            raise UsageError(f"pool is {pool!r}; expected one of {', '.join(POOLS)}")
+        if pool == "cls" and self.model.config.own_mask == "causal":
+            raise UsageError("pool cls: this model reads from left to right, its first token sees nothing else")
+
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_records(path, {"text": text_field}, **how)
+
+    def expect_lines(self) -> None:
+        """A line is a text."""
+
+    def predict(
+        self, records: Sequence[Record], pool: str | None = None, normalize: bool | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the vector of each text, with the digits of fp32."""
+        for vector in self.vectors([record.fields["text"] for record in records], pool, normalize).tolist():
+            yield {"vector": as_digits(vector)}
+
+    def vectors(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> np.ndarray:
+        """Return the vectors (n, W) of texts, pooled and scaled in another way than this embedder's own if asked."""
         limit = self.model.config.max_positions
         encoded = tokenizer_of(self.model).encode_batch(texts)
         self.cut += sum(len(one) > limit for one in encoded)
         ids = [fit(one, limit) for one in encoded]
-        return embed_ids(self.frozen, ids, self.pool, self.normalize).cpu().numpy()
+        normalize = self.normalize if normalize is None else normalize
+        return embed_ids(self.frozen, ids, pool or self.pool, normalize).cpu().numpy()
+
+
+def as_digits(vector: Iterable[float]) -> list[float]:
+    """Return the numbers of a vector with the digits of fp32, for JSON."""
+    return [float(f"{number:.7g}") for number in vector]
 
 
 def nearest(query: np.ndarray, windows: Iterable[tuple[Sequence[T], np.ndarray]], top: int) -> list[Found[T]]:

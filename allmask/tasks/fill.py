@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import overload
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
+from allmask.data import DataFile, Record, read_records
+from allmask.data import text as text_field
 from allmask.errors import CheckpointError, UsageError
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import Cache
+from allmask.options import FillOptions
 from allmask.tasks.common.evaluation import shortened
 from allmask.tasks.common.writing import tokenizer_of
-from allmask.tasks.task import ModelFolder
+from allmask.tasks.task import ModelFolder, Predictor
 from allmask.text import Tokenizer
 
 GAP = "[MASK]"  # in texts, whatever the tokenizer calls it; its own word, such as <mask>, is understood, too
@@ -45,10 +49,15 @@ def open_filler(opened: ModelFolder, precision: str = "auto") -> Filler:
 
 
 @dataclass
-class Filler:
+class Filler(Predictor):
     """A model that fills gaps; a model that cannot is refused."""
 
     model: Model
+
+    does: ClassVar[str] = "fills gaps"
+    done: ClassVar[str] = "filled"
+    options: ClassVar[frozenset[str]] = frozenset({"top"})
+    declared: ClassVar[type] = FillOptions
 
     def __post_init__(self):
         if self.model.lm_head is None:
@@ -67,6 +76,19 @@ class Filler:
         if isinstance(texts, str):
             return self._fill([texts], top)[0]
         return [filled for start in range(0, len(texts), 32) for filled in self._fill(texts[start : start + 32], top)]
+
+    def records(self, path: Path | DataFile, targets: bool, **how: Any) -> Iterator[Record]:
+        return read_records(path, {"text": text_field}, **how)
+
+    def expect_lines(self) -> None:
+        """A line is a text."""
+
+    def predict(
+        self, records: Sequence[Record], top: int = FillOptions.top, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what `allmask fill --json` prints. Texts are computed one by one: padding changes the last bits."""
+        for record in records:
+            yield asdict(self(record.fields["text"], top))
 
     @torch.no_grad()
     def _fill(self, texts: Sequence[str], top: int) -> list[Filled]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 from allmask.devices import expect_device, find_device, shown
 from allmask.errors import CheckpointError, UsageError
 from allmask.files import read_json
+from allmask.options import Decoding
 from allmask.registry import TASKS
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ class Predictor(Protocol):
     does: ClassVar[str]  # a verb for messages: "this model {classifies}"
     done: ClassVar[str]  # a participle for the progress bar: "{classified} 20/100"
     window: int = 256  # how many records are in memory at a time
-    options: ClassVar[frozenset[str]] = frozenset()  # decoding options, such as "beams", that it accepts
+    options: ClassVar[frozenset[str]] = frozenset()  # options of `predict`, such as "beams"
+    declared: ClassVar[type] = Decoding  # the dataclass whose fields they are
+    served: ClassVar[bool] = True  # its inputs are JSON, so `allmask serve` can offer it
     hidden: ClassVar[frozenset[str]] = frozenset()  # fields that are not copied by `predict`, if there are no columns
     cut: int = 0  # how many texts were truncated so far
     max_tokens: int = 0  # the length to which they were truncated
@@ -191,6 +194,10 @@ class Predictor(Protocol):
 
     def check(self, options: dict[str, Any]) -> None:
         """Raise UsageError for options that contradict each other; called before anything is read."""
+
+    def new_tokens(self, **options: Any) -> int:
+        """Return how many tokens it may write for a record, in all beams."""
+        return 0
 
     def read(
         self, path: Path | DataFile, on_bad_record: str = "stop", skipped: Counter[str] | None = None,
@@ -213,7 +220,7 @@ class Predictor(Protocol):
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
         """Score the predictions for records with targets; include the `show` most interesting examples."""
-        ...
+        raise UsageError(f"this model {self.does}; that has no score")
 
 
 # ---- model folders ---------------------------------------------------------------------------------------------

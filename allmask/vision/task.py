@@ -74,6 +74,7 @@ class Recognizer(Predictor):
 
     does: ClassVar[str] = "classifies images"
     done: ClassVar[str] = "classified"
+    served: ClassVar[bool] = False  # its inputs are files
     hidden: ClassVar[frozenset[str]] = frozenset({"image"})
 
     def __post_init__(self):

@@ -200,7 +200,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_without_a_word(tm
     stopped(run, 4)
     shutil.rmtree(run / "checkpoints")
     (run / "config.yaml").write_text("begun: true")
-    with pytest.raises(CheckpointError, match=r"although there was one: metrics.jsonl ends at step 4"):
+    with pytest.raises(CheckpointError, match=r"but there was one: metrics.jsonl ends at step 4"):
         resumed(run)
     kept = [json.dumps(line) for line in read_metrics(run) if line["step"] <= 2]
     (run / "metrics.jsonl").write_text("\n".join(kept))  # killed before the first checkpoint, at step 2, was saved

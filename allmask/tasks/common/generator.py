@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol, Self, overload, runtime_checkable
 from torch import Tensor
 
 from allmask.data import Checker, DataFile, Record, read_records
-from allmask.decoding import Decoding, Writer, generate, stream
+from allmask.decoding import Decoding, Hypothesis, Writer, generate, stream
+from allmask.decoding.search import expect_one_hypothesis
 from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.model import Model
@@ -65,6 +66,7 @@ class TextGenerator(Predictor):
     done: ClassVar[str] = "written"
     options: ClassVar[frozenset[str]] = frozenset(
         {"beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new"}
+        | {"sample", "temperature", "top_k", "top_p", "seed"}
     )
 
     def __post_init__(self):
@@ -118,8 +120,7 @@ class TextGenerator(Predictor):
         assert self.writer is not None
         if not text.strip():
             return
-        if self.leftwards:
-            raise UsageError("this model writes from right to left, so the first words come last", "leave out --stream")
+        self.expect_streamable()
         tokenizer = tokenizer_of(self.model)
         steady, tokens, prompts = Steady(), [], task.prompts(tokenizer, [text])
         self.cut += prompts.cut
@@ -128,12 +129,48 @@ class TextGenerator(Predictor):
             yield steady.more(text_of(tokenizer, tokens))
         yield steady.rest(text_of(tokenizer, tokens))
 
+    def stream_all(
+        self, texts: Sequence[str], put: Callable[[int, str], None], **options: Any
+    ) -> list[tuple[str, Hypothesis]]:
+        """Write several texts at once, like `stream`: `put(number, piece)` is called for each piece of a text.
+
+        The texts are not blank. Return them with their hypotheses.
+        """
+        assert self.writer is not None
+        self.expect_streamable(**options)
+        task, settings = self.task.sized(options.get("max_new")), self.settings(**options)
+        tokenizer = tokenizer_of(self.model)
+        prompts = task.prompts(tokenizer, texts)
+        self.cut += prompts.cut
+        tokens: list[list[int]] = [[] for _ in texts]
+        steady = [Steady() for _ in texts]
+
+        def on_token(number: int, token: int) -> None:
+            tokens[number].append(token)
+            put(number, steady[number].more(text_of(tokenizer, tokens[number])))
+
+        found = [best[0] for best in generate(self.writer, prompts.ids, settings, on_token)]
+        written = [(text_of(tokenizer, one.tokens), one) for one in found]
+        for number, (text, _) in enumerate(written):
+            put(number, steady[number].rest(text))
+        return written
+
+    def expect_streamable(self, **options: Any) -> None:
+        """Refuse to write in pieces what is known only at the end."""
+        expect_one_hypothesis(self.settings(**options))
+        if self.leftwards:
+            raise UsageError("this model writes from right to left, so the first words come last", "leave out --stream")
+
     def settings(self, **options: Any) -> Decoding:
         unknown = sorted(set(options) - set(Decoding.__dataclass_fields__))
         if unknown:
             known = ", ".join(Decoding.__dataclass_fields__)
             raise UsageError(f"decoding: there is no option {', '.join(unknown)}", f"known: {known}")
         return self.task.decoding(self.model, **options)
+
+    def new_tokens(self, **options: Any) -> int:
+        settings = self.settings(**options)
+        return settings.max_new * max(settings.beams, settings.n_best)
 
     # ---- files ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,121 @@
+"""The process that serves: it listens, reloads on SIGHUP, and drains on SIGTERM.
+
+Draining: /ready answers 503 and each answer closes its connection; the server stops listening, answers all that it
+has accepted, and ends. Whoever has not been answered after --grace seconds is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from allmask.errors import ResourceError
+from allmask.serve.settings import Settings
+
+log = logging.getLogger("allmask")
+HEADER_SECONDS = 10.0  # for the head of a request to arrive; then a connection that sends nothing is closed
+LINGER = 0.5  # seconds after the last connection was accepted in which its request may still arrive
+BACKLOG = 2048
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 with a limit to how long a client may take to send the head of its first request."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.head_timer = self.loop.call_later(HEADER_SECONDS, self._close_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+    @property
+    def is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+class Server(uvicorn.Server):
+    """A server that drains before it stops."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, grace: float, ready: Callable[[], None]):
+        super().__init__(config)
+        self.app, self.grace, self.ready = app, grace, ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGTERM and SIGINT end the server; unlike uvicorn's own, it then returns, so the exit code is 0."""
+        handled = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop, models = asyncio.get_running_loop(), self.app.state.models
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, models.reload))
+        self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.state.draining = True
+        await asyncio.sleep(0)  # accept what waits to be accepted
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        end, last = loop.time() + self.grace, loop.time()
+        while self.server_state.connections and loop.time() < end and not self.force_exit:
+            if any(getattr(connection, "is_busy", False) for connection in self.server_state.connections):
+                last = loop.time()
+            elif loop.time() - last > LINGER:
+                break
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+        self.app.state.models.close()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Return a socket bound to the address, or an error that says why it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((settings.host, settings.port))
+    except OSError as error:
+        found.close()
+        where = f"{settings.host}:{settings.port}"
+        raise ResourceError(f"{where}: {error.strerror or error}", "choose another --port or --host") from None
+    return found
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    app: Starlette, settings: Settings, listener: socket.socket, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until a signal ends it; call `ready` once requests are accepted."""
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is not HTTP is answered with 400, not logged
+    config = uvicorn.Config(
+        app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, int(settings.grace)), timeout_keep_alive=30, server_header=False,
+    )  # fmt: skip
+    Server(config, app, settings.grace, ready).run([listener])

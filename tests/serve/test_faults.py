@@ -1,0 +1,172 @@
+"""Faults against server processes; the long form is quality/serve_faults.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_client import Client
+from serve_faults import Running, fuzz, leave, metric, overload, serving, stop_under_load
+
+TITLE = "/v1/tasks/title", {"input": "red cat runs here."}
+
+
+def test_fuzzed_requests_are_answered_without_5xx(server: Running):
+    found = asyncio.run(fuzz(server.url, 250))
+    assert found["failed"] == 0 and found["alive"], found
+    assert {"200", "400", "404", "415", "422"} <= found["statuses"].keys()
+
+
+def test_a_body_that_is_too_large_and_one_that_never_comes(server: Running):
+    async def trial() -> None:
+        client = Client(server.url)
+        assert (await client.send("POST", TITLE[0], b'{"input": "' + b"a" * 200_000 + b'"}')).status == 413
+        announced = await Client(server.url).send("POST", TITLE[0], b"{", Content_Length="20")  # three seconds
+        assert announced.status == 408 and b"did not arrive in time" in announced.body
+        huge = await Client(server.url).send("POST", TITLE[0], b"{", Content_Length="9000000000")
+        assert huge.status == 413
+
+    asyncio.run(trial())
+
+
+def test_clients_that_leave_are_not_computed_for(server: Running):
+    many = {"input": ["red cat."] * 4, "beams": 8}
+    found = asyncio.run(leave(server.url, TITLE[0], many, clients=20))
+    assert found["failed"] == 0
+    assert found["tokens"] < 0.5 * 20 * 4 * 8 * 24, found  # what it would have cost to write all
+
+
+def test_too_many_requests_and_sigterm(folder: Path, python: str):
+    """Four times as many clients as there is room for; batches of one, so that a queue builds up. Then SIGTERM."""
+    limits = ("--queue", 4, "--max-items", 4, "--batch", 1)
+    with serving(folder / "writer", "--tasks", "title", *limits, python=python) as server:
+        found = asyncio.run(overload(server, 1.0, 20, TITLE[0], {**TITLE[1], "beams": 8}))
+        assert found["failed"] == 0 and found["statuses"][429] > 0 and found["statuses"][200] > 0, found
+        assert found["memory_mb"]["most"] < found["memory_mb"]["before"] + 100
+        found = asyncio.run(stop_under_load(server, *TITLE, clients=6, after=0.5))
+        assert found["failed"] == 0 and found["outcomes"].get("200", 0) > 6, found
+
+
+def test_workers_share_their_metrics_and_lose_no_request(folder: Path, python: str):
+    with serving(folder / "writer", "--workers", 2, "--tasks", "title", python=python) as server:
+
+        async def trial() -> None:
+            for _ in range(8):
+                assert (await Client(server.url).post(*TITLE)).status == 200
+            assert await metric(server.url, "allmask_requests_total") == 8
+            assert await metric(server.url, "allmask_queue_limit") == 2 * 512
+
+        asyncio.run(trial())
+        found = asyncio.run(stop_under_load(server, *TITLE, clients=6, after=0.5))
+        assert found["failed"] == 0 and found["outcomes"].get("200", 0) > 6, found
+
+
+def test_keys(app: Any, monkeypatch: pytest.MonkeyPatch):
+    from starlette.testclient import TestClient
+
+    from allmask.cli.serve import settings_of
+    from allmask.serve.app import make_app
+
+    monkeypatch.setenv("ALLMASK_API_KEY", "secret 密")
+    client = TestClient(make_app(app.state.models, settings_of({"port": 0})))
+    good, bad = "Bearer secret 密".encode(), b"Bearer secret"
+    for path in ("/v1/models", "/metrics"):
+        assert client.get(path).status_code == 401
+        assert client.get(path, headers={b"Authorization": bad}).json()["detail"] == "the key is wrong"
+        assert client.get(path, headers={b"Authorization": good}).status_code == 200
+    assert client.post(TITLE[0], json=TITLE[1]).status_code == 401
+    assert client.get("/health").status_code == client.get("/ready").status_code == 200
+
+
+def test_other_origins(app: Any):
+    """Web pages of others are not allowed to read answers, unless --cors names them."""
+    from starlette.testclient import TestClient
+
+    from allmask.serve.app import make_app
+    from allmask.serve.settings import Settings
+
+    origin = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in TestClient(app).options("/v1/models", headers=origin).headers
+    allowed = TestClient(make_app(app.state.models, Settings(cors=("https://a.example",))))
+    assert allowed.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_a_replaced_model_is_used_after_a_reload(folder: Path, server: Running):
+    """The folder is written over in place, then broken, then good again; two models are served at once."""
+    weights = next((folder / "replaced").glob("*.safetensors"))
+    original = weights.read_bytes()
+    changed = original[:-20_000] + bytes(reversed(original[-20_000:]))
+
+    async def trial() -> None:
+        client = Client(server.url)
+
+        async def vector(name: str) -> list[float]:
+            answer = await client.post("/v1/tasks/embed", {"input": "red cat", "model": name})
+            return answer.json()["output"]["vector"]
+
+        async def reloaded(result: str) -> None:
+            name = f"allmask_reloads_total{{result=\"{result}\"}}"
+            before = await metric(server.url, name)
+            os.kill(server.pid, signal.SIGHUP)
+            end = time.monotonic() + 60
+            while await metric(server.url, name) == before:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+
+        before, beside = await vector("replaced"), await vector("writer")
+        weights.write_bytes(changed)
+        assert await vector("replaced") == before
+        await reloaded("done")
+        after = await vector("replaced")
+        assert after != before and await vector("writer") == beside
+        weights.write_bytes(b"broken")
+        await reloaded("failed")
+        assert await vector("replaced") == after
+
+    asyncio.run(trial())
+
+
+def test_slow_heads_are_closed(monkeypatch: pytest.MonkeyPatch):
+    """A connection that sends half a head is closed after a while; here the server runs in this process."""
+    import uvicorn
+    from starlette.applications import Starlette
+
+    from allmask.serve import server as module
+
+    monkeypatch.setattr(module, "HEADER_SECONDS", 0.2)
+
+    async def trial() -> None:
+        running = uvicorn.Server(uvicorn.Config(Starlette(), http=module.Protocol, lifespan="off", log_config=None, port=0))
+        running.capture_signals = lambda: __import__("contextlib").nullcontext()  # type: ignore[method-assign]
+        task = asyncio.create_task(running.serve())
+        while not running.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(*running.servers[0].sockets[0].getsockname()[:2])
+        writer.write(b"GET / HTTP/1.1\r\nHost:")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        running.should_exit = True
+        await task
+
+    asyncio.run(trial())
+
+
+def test_usage_errors(cli: Callable, folder: Path, server: Running):
+    taken = server.url.rpartition(":")[2]
+    for words, code, said in (
+        (["nowhere"], 4, "no such"),
+        ([folder / "writer", folder / "writer"], 2, "two models are called 'writer'"),
+        ([folder / "writer", "--tasks", "tittle"], 2, "did you mean title"),
+        ([folder / "writer", "--max-items", 9, "--queue", 8], 2, "more than the queue holds"),
+        ([folder / "writer", "--port", taken], 5, "choose another --port"),
+        ([folder / "writer", "--tasks", "classify"], 4, "can do none of classify"),
+        ([folder / "writer", "--page", "--api-key", "a"], 2, "--page has no key"),
+    ):
+        ran = cli("serve", *words)
+        assert ran.code == code and said in ran.err, (words, ran)
