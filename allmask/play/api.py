@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from allmask.claims.claim import Claim, Result, Trial, all_claims, named
 from allmask.claims.report import plot
-from allmask.errors import AllmaskError, CheckpointError, DataError, UsageError
+from allmask.errors import AllmaskError, DataError, UsageError
 from allmask.mask.grid import png_bytes
 from allmask.mask.prover import prove
 from allmask.play.board import MAX_LAYERS, MAX_TOKENS, Board, Fields
@@ -100,10 +100,10 @@ class Api:
     def tokens(self, fields: Fields) -> dict[str, Any]:
         """How the model splits a source and a target; words and characters, if its weights are not installed."""
         source, target = _texts(fields)
-        try:
-            weights = self.shelf.find(fields.text("model", 200, "auto"), source + target)
-        except CheckpointError:
+        name = fields.text("model", 200, "auto")
+        if name == "auto" and not self.shelf.has(source + target):
             return {**words_of(source, target), "model": None}
+        weights = self.shelf.find(name, source + target)
         return {**weights.tokens(source, target), "model": weights.facts()}
 
     def prove(self, fields: Fields) -> dict[str, Any]:

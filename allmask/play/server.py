@@ -86,6 +86,7 @@ def run(models: Sequence[str] | None, port: int, open_browser: bool, say: Callab
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
+        listening.listen(128)  # before the address is said: who comes early waits
     except OSError as error:
         raise ResourceError(f"port {port} cannot be used: {error.strerror}", "choose another with --port") from None
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/play/"

@@ -99,13 +99,13 @@ class Weights:
         tokenizer = tokenizer_of(self.model)
         if tokenizer.mask_id is None:
             raise CheckpointError(f"{self.name}: its tokenizer has no [MASK]", "take a BERT-like model")
-        ids = text.ids.clone()
+        mask, ids = _fitting(board, text).mask, text.ids.clone()
         ids[0, list(hidden)] = tokenizer.mask_id
         asked = (ids[0] == tokenizer.mask_id).nonzero()[:, 0].tolist()
         if not asked:
             raise UsageError("there is no [MASK] in the text", "write [MASK], or hide a token")
         with torch.inference_mode():
-            states = self.model(ids, _fitting(board, text).mask, text.segments).hidden[0, asked]
+            states = self.model(ids, mask, text.segments).hidden[0, asked]
             answers = likeliest(self.model.logits(states), tokenizer, GUESSES)
         was = tokenizer.tokens(text.ids[0, asked].tolist())
         gaps = [
@@ -217,13 +217,20 @@ class Shelf:
             self.weights[name] = Weights(opened)
         self.chosen = None if names is None else next(iter(names), None)
 
+    def _usual(self, text: str) -> str:
+        return self.chosen or default_model([text])
+
+    def has(self, text: str) -> bool:
+        """Whether the model for this text is installed."""
+        return self._usual(text) in self.weights
+
     def find(self, name: str, text: str) -> Weights:
         """The model of this name; for "auto", the one for the script of the text."""
         if name == "auto":
-            name = self.chosen or default_model([text])
+            name = self._usual(text)
         if name not in self.weights:
             hint = f"there are: {', '.join(self.weights)}" if self.weights else BUNDLED["allmask-en"][1]
-            raise CheckpointError(f"{name}: there is no such model here", hint)
+            raise UsageError(f"{name}: there is no such model here", hint)
         return self.weights[name]
 
 

@@ -9,6 +9,7 @@ import { proof } from "./verdicts.js";
 import { attentionAt, measured } from "./lens.js";
 
 const grid = $("matrix");
+const WIDE = /[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]/; // such characters stand upright above a column
 let cells = []; // [row][column]
 let heads = { rows: [], columns: [] };
 
@@ -31,7 +32,7 @@ export function startMatrix() {
 function build() {
   const focused = document.activeElement?.closest?.("#matrix") ? document.activeElement : null;
   heads = {
-    columns: state.tokens.map((token, k) => h("div", { role: "columnheader", class: look(k, "top"), title: token }, h("span", {}, token))),
+    columns: state.tokens.map((token, k) => h("div", { role: "columnheader", class: look(k, "top") + (WIDE.test(token) ? " upright" : ""), title: token }, h("span", {}, token))),
     rows: state.tokens.map((token, q) => h("div", { role: "rowheader", class: look(q, "left"), title: token }, token)),
   };
   cells = state.tokens.map((_, q) =>

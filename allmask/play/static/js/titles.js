@@ -2,12 +2,12 @@
 
 import { post } from "./api.js";
 import { h, put, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { currentLanguage, t } from "./i18n.js";
 import { LONG } from "./samples.js";
 import { onChange } from "./state.js";
 
 export function startTitles() {
-  $("title-text").value = LONG.en;
+  $("title-text").value = LONG[currentLanguage()];
   $("title-go").addEventListener("click", write);
   for (const language of ["en", "zh"]) {
     $(`title-${language}`).addEventListener("click", () => {

@@ -5,8 +5,9 @@ import { h, percent, put, s, $ } from "./dom.js";
 import { t } from "./i18n.js";
 import { onChange } from "./state.js";
 
-const COLUMN = 92;
-const ROW = 34;
+const COLUMN = 96;
+const ROW = 40;
+const HALF = 36; // half of the width of a token
 let found = null;
 
 export function startTree() {
@@ -27,23 +28,35 @@ async function search() {
   }
 }
 
-/** Give each leaf a row; a node stands at the height of its first child, and the best path runs along the top. */
+/** Give each node a row. A chain stays in its row; a branch takes the first row below that is free for its length. */
 function layOut(nodes) {
   const rank = { best: 0, finished: 1, dropped: 2 };
   const children = nodes.map(() => []);
   nodes.forEach((node) => node.parent != null && children[node.parent].push(node));
-  let row = 0;
-  const place = (node) => {
-    const below = children[node.id].sort((a, b) => rank[a.fate] - rank[b.fate] || b.log_probability - a.log_probability);
-    if (!below.length) node.row = row++;
-    else {
-      below.forEach(place);
-      node.row = below[0].row;
+  const taken = []; // for each row, the columns in use
+  const chains = [[nodes[0]]];
+  while (chains.length) {
+    const [first] = chains.shift();
+    const chain = [first];
+    const branches = [];
+    for (let node = first; node; ) {
+      const below = children[node.id].sort((a, b) => rank[a.fate] - rank[b.fate] || b.log_probability - a.log_probability);
+      branches.push(...below.slice(1).map((child) => [child]));
+      node = below[0];
+      if (node) chain.push(node);
     }
-  };
-  place(nodes[0]);
-  return row;
+    const columns = chain.map((node) => node.depth);
+    if (first.parent != null) columns.push(first.depth - 1); // room for the line that leads here
+    let row = first.parent == null ? 0 : nodes[first.parent].row + 1;
+    while (columns.some((column) => taken[row]?.has(column))) row++;
+    taken[row] = new Set([...(taken[row] ?? []), ...columns]);
+    chain.forEach((node) => (node.row = row));
+    chains.push(...branches);
+  }
+  return taken.length;
 }
+
+const shortened = (token) => (token.length > 10 ? `${token.slice(0, 9)}…` : token);
 
 function show() {
   const { nodes, texts } = found;
@@ -53,13 +66,15 @@ function show() {
   const y = (node) => 20 + node.row * ROW;
   const lines = nodes.slice(1).map((node) => {
     const from = nodes[node.parent];
-    const middle = x(from) + 24;
-    const line = `M ${x(from) + 4} ${y(from)} C ${middle} ${y(from)}, ${middle - 16} ${y(node)}, ${x(node) - 26} ${y(node)}`;
+    const [start, end] = [x(from) + (from.depth ? HALF : 4), x(node) - HALF];
+    const middle = (start + end) / 2;
+    const line = `M ${start} ${y(from)} C ${middle} ${y(from)}, ${start} ${y(node)}, ${end} ${y(node)}`;
     return s("path", { d: line, class: node.fate, "stroke-width": 1 + 3 * node.probability });
   });
   const names = nodes.slice(1).map((node) =>
     s("g", { class: `node ${node.fate}`, transform: `translate(${x(node)}, ${y(node)})` },
-      s("text", { "text-anchor": "middle", y: 1 }, node.end && node.token.startsWith("[") ? "∎" : node.token),
+      s("rect", { x: -HALF, y: -13, width: 2 * HALF, height: 30, rx: 6 }),
+      s("text", { "text-anchor": "middle", y: 1 }, node.end && node.token.startsWith("[") ? "∎" : shortened(node.token)),
       s("text", { "text-anchor": "middle", y: 14, class: "small" }, percent(node.probability)),
     ),
   );

@@ -20,7 +20,7 @@ export function startWeights() {
   onChange((changed) => {
     if (changed.has("tokens")) {
       const asked = state.tokens.includes("[MASK]");
-      const last = state.special.lastIndexOf(0, state.isTarget.indexOf(1) < 0 ? undefined : state.isTarget.indexOf(1) - 1);
+      const last = state.special.findLastIndex((special, i) => !special && !state.isTarget[i]); // of the source
       hidden = new Set(asked || last < 0 ? [] : [last]);
     }
     if (["tokens", "model", "language"].some((name) => changed.has(name))) show();

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h, percent, put, still, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { currentLanguage, t } from "./i18n.js";
 import { SAMPLES } from "./samples.js";
 import { onChange } from "./state.js";
 
@@ -12,7 +12,7 @@ let at = 0; // the step that is shown
 let timer = null;
 
 export function startWriting() {
-  $("write-text").value = SAMPLES.en;
+  $("write-text").value = SAMPLES[currentLanguage()];
   $("write-en").addEventListener("click", () => sample("en"));
   $("write-zh").addEventListener("click", () => sample("zh"));
   $("write-go").addEventListener("click", begin);
