@@ -21,7 +21,7 @@ LAYERS = (  # lowest first; the parts of a layer may import each other
     "tasks",
     "runs",
     "vision gan drift",
-    "pipelines demo claims serve cli __main__",
+    "pipelines demo claims play serve cli __main__",
 )
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer.split()}
 ROOT = Path(allmask.__file__).parent

@@ -56,7 +56,7 @@ def test_what_is_imported_is_declared():
     declared = {plain(line) for line in PROJECT["dependencies"]}
     optional = PROJECT["optional-dependencies"]  # those below may not be installed
     extras = {
-        plain(line) for name in ("xlsx", "onnx", "ctranslate2") for line in optional[name]
+        plain(line) for name in ("xlsx", "onnx", "ctranslate2", "serve") for line in optional[name]
     }  # may not be installed
     owners = packages_distributions()
     missing = {
@@ -107,6 +107,7 @@ def test_what_is_in_the_sdist_and_the_wheel(built: tuple[Path, Path]):
         in_wheel = set(archive.namelist())
     package = ROOT / "allmask"
     sources = {path for suffix in ("py", "c", "h") for path in package.rglob(f"*.{suffix}")} | {package / "py.typed"}
+    sources |= {path for path in (package / "play" / "static").rglob("*") if path.is_file()}
     for path in sources:
         assert path.relative_to(ROOT).as_posix() in in_sdist & in_wheel, path
     assert {"LICENSE", "README.md", "pyproject.toml"} <= in_sdist

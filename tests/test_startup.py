@@ -154,6 +154,8 @@ USAGE_ERRORS = {  # the words of a command line, and part of what is said
     "attention {new} --text a": "no such folder or file",
     "audit {new}": "no such folder or file",
     "audit minilm --mask prefx": "did you mean prefix?",
+    "play {new}": "no such folder or file",
+    "play --port 99999": "Invalid value for '--port'",
     "inspect": "name either a model or a --preset",
     "inspect --preset resnet21": "did you mean resnet",
     "inspect --preset bert-bas": "did you mean bert-base?",

@@ -42,6 +42,7 @@ COMMANDS = {  # name -> module, one line of help
     "mask": ("allmask.cli.mask", "Draw an attention mask and prove what it lets through."),
     "audit": ("allmask.cli.audit", "Measure which outputs of a model depend on which inputs."),
     "attention": ("allmask.cli.attention", "Show which token looks at which, per layer and head."),
+    "play": ("allmask.cli.play", "A page where masks are drawn, proven, and tried with real weights."),
     "claims": ("allmask.cli.claims", "Run claims of the literature, and report whether they hold."),
     "inspect": ("allmask.cli.inspect", "Show a model's parameters, shapes and signal per layer."),
     "tokenizer": ("allmask.cli.tokenizer", "Train a tokenizer, or show how one splits a text."),
@@ -54,7 +55,7 @@ GROUPS = {  # of commands, in the order of --help
     "Start here": "demo generate fill embed",
     "Train": "check finetune train pretrain",
     "Use and measure": "predict evaluate serve drift",
-    "Masks": "mask audit attention claims",
+    "Masks": "mask audit attention play claims",
     "Models and files": "inspect convert average verify tokenizer",
 }
 

@@ -15,6 +15,7 @@ from typer import Argument, Option
 from allmask.cli import AsJson, emit, note
 from allmask.errors import DataError, UsageError
 from allmask.mask.kinds import build, parameters
+from allmask.mask.labels import split
 from allmask.registry import MASKS
 from allmask.terminal import paint, paint_words
 
@@ -35,8 +36,6 @@ EXAMPLES = """
 """
 
 _MAX_TOKENS = 1024
-# Chinese characters, kana and full-width punctuation are tokens of their own; everything else is split at spaces.
-_ALONE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 
 
 @dataclass(frozen=True)
@@ -338,11 +337,6 @@ def _title(kind: str, options: Options) -> str:
 
 
 # ---- input --------------------------------------------------------------------------------------------------
-
-
-def split(text: str) -> list[str]:
-    """Split a text into words and Chinese characters: `GPT 写诗` is GPT, 写, 诗."""
-    return [token for token in re.findall(rf"[{_ALONE}]|[^\s{_ALONE}]+", text) if not token.isspace()]
 
 
 def _tokens(text: str, option: str) -> list[str]:

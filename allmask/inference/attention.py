@@ -187,7 +187,7 @@ def attention_map(
     if not isinstance(body, Transformer | EncoderDecoder):
         raise UsageError(f"a model of the family {model.config.family} has no attention among its tokens")
     paired = isinstance(body, EncoderDecoder)
-    ids, is_target, segments = _encode(model, text, target, paired)
+    ids, is_target, segments = lay_out(model, text, target, paired)
     made = _mask(model, is_target, mask, order, window, paired)
     model._checked_mask(ids, made, None)  # the length, above all
     tokenizer = model.tokenizer
@@ -226,7 +226,7 @@ def _stacked(layers: Sequence[Tensor]) -> Tensor:
     return torch.stack([layer[0] for layer in layers]).float().cpu()
 
 
-def _encode(model: Model, text: str, target: str | None, paired: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def lay_out(model: Model, text: str, target: str | None, paired: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return ids, which of them belong to the target, and segments, (1, T) each, as tasks that write lay them out."""
     tokenizer = model.tokenizer
     if tokenizer is None:

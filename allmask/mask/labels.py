@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+# Chinese characters, kana and full-width punctuation are tokens of their own; everything else is split at spaces.
+_ALONE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 
 
 def text_width(text: str) -> int:
@@ -29,3 +33,8 @@ def printable(token: str) -> str:
     """The token without line breaks: a space is ␣, a line break ⏎, any other control character �."""
     named = token.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
     return "".join("�" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in named) or "∅"
+
+
+def split(text: str) -> list[str]:
+    """Split a text into words and Chinese characters: `GPT 写诗` is GPT, 写, 诗."""
+    return [token for token in re.findall(rf"[{_ALONE}]|[^\s{_ALONE}]+", text) if not token.isspace()]

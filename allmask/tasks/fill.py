@@ -102,7 +102,7 @@ class Filler(Predictor):
         ids[valid] = torch.tensor([id for row in rows for id in row])
         asked = (ids == tokenizer.mask_id) & valid
         moved = (x.to(self.model.device) for x in (ids, valid, asked))
-        answers = iter(_answers(self.model.logits(self._hidden(*moved)).cpu(), tokenizer, top))
+        answers = iter(likeliest(self.model.logits(self._hidden(*moved)).cpu(), tokenizer, top))
         found = [[next(answers) for _ in range(int(count))] for count in asked.sum(1)]
         swallows = tokenizer.mask_swallows_space
         return [
@@ -139,7 +139,7 @@ _TEACH = (
 )
 
 
-def _answers(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:
+def likeliest(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[list[Answer]]:
     """Return the likeliest tokens for each row of logits, without special tokens and ids that have no token."""
     shares = logits.float().softmax(-1)
     if shares.isnan().any():

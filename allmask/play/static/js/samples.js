@@ -1,0 +1,11 @@
+// Texts to try, written for this page.
+
+export const SAMPLES = {
+  en: "A tool that checks the links of a web site. It follows every page, reports the addresses that are broken, and writes a summary as a table.",
+  zh: "国家航天局今天宣布，嫦娥六号探测器成功从月球背面采集样本并返回地球，这是人类历史上第一次。",
+};
+
+export const LONG = {
+  en: "This module parses the configuration file of the server and checks that every option has a valid value. Unknown options are reported with the line on which they stand. Values may refer to environment variables, which are replaced when the file is read, and several files can be merged: a later one wins.",
+  zh: "近日，某大学图书馆宣布将延长开放时间。从下周一起，阅览室每天早上七点开门，晚上十二点关门，考试周期间全天开放。馆方表示，此举是为了满足学生复习的需要，同时还将增加三百个座位和更多插座。许多学生表示欢迎，认为这样可以更好地安排学习时间。",
+};
