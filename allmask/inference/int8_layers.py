@@ -38,8 +38,8 @@ class TorchInt8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.input_scale is None else x * self.input_scale
         rows, scale = quantize(x.flatten(0, -2))
-        product = torch.ops.aten._int_mm(rows, self.weight.T)
-        return self.activation(torch.addcmul(self.bias, product, scale * self.scale)).unflatten(0, x.shape[:-1])
+        sums = int8.product(rows, self.weight)
+        return self.activation(torch.addcmul(self.bias, sums, scale * self.scale)).unflatten(0, x.shape[:-1])
 
 
 class Int8Linear(nn.Module):

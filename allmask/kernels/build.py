@@ -3,7 +3,8 @@
 Every kernel is optional: where there is no C compiler, or the processor lacks an instruction set, `library` returns
 None and torch computes instead, which is logged once. Compiled libraries are kept in the user's cache folder, or in the
 folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all kernels off. `python -m allmask.kernels.build`
-compiles all of them for all processors, for the image of a machine that will have no compiler.
+compiles all of them for all processors, for the image of a machine that will have no compiler. `ALLMASK_ISA=avx2`
+computes as on a processor without AVX-512, to see what others see.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _get_tracing_state
 from torch.compiler import is_compiling
 
+from allmask.errors import UsageError
 from allmask.files import put_in_place
 
 log = logging.getLogger("allmask")
@@ -36,6 +38,7 @@ AVX2 = ("avx2", "fma")
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 AVX512_VNNI = (*AVX512, "avx512vnni")
 AVX512_BF16 = (*AVX512, "avx512bf16")
+HIDDEN = {"avx2": ("avx512", "avxvnni", "amx"), "avxvnni": ("avx512", "amx")}  # by ALLMASK_ISA
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
 
 
@@ -82,9 +85,18 @@ def has(instructions: Sequence[str]) -> bool:
 def _cpu_flags() -> set[str]:
     """The instruction sets of this processor; empty if unknown."""
     try:
-        return set(Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "").split())
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "").split()
     except OSError:
         return set()
+    return {flag for flag in flags if not is_hidden(flag)}
+
+
+def is_hidden(instruction: str) -> bool:
+    """Whether ALLMASK_ISA forbids an instruction set, if the processor has it or not."""
+    isa = os.environ.get("ALLMASK_ISA")
+    if isa and isa not in HIDDEN:
+        raise UsageError(f"ALLMASK_ISA is {isa!r}; expected {' or '.join(HIDDEN)}", "leave it out to use everything")
+    return bool(isa) and instruction.startswith(HIDDEN[isa])
 
 
 def _flags(instructions: Sequence[str]) -> tuple[str, ...]:

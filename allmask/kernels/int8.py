@@ -27,6 +27,7 @@ ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 OUTPUTS = 64  # per block of packed weights
 LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
 MIN_ROWS = 64  # per thread
+EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many products
 
 
 def library() -> Any:
@@ -41,6 +42,21 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows (…, N) symmetrically to int8, -127 to 127, with a scale (…, 1) per row."""
     scale = x.abs().amax(-1, keepdim=True).float() / 127.0
     return (x / scale.clamp(min=1e-30)).round().to(torch.int8), scale
+
+
+def product(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return rows (R, in) times weight (out, in), both int8, as exact int32 sums (R, out), by torch."""
+    if _int_mm_is_exact():
+        return torch.ops.aten._int_mm(rows, weight.T)
+    pairs = zip(rows.split(EXACT_INPUTS, 1), weight.split(EXACT_INPUTS, 1), strict=True)
+    return torch.stack([(a.float() @ b.float().T).int() for a, b in pairs]).sum(0, dtype=torch.int32)
+
+
+@cache
+def _int_mm_is_exact() -> bool:
+    """Whether torch multiplies int8 exactly: without VNNI, oneDNN adds two products in 16 bits, which saturate."""
+    largest = torch.full((32, 32), 127, dtype=torch.int8)
+    return bool((torch.ops.aten._int_mm(largest, -largest) == -32 * 127 * 127).all())
 
 
 def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
