@@ -35,6 +35,7 @@ from allmask.files import put_in_place
 log = logging.getLogger("allmask")
 
 AVX2 = ("avx2", "fma")
+AVX_VNNI = (*AVX2, "avxvnni")
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 AVX512_VNNI = (*AVX512, "avx512vnni")
 AVX512_BF16 = (*AVX512, "avx512bf16")
@@ -144,7 +145,7 @@ def _cache_folder() -> Path:
 def compile_all(sources: Iterable[Path]) -> list[Path]:
     """Compile each source for each instruction set that it supports, and return the paths of the libraries."""
     compiled = []
-    for source, instructions in product(sources, (AVX2, AVX512, AVX512_VNNI, AVX512_BF16)):
+    for source, instructions in product(sources, (AVX2, AVX_VNNI, AVX512, AVX512_VNNI, AVX512_BF16)):
         with suppress(RuntimeError):  # it uses instructions that are not in this set
             compiled.append(_compiled(source, _flags(instructions)))
     return compiled
