@@ -1,6 +1,6 @@
 """Sentence vectors of 256 texts with MiniLM: allmask, transformers, CTranslate2, ONNX Runtime and others.
 
-    python benchmarks/encode.py [--quick] [--json]
+    python benchmarks/encode.py [--quick] [--json] [--isa avx2]
 
 All get the same token ids and compute mean-pooled vectors; rows "with tokenization" start from texts. Each peer has its
 fastest batch size. One thread, CPU time, interleaved, medians.
@@ -27,10 +27,12 @@ from torch.nn.functional import cosine_similarity
 import allmask
 from allmask.checkpoints import resolve
 from allmask.inference import embed, embed_ids, freeze
+from allmask.kernels.precision import native_bf16
 from allmask.text import Tokenizer
 
 SHORTEST, LONGEST = 8, 128
 BATCHES = (8, 16, 32, 64)
+HALF = native_bf16("cpu")  # emulated bf16 is slower than fp32
 
 Ids = list[list[int]]
 Encode = Callable[[], Tensor]
@@ -86,13 +88,12 @@ def describe(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, str]
 
 
 def ours(model: allmask.Model, ids: Ids, texts: list[str]) -> dict[str, Encode]:
-    fp32, bf16, int8 = (freeze(model, precision) for precision in ("fp32", "bf16", "int8"))
-    return {
-        "allmask fp32": lambda: embed_ids(fp32, ids),
-        "allmask bf16": lambda: embed_ids(bf16, ids),
-        "allmask int8": lambda: embed_ids(int8, ids),
-        "allmask bf16, with tokenization": lambda: embed(bf16, texts),
+    best = "bf16" if HALF else "fp32"
+    frozen = {precision: freeze(model, precision) for precision in dict.fromkeys(("fp32", best, "int8"))}
+    cases: dict[str, Encode] = {
+        f"allmask {precision}": lambda one=one: embed_ids(one, ids) for precision, one in frozen.items()
     }
+    return cases | {f"allmask {best}, with tokenization": lambda: embed(frozen[best], texts)}
 
 
 def transformers_cases(folder: str, ids: Ids) -> dict[str, Encode]:
@@ -108,11 +109,11 @@ def transformers_cases(folder: str, ids: Ids) -> dict[str, Encode]:
     def load(dtype: torch.dtype):
         return AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=dtype).eval()
 
-    return {
+    cases = {
         "transformers fp32, padded": case(load(torch.float32), list(range(len(ids)))),
         "transformers fp32, sorted": case(load(torch.float32), by_length(ids)),
-        "transformers bf16, sorted": case(load(torch.bfloat16), by_length(ids)),
     }
+    return cases | ({"transformers bf16, sorted": case(load(torch.bfloat16), by_length(ids))} if HALF else {})
 
 
 def sentence_transformers_cases(folder: str, texts: list[str]) -> dict[str, Encode]:

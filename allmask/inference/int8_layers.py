@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.kernels import int8
-from allmask.kernels.int8 import PackedLinear, quantize, smooth, smoothing_scale
+from allmask.kernels.int8 import PackedLinear, quantize, quantize_weight, smooth, smoothing_scale
 from allmask.nn.attention import Attention
 from allmask.nn.layers import ACTIVATIONS, CrossLayer, FeedForward, Layer
 from allmask.nn.relative_attention import RelativePositionBias
@@ -30,7 +30,7 @@ class TorchInt8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none", smoothing: Tensor | None = None):
         super().__init__()
         weight, self.input_scale = smooth(weight, smoothing)
-        self.weight, scale = quantize(weight.detach().float())
+        self.weight, scale = quantize_weight(weight.detach().float())
         self.scale = scale[:, 0]
         self.bias = torch.zeros_like(self.scale) if bias is None else bias.detach().float().clone()
         self.activation = nn.Identity() if activation == "none" else ACTIVATIONS[activation]()
@@ -38,8 +38,8 @@ class TorchInt8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.input_scale is None else x * self.input_scale
         rows, scale = quantize(x.flatten(0, -2))
-        product = torch.ops.aten._int_mm(rows, self.weight.T)
-        return self.activation(torch.addcmul(self.bias, product, scale * self.scale)).unflatten(0, x.shape[:-1])
+        sums = int8.product(rows, self.weight)
+        return self.activation(torch.addcmul(self.bias, sums, scale * self.scale)).unflatten(0, x.shape[:-1])
 
 
 class Int8Linear(nn.Module):

@@ -4,7 +4,7 @@ Every kernel is optional: where it cannot be had safely, `library` returns None 
 logged once. A wheel contains compiled kernels for x86-64. Where it has none that fits, a C file is compiled on first
 use and kept in the user's cache folder, or in the folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all
 kernels off. `python -m allmask.kernels.build` compiles all of them for all processors, for the image of a machine that
-will have no compiler.
+will have no compiler. `ALLMASK_ISA=avx2` computes as on a processor without AVX-512, to see what others see.
 
 A library in a cache is code that somebody may have put there, or that a disk may have damaged. So the file, its folder
 and every parent must belong to this user or to root, and nobody else may be able to write to them. The SHA-256 of the
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _get_tracing_state
 from torch.compiler import is_compiling
 
+from allmask.errors import UsageError
 from allmask.files import put_in_place
 from allmask.kernels.compiling import AVX2 as AVX2
 from allmask.kernels.compiling import AVX512 as AVX512
@@ -43,6 +44,7 @@ from allmask.kernels.compiling import checksum, compiled, library_name, variants
 log = logging.getLogger("allmask")
 
 PREBUILT = Path(__file__).with_name("prebuilt")  # in a wheel
+HIDDEN = {"avx2": ("avx512", "avxvnni", "amx"), "avxvnni": ("avx512", "amx")}  # by ALLMASK_ISA
 _MAX_BYTES = 64 << 20  # of a library
 _numbers = count()
 
@@ -105,9 +107,18 @@ def has(instructions: Sequence[str]) -> bool:
 def _cpu_flags() -> set[str]:
     """The instruction sets of this processor; empty if unknown."""
     try:
-        return set(Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "").split())
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "").split()
     except OSError:
         return set()
+    return {flag for flag in flags if not is_hidden(flag)}
+
+
+def is_hidden(instruction: str) -> bool:
+    """Whether ALLMASK_ISA forbids an instruction set, if the processor has it or not."""
+    isa = os.environ.get("ALLMASK_ISA")
+    if isa and isa not in HIDDEN:
+        raise UsageError(f"ALLMASK_ISA is {isa!r}; expected {' or '.join(HIDDEN)}", "leave it out to use everything")
+    return bool(isa) and instruction.startswith(HIDDEN[isa])
 
 
 def _load(source: Path, instructions: tuple[str, ...]) -> ctypes.CDLL:

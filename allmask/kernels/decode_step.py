@@ -1,4 +1,4 @@
-"""Structures and calls of decode_step.c: one decoding step of a Transformer in one call (AVX-512 VNNI or AVX2)."""
+"""Structures and calls of decode_step.c: one decoding step of a Transformer in one call (VNNI or AVX2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Memory = structure(**pointers("keys values lengths owner path own"), **int64s("k
 
 def library() -> Any:
     """The compiled decode_step.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512_VNNI, build.AVX2)
+    return build.library(SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2)
 
 
 def step(

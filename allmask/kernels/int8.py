@@ -1,4 +1,4 @@
-"""Quantized linear layers: packing and quantization of weights, and calls of int8.c (AVX-512 VNNI or AVX2).
+"""Quantized linear layers: packing and quantization of weights, and calls of int8.c (VNNI or AVX2).
 
 Weights have one scale per output, activations one per token. Sums of int8 products are exact, so the result of a token
 does not depend on the number of tokens. `PackedLinear` also holds bf16 and fp32 weights, for decode_step.c.
@@ -27,11 +27,12 @@ ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 OUTPUTS = 64  # per block of packed weights
 LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
 MIN_ROWS = 64  # per thread
+EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many products
 
 
 def library() -> Any:
     """The compiled int8.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512_VNNI, build.AVX2)
+    return build.library(SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2)
 
 
 # ---- quantization ------------------------------------------------------------------------------------------------
@@ -41,6 +42,44 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows (…, N) symmetrically to int8, -127 to 127, with a scale (…, 1) per row."""
     scale = x.abs().amax(-1, keepdim=True).float() / 127.0
     return (x / scale.clamp(min=1e-30)).round().to(torch.int8), scale
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize a weight (out, in) to int8 for the instructions of this processor, with a scale (out, 1) per output."""
+    return limited(weight) if _signed_weights() else quantize(weight)
+
+
+def _signed_weights() -> bool:
+    return library() is not None and bool(library().signed_weights())
+
+
+def limited(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize a weight (out, in) so that AVX2's sums in 16 bits cannot overflow, with a scale (out, 1) per output.
+
+    It adds the products of four weights with unsigned bytes, for inputs 0, 1, 4, 5 and 2, 3, 6, 7 of each eight. So the
+    positive ones of these four may add up to 128, as 255 · 128 < 2^15, and so may the negative ones. The scale makes the
+    largest such sum 126; rounding adds at most 2. Weights then have 6 to 8 bits, typically 7.
+    """
+    rows = weight.detach().float()
+    eights = rows.clamp(min=0).view(len(rows), -1, 8), rows.clamp(max=0).neg_().view(len(rows), -1, 8)
+    fours = [x[..., i] + x[..., i + 1] + x[..., i + 4] + x[..., i + 5] for x in eights for i in (0, 2)]
+    scale = torch.stack([x.amax(1) for x in fours]).amax(0)[:, None] / 126.0
+    return (rows / scale.clamp(min=1e-30)).round_().to(torch.int8), scale
+
+
+def product(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return rows (R, in) times weight (out, in), both int8, as exact int32 sums (R, out), by torch."""
+    if _int_mm_is_exact():
+        return torch.ops.aten._int_mm(rows, weight.T)
+    pairs = zip(rows.split(EXACT_INPUTS, 1), weight.split(EXACT_INPUTS, 1), strict=True)
+    return torch.stack([(a.float() @ b.float().T).int() for a, b in pairs]).sum(0, dtype=torch.int32)
+
+
+@cache
+def _int_mm_is_exact() -> bool:
+    """Whether torch multiplies int8 exactly: without VNNI, oneDNN adds two products in 16 bits, which saturate."""
+    largest = torch.full((32, 32), 127, dtype=torch.int8)
+    return bool((torch.ops.aten._int_mm(largest, -largest) == -32 * 127 * 127).all())
 
 
 def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
@@ -66,31 +105,36 @@ def smooth(weight: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor | N
 
 # ---- packed weights ----------------------------------------------------------------------------------------------
 
-Linear = structure(**pointers("weight scale bias input_scale"), **int64s("inputs outputs kind"))
+Linear = structure(**pointers("weight offset scale bias input_scale"), **int64s("inputs outputs kind"))
 Norm = structure(**pointers("weight bias"))
 Residual = structure(norm=Norm, epsilon=ctypes.c_double, **int64s("pre"))
 FeedForward = structure(expand=Linear, contract=Linear, **int64s("activation"))
 
 
-def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Pack a weight (out, in) for products.h: blocks of 64 outputs, within a block input by input.
 
-    For int8 (`dtype` is uint8), also return a scale per output. Its blocks interleave 4 inputs of 16 outputs, and 128
-    is added, because one operand of VNNI's dot product is unsigned.
+    For int8 (`dtype` is uint8), also return an offset and a scale per output. Its blocks interleave 4 inputs of 16
+    outputs. One operand of the products is unsigned: the weights, to which 128 is added, or the inputs, whose added 128
+    the offset takes away again.
     """
     outputs, inputs = weight.shape
     rows = F.pad(weight.detach().float(), (0, 0, 0, -outputs % OUTPUTS))
     if dtype != torch.uint8:
-        return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None
-    quantized, scale = quantize(rows)
+        return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None, None
+    quantized, scale = quantize_weight(rows)
     blocks = quantized.view(-1, 4, LANES, inputs // 4, 4).permute(0, 3, 1, 2, 4)
-    return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), scale[:, 0].contiguous()
+    if _signed_weights():
+        offset = -128 * quantized.sum(1, dtype=torch.int32)
+        return blocks.contiguous().view(torch.uint8), offset, scale[:, 0].contiguous()
+    return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), None, scale[:, 0].contiguous()
 
 
 class PackedLinear(NamedTuple):
     """A linear layer in the layout of products.h."""
 
     weight: Tensor
+    offset: Tensor | None
     scale: Tensor | None
     bias: Tensor | None
     input_scale: Tensor | None  # see `smooth`
@@ -109,7 +153,7 @@ class PackedLinear(NamedTuple):
     @property
     def structure(self) -> ctypes.Structure:
         """The C struct, valid as long as this object lives."""
-        tensors = map(pointer, (self.weight, self.scale, self.bias, self.input_scale))
+        tensors = map(pointer, (self.weight, self.offset, self.scale, self.bias, self.input_scale))
         return Linear(*tensors, self.inputs, self.outputs, KIND[self.weight.dtype])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from allmask.kernels.build import is_hidden
+
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -13,7 +15,7 @@ def native_bf16(device: torch.device | str) -> bool:
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     flags = torch.cpu.get_capabilities() if kind == "cpu" else {}
-    return bool(flags.get("avx512_bf16") or flags.get("amx_bf16"))
+    return any(flags.get(name) and not is_hidden(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def resolve_precision(precision: str, device: torch.device | str = "cpu") -> torch.dtype:

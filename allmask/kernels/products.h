@@ -1,4 +1,4 @@
-/* Linear layers, norms and activations of fp32 rows, with AVX-512 VNNI or AVX2; for decode_step.c and int8.c.
+/* Linear layers, norms and activations of fp32 rows, with VNNI (AVX-512 or AVX-VNNI) or AVX2; for decode_step.c and int8.c.
 
    Weights are int8 with one scale per output, bf16 or fp32. With int8 weights the activations are quantized to int8,
    too, with one scale per token. The result of a row does not depend on the other rows. */
@@ -14,6 +14,7 @@
 typedef enum { INT8, BF16, FP32 } Kind;
 typedef struct {
     const void *weight;
+    const int32_t *offset;                   /* of int8 sums: -128 times the sum of signed weights, else NULL */
     const float *scale, *bias, *input_scale; /* inputs are multiplied by input_scale, unless NULL, then quantized */
     int64_t in, out, kind;                   /* in is a multiple of 16 */
 } Linear;
@@ -67,27 +68,33 @@ static void normalize(const float *x, float *y, Norm norm, int64_t n, double eps
 
 /* ---- int8 -------------------------------------------------------------------------------------------------- */
 
-/* `Int8` stores a quantized activation. `Weights` holds four inputs for each of sixteen outputs, plus 128, which makes
-   them unsigned; `Four` holds those four inputs. `dot_int8` adds the dot products to sixteen sums, exactly. */
+/* `Int8` stores a quantized activation. `Weights` holds STEP inputs for each of sixteen outputs, `Activations` those inputs of
+   one row. `dot_int8` adds the dot products to sixteen sums, exactly.
+
+   The instructions multiply unsigned by signed bytes. With VNNI, which adds four products to 32 bits at once, the weights
+   are unsigned: 128 is added to them. AVX2 adds products in 16 bits, and the activations are unsigned: 128 is added to
+   them. Weights are signed and so small that no sum of four products overflows; see `limited` in int8.py. */
 
 #ifdef __AVX512F__
 
+#define SIGNED_WEIGHTS 0
+#define STEP 4
 #define ROWS 6          /* rows of activations per pass over a block of weights: 6 × 4 vectors of sums fit in registers */
 #define VECTORS(rows) 4 /* of sums per row */
 
 typedef int8_t Int8;
-typedef __m512i Weights, Four;
+typedef __m512i Weights, Activations;
 
 INLINE void save_int8(Int8 *to, ints x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(x)); }
 INLINE Weights load_weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
 
-INLINE Four load_four(const Int8 *from) {
+INLINE Activations load_activations(const Int8 *from) {
     int32_t four;
     memcpy(&four, from, 4);
     return _mm512_set1_epi32(four);
 }
 
-INLINE void dot_int8(ints *sum, Weights w, Four x) {
+INLINE void dot_int8(ints *sum, Weights w, Activations x) {
     /* _mm512_dpbusd_epi32; gcc 12 copies every sum to another register and back around the intrinsic */
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(x));
 }
@@ -97,42 +104,75 @@ INLINE void dot_int8(ints *sum, Weights w, Four x) {
 #define ROWS 4
 #define VECTORS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 
-/* Operands have 16 bits, because sums of two 8-bit products would overflow 16 bits. Of four inputs, the first and third
-   are stored before the second and fourth: masking and shifting the weights gives them in that order. */
-typedef int16_t Int8;
-typedef struct { __m256i even[2], odd[2]; } Weights;
-typedef struct { __m256i even, odd; } Four;
+INLINE __m256i load_256(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE __m256i broadcast(const void *four) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)four)); }
+INLINE __m256i sixteen_bits(ints x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8); }
+
+#ifdef __AVXVNNI__
+
+#define SIGNED_WEIGHTS 0
+#define STEP 4
+
+typedef int8_t Int8;
+typedef ints Weights;
+typedef __m256i Activations;
 
 INLINE void save_int8(Int8 *to, ints x) {
-    const __m256i sorted = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
-                                            0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-    __m256i mixed = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8); /* quarters were a, b, a, b */
-    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(mixed, sorted));
+    __m256i mixed = sixteen_bits(x);
+    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(mixed), _mm256_extracti128_si256(mixed, 1));
+    _mm_storeu_si128((__m128i *)to, bytes);
+}
+
+INLINE Weights load_weights(const uint8_t *from) { return (Weights){load_256(from), load_256(from + 32)}; }
+INLINE Activations load_activations(const Int8 *from) { return broadcast(from); }
+
+#ifndef VNNI_PREFIX
+#define VNNI_PREFIX "{vex} " /* the same instruction of AVX-512 has another encoding */
+#endif
+
+INLINE void dot_int8(ints *sum, Weights w, Activations x) {
+    __asm__(VNNI_PREFIX "vpdpbusd %2, %1, %0" : "+x"(sum->a) : "x"(w.a), "x"(x));
+    __asm__(VNNI_PREFIX "vpdpbusd %2, %1, %0" : "+x"(sum->b) : "x"(w.b), "x"(x));
+}
+
+#else
+
+#define SIGNED_WEIGHTS 1
+#define STEP 8
+
+typedef uint8_t Int8;
+typedef struct { __m256i a[2], b[2]; } Weights; /* four inputs each of eight outputs (a) and eight more (b) */
+typedef struct { __m256i first, second; } Activations;
+
+INLINE void save_int8(Int8 *to, ints x) {
+    __m256i mixed = _mm256_add_epi16(sixteen_bits(x), _mm256_set1_epi16(128));
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(mixed), _mm256_extracti128_si256(mixed, 1));
+    _mm_storeu_si128((__m128i *)to, bytes);
 }
 
 INLINE Weights load_weights(const uint8_t *from) {
-    const __m256i low = _mm256_set1_epi16(0xff);
-    __m256i a = _mm256_loadu_si256((const __m256i *)from), b = _mm256_loadu_si256((const __m256i *)(from + 32));
-    return (Weights){{_mm256_and_si256(a, low), _mm256_and_si256(b, low)},
-                     {_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)}};
+    const uint8_t *next = from + 4 * OUTPUTS;
+    return (Weights){{load_256(from), load_256(next)}, {load_256(from + 32), load_256(next + 32)}};
 }
 
-INLINE __m256i broadcast(const Int8 *pair) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)pair)); }
-INLINE Four load_four(const Int8 *from) { return (Four){broadcast(from), broadcast(from + 2)}; }
+INLINE Activations load_activations(const Int8 *from) { return (Activations){broadcast(from), broadcast(from + 4)}; }
 
-INLINE void add_products(__m256i *sum, __m256i w, __m256i x) {
-    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(w, x));
+INLINE void add_products(__m256i *sum, const __m256i w[2], Activations x) {
+    __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(x.first, w[0]), _mm256_maddubs_epi16(x.second, w[1]));
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     __asm__("" : "+x"(*sum)); /* keeps this order: gcc 12 would add the products first and run out of registers */
 }
 
-INLINE void dot_int8(ints *sum, Weights w, Four x) {
-    add_products(&sum->a, w.even[0], x.even);
-    add_products(&sum->b, w.even[1], x.even);
-    add_products(&sum->a, w.odd[0], x.odd);
-    add_products(&sum->b, w.odd[1], x.odd);
+INLINE void dot_int8(ints *sum, Weights w, Activations x) {
+    add_products(&sum->a, w.a, x);
+    add_products(&sum->b, w.b, x);
 }
 
 #endif
+#endif
+
+/* Whether weights are signed and limited, and not unsigned */
+int signed_weights(void) { return SIGNED_WEIGHTS; }
 
 INLINE vec scaled(const float *x, const float *input_scale, int64_t i) {
     vec v = load(x + i);
@@ -161,7 +201,7 @@ INLINE void quantize(Inputs row, const float *input_scale, int64_t n, float top)
         save_int8(row.quantized + i, v);
     }
     *row.scale = top / 127.f;
-    *row.shift = 128 * sum_of_ints(sum); /* to be subtracted from every sum, because 128 was added to the weights */
+    *row.shift = SIGNED_WEIGHTS ? 0 : 128 * sum_of_ints(sum); /* to be subtracted, because 128 was added to the weights */
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
@@ -171,14 +211,16 @@ INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, 
     const uint8_t *w = (const uint8_t *)f->weight + start * f->in + 4 * at;
     const int vectors = VECTORS(rows);
     ints sum[ROWS][4];
-    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++) sum[r][c] = no_ints();
-    for (int64_t k = 0; k < f->in; k += 4, w += 4 * OUTPUTS) {
+    UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
+        sum[r][c] = SIGNED_WEIGHTS ? load_ints(f->offset + start + at + 16 * c) : no_ints();
+    for (int64_t k = 0; k < f->in; k += STEP, w += STEP * OUTPUTS) {
         Weights part[4];
         UNROLLED for (int c = 0; c < vectors; c++) part[c] = load_weights(w + 64 * c);
         /* load the next block while this one is multiplied: weights are not in the cache */
-        UNROLLED for (int c = 0; c < vectors; c++) _mm_prefetch((const char *)w + OUTPUTS * f->in + 64 * c, _MM_HINT_T1);
+        UNROLLED for (int i = 0; i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
+            _mm_prefetch((const char *)w + OUTPUTS * (f->in + i) + 64 * c, _MM_HINT_T1);
         UNROLLED for (int r = 0; r < rows; r++) {
-            Four x = load_four(in.quantized + r * f->in + k);
+            Activations x = load_activations(in.quantized + r * f->in + k);
             UNROLLED for (int c = 0; c < vectors; c++) dot_int8(&sum[r][c], part[c], x);
         }
     }

@@ -17,7 +17,7 @@ from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
 from allmask.errors import UsageError
 from allmask.inference import freeze
 from allmask.kernels import build
-from allmask.kernels.int8 import quantize, smoothing_scale
+from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import BeamCache
@@ -136,10 +136,11 @@ def test_int8_by_whole_numbers(engine):
     hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     weight = model.body.embedding.tokens.weight.detach()
     smoothing = smoothing_scale(model.body.norm, weight)  # evens out what the norm before it gives
+    whole_weight, scale = quantize_weight(weight * smoothing)
     expected = torch.empty(3, 70)
     for row in range(3):
         for token in range(70):
-            (x, by), (w, times) = quantize(hidden[row] * (1.0 / smoothing)), quantize(weight[token] * smoothing)
+            (x, by), (w, times) = quantize(hidden[row] * (1.0 / smoothing)), (whole_weight[token], scale[token])
             whole = sum(a * b for a, b in zip(x.tolist(), w.tolist(), strict=True))
             expected[row, token] = whole * by.item() * times.item()
     torch.testing.assert_close(fast(model, engine, "int8").engine.logits(hidden), expected, atol=1e-4, rtol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from allmask.inference.int8_layers import TorchInt8Linear
-from allmask.kernels import int8
+from allmask.kernels import build, int8
 from allmask.kernels.int8 import PackedLinear
 
 
@@ -39,10 +39,51 @@ def by_whole_numbers(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """The definition in numpy's fp32, operation by operation; sums of bytes in whole numbers."""
     tops = np.abs(x).max(-1, keepdims=True)
     factors = np.divide(np.float32(127), tops, out=np.zeros_like(tops), where=tops > 0)
-    scales = np.abs(weight).max(-1) / np.float32(127)
+    largest = fours(weight) / np.float32(126) if int8.library().signed_weights() else np.abs(weight) / np.float32(127)
+    scales = largest.max(-1)
     whole_weight = np.rint(weight / np.maximum(scales, np.float32(1e-30))[:, None]).astype(np.int64)
     whole = np.rint(x * factors).astype(np.int64) @ whole_weight.T
     return whole.astype(np.float32) * (scales * (tops / np.float32(127)))
+
+
+def fours(weight: np.ndarray) -> np.ndarray:
+    """The absolute sums of the positive and of the negative of the four weights that AVX2 adds up in 16 bits."""
+    found = []
+    for start in range(0, weight.shape[1], 8):
+        for first in (0, 2):
+            four = weight[:, [start + first, start + first + 1, start + first + 4, start + first + 5]]
+            for part in (np.maximum(four, 0), np.maximum(-four, 0)):
+                found.append(part[:, 0] + part[:, 1] + part[:, 2] + part[:, 3])
+    return np.stack(found, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 20), st.sampled_from([16, 48]), st.integers(0, 2**31), st.sampled_from(["normal", "large", "few"])
+)
+def test_limited_weights_cannot_overflow_16_bits(outputs, inputs, seed, kind):
+    weight = drawn(outputs, inputs, seed=seed)
+    if kind == "large":  # all of one size, which gives the largest sums
+        weight = weight.sign()
+    if kind == "few":
+        weight *= drawn(outputs, inputs, seed=seed + 1).abs() > 2
+    quantized, scale = int8.limited(weight)
+    assert 255 * fours(quantized.numpy().astype(np.int64)).max() < 2**15
+    assert quantized.dtype == torch.int8 and scale.shape == (outputs, 1)
+    assert ((quantized * scale - weight).abs() <= 0.501 * scale).all()
+
+
+def test_products_by_torch_are_exact_with_or_without_vnni(monkeypatch):
+    ends = torch.tensor([-127, 127], dtype=torch.int8)
+    rows, weight = (
+        ends[torch.randint(2, (count, 2080), generator=torch.Generator().manual_seed(count))] for count in (3, 5)
+    )
+    rows[0], weight[0] = 127, 127  # the largest sum: more than fp32 holds exactly
+    expected = rows.long() @ weight.long().T
+    for exact in (int8._int_mm_is_exact(), False):
+        monkeypatch.setattr(int8, "_int_mm_is_exact", lambda exact=exact: exact)
+        found = int8.product(rows, weight)
+        assert found.dtype == torch.int32 and torch.equal(found.long(), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,6 +100,27 @@ def test_a_linear_layer_by_whole_numbers_bit_for_bit(rows, inputs, outputs, seed
     )
     half = x.bfloat16()
     assert torch.equal(int8.linear(packed(linear), half), int8.linear(packed(linear), half.float()))
+
+
+@pytest.fixture
+def avx_vnni(monkeypatch):
+    """The kernels of a processor with AVX-VNNI, whose instruction AVX-512 has in another encoding."""
+    if not build.has(build.AVX512_VNNI):
+        pytest.skip("this processor has no AVX-512 VNNI")
+    monkeypatch.setattr(build, "has", lambda instructions: set(instructions) <= {*build.AVX_VNNI})
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, '-DVNNI_PREFIX=""'))
+    build.library.cache_clear()
+    yield
+    build.library.cache_clear()
+
+
+def test_avx_vnni_by_whole_numbers_bit_for_bit(avx_vnni):
+    need()
+    assert not int8.library().signed_weights()
+    for rows, inputs, outputs in ((1, 48, 70), (2, 16, 64), (7, 208, 150)):
+        x, weight = drawn(rows, inputs), drawn(outputs, inputs, seed=1)
+        expected = by_whole_numbers(x.numpy(), weight.numpy())
+        assert np.array_equal(int8.linear(PackedLinear.of(weight, None), x).numpy(), expected)
 
 
 def test_smoothing_scales_inputs_and_weights():
