@@ -127,7 +127,7 @@ INLINE Weights load_weights(const uint8_t *from) { return (Weights){load_256(fro
 INLINE Activations load_activations(const Int8 *from) { return broadcast(from); }
 
 #ifndef VNNI_PREFIX
-#define VNNI_PREFIX "{vex} " /* the same instruction of AVX-512 has another encoding */
+#define VNNI_PREFIX "%{vex%} " /* the same instruction of AVX-512 has another encoding */
 #endif
 
 INLINE void dot_int8(ints *sum, Weights w, Activations x) {
