@@ -11,6 +11,7 @@ import importlib.util
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class BuildWithKernels(build_py):
         for source, instructions in compiling.variants(sorted(KERNELS.glob("*.c"))):
             try:
                 code = compiling.compiled(source, instructions, folder)
-            except (FileNotFoundError, RuntimeError) as error:  # no compiler, or an old one
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no compiler, or an old or slow one
                 self.warn(f"{source.name} is not compiled for {instructions[-1]}, but on first use: {error}")
                 continue
             file = folder / compiling.library_name(source, instructions)
