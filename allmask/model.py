@@ -153,7 +153,7 @@ class Model(nn.Module):
         if not isinstance(ids, Tensor):
             raise UsageError(f"ids are a {type(ids).__name__}; expected a tensor (B, T)", "torch.tensor([[2, 7, 3]])")
         for name, numbers in (("ids", ids), ("segments", segments), ("positions", positions)):
-            if numbers is not None and (numbers.dtype not in WHOLE or numbers.ndim != 2):
+            if numbers is not None and (numbers.dtype not in WHOLE or numbers.ndim > 2 or ids.ndim != 2):
                 hint = f"{name}.long(); one text is a row: {name}[None]"
                 what = f"{tuple(numbers.shape)} of {numbers.dtype}"
                 raise UsageError(f"{name} are {what}; expected whole numbers (B, T)", hint)
@@ -174,9 +174,9 @@ class Model(nn.Module):
         if least < 0 or most >= self.config.vocab_size:
             wrong = least if least < 0 else most
             raise UsageError(f"token id {wrong} is not in the vocabulary of {self.config.vocab_size}")
-        if segments is not None and self.config.segments and self.config.family != "xlnet":  # which only compares them
+        if segments is not None and isinstance(getattr(self.body.embedding, "segments", None), nn.Embedding):
             least, most = int(segments.min()), int(segments.max())
-            if least < 0 or most >= self.config.segments:
+            if (least < 0 or most >= self.config.segments) and self.config.segments > 1:  # one stands for all (RoBERTa)
                 kinds = f"this model has segments 0 to {self.config.segments - 1}"
                 raise UsageError(f"segment {least if least < 0 else most}: {kinds}")
         return mask

@@ -49,6 +49,7 @@ COMMANDS = {  # name -> module, one line of help
     "average": ("allmask.cli.average", "Average the last checkpoints of a run into a model."),
     "convert": ("allmask.cli.convert", "Write a model as a folder that other libraries load."),
     "verify": ("allmask.cli.verify", "Check a run or a model folder against its checksums."),
+    "doctor": ("allmask.cli.doctor", "Show what this machine has, and test that allmask works on it."),
 }
 
 GROUPS = {  # of commands, in the order of --help
@@ -56,7 +57,7 @@ GROUPS = {  # of commands, in the order of --help
     "Train": "check finetune train pretrain",
     "Use and measure": "predict evaluate serve drift",
     "Masks": "mask audit attention play claims",
-    "Models and files": "inspect convert average verify tokenizer",
+    "Models and files": "inspect convert average verify doctor tokenizer",
 }
 
 EXAMPLES = """

@@ -1,0 +1,147 @@
+"""What holds of the shipped weights with every engine: forbidden inputs never matter, and neither do other texts.
+
+Engines are fp32, and frozen fp32, bf16 and int8, each with the C kernels and without. Which inputs may matter is worked
+out here from the definition of each mask, not by our own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import allmask
+from allmask import Mask
+from allmask.inference import freeze
+from allmask.kernels import build
+from allmask.model import Model
+
+ENGINES = ["plain", "fp32", "bf16", "int8"]
+BATCH, TOKENS = 3, 13
+LENGTHS = (13, 9, 4)
+TOLERANCE = {"plain": 1e-5, "fp32": 1e-5, "bf16": 0.1, "int8": 0.1}  # of hidden states with a deviation of 0.12
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return allmask.load("allmask-en")
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the C kernels, or as if there were none."""
+    if request.param == "torch":
+        monkeypatch.setattr(build, "library", lambda *_: None)
+    return request.param
+
+
+FROZEN: dict[tuple[str, str], Model] = {}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, model: Model, kernels: str) -> tuple[str, Model]:
+    name: str = request.param
+    made = FROZEN.get((name, kernels)) or (model if name == "plain" else freeze(model, name))
+    FROZEN[name, kernels] = made
+    return name, made
+
+
+@torch.no_grad()
+def hidden(model: Model, ids: Tensor, mask: Mask) -> Tensor:
+    return model(ids, mask).hidden.float()
+
+
+def drawn(model: Model, seed: int, *shape: int) -> Tensor:
+    return torch.randint(1000, model.config.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- forbidden inputs ------------------------------------------------------------------------------------------------
+
+VALID = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
+TARGET = torch.arange(TOKENS) >= torch.tensor([6, 3, 2])[:, None]
+RANK = torch.stack([torch.randperm(TOKENS, generator=torch.Generator().manual_seed(row)) for row in range(BATCH)])
+DOCUMENT = torch.tensor([0] * 5 + [1] * 8).expand(BATCH, TOKENS)
+
+# mask, and whether query i of row r reads key j, by definition
+Reads = Callable[[int, int, int], bool]
+MASKS: dict[str, tuple[Mask, Reads]] = {
+    "bidirectional": (Mask.bidirectional(VALID), lambda r, i, j: True),
+    "causal": (Mask.causal(VALID), lambda r, i, j: j <= i),
+    "reverse": (Mask.reverse(VALID), lambda r, i, j: j >= i),
+    "window": (Mask.causal(VALID, window=3), lambda r, i, j: i - 3 < j <= i),
+    "prefix": (Mask.prefix(TARGET, VALID), lambda r, i, j: not TARGET[r, j] or (bool(TARGET[r, i]) and j <= i)),
+    "permutation": (Mask.permutation(RANK, VALID), lambda r, i, j: bool(RANK[r, j] <= RANK[r, i])),
+    "packed": (
+        Mask.packed(Mask.causal(VALID), DOCUMENT),
+        lambda r, i, j: bool(DOCUMENT[r, i] == DOCUMENT[r, j]) and j <= i,
+    ),
+}  # fmt: skip
+
+
+def may_matter(reads: Reads, row: int, layers: int) -> Tensor:
+    """(T, T), True where input j can reach output i through that many layers; each token also keeps itself."""
+    length = LENGTHS[row]
+    once = torch.tensor([[reads(row, i, j) or i == j for j in range(length)] for i in range(length)]).float()
+    return torch.linalg.matrix_power(once, layers) > 0
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_forbidden_inputs_never_matter(engine: tuple[str, Model], kind: str):
+    """Each input is exchanged in turn: outputs that it cannot reach keep their bits, and its own output changes."""
+    _, model = engine
+    mask, reads = MASKS[kind]
+    ids, others = drawn(model, 0, BATCH, TOKENS), drawn(model, 1, BATCH, TOKENS)
+    before, pairs = hidden(model, ids, mask), 0
+    for j in (0, 3, 5, 8, 12):
+        after = hidden(model, torch.where(torch.arange(TOKENS) == j, others, ids), mask)
+        same = (before == after).all(-1)
+        for row, length in enumerate(LENGTHS):
+            allowed = may_matter(reads, row, model.config.layers)
+            if j >= length:  # padding
+                assert same[row, :length].all(), (kind, row, j)
+                continue
+            forbidden = ~allowed[:, j]
+            assert same[row, :length][forbidden].all(), (kind, row, j)
+            assert not same[row, j], (kind, row, j)
+            pairs += int(forbidden.sum())
+    assert pairs > 0 or kind == "bidirectional"
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_other_texts_of_a_batch_never_matter(engine: tuple[str, Model]):
+    """The bits of a row do not depend on what the other rows hold."""
+    _, model = engine
+    ids, mask = drawn(model, 2, BATCH, TOKENS), Mask.bidirectional(VALID)
+    before = hidden(model, ids, mask)
+    for row in range(BATCH):
+        others = drawn(model, 3 + row, BATCH, TOKENS)
+        others[row] = ids[row]
+        assert torch.equal(hidden(model, others, mask)[row], before[row])
+
+
+def test_a_text_alone_is_as_in_a_batch(engine: tuple[str, Model]):
+    """Up to rounding, since products of other sizes are added up in another order."""
+    name, model = engine
+    ids = drawn(model, 4, BATCH, TOKENS)
+    together = hidden(model, ids, Mask.bidirectional(VALID))
+    for row, length in enumerate(LENGTHS):
+        alone = hidden(model, ids[row : row + 1, :length], Mask.bidirectional(torch.ones(1, length, dtype=torch.bool)))
+        assert (alone[0] - together[row, :length]).abs().max() < TOLERANCE[name]
+        assert torch.cosine_similarity(alone[0], together[row, :length], dim=-1).min() > 0.995
+
+
+def test_int8_in_torch_differs_as_the_warning_says(model: Model, monkeypatch: pytest.MonkeyPatch, caplog):
+    """Roundings differ, so the cosine is not 1; it is named where it happens."""
+    if not build.has(build.AVX2):
+        pytest.skip("no C kernels here")
+    ids, mask = drawn(model, 5, BATCH, TOKENS), Mask.bidirectional(VALID)
+    exact, compiled = (hidden(each, ids, mask)[VALID] for each in (model, freeze(model, "int8")))
+    monkeypatch.setattr(build, "library", lambda *_: None)
+    in_torch = hidden(freeze(model, "int8"), ids, mask)[VALID]
+    assert "rounds elsewhere than the C kernels: hidden states have a cosine of about 0.998" in caplog.text
+    for other in (exact, compiled):
+        assert torch.cosine_similarity(in_torch, other, dim=-1).mean() > 0.997
