@@ -150,13 +150,19 @@ class Model(nn.Module):
 
     def _checked_mask(self, ids: Tensor, mask: Mask | None, segments: Tensor | None, positions: Tensor | None) -> Mask:
         """Return the mask, or the model's own for None. Raise an error if the arguments do not fit."""
-        if not isinstance(ids, Tensor):
-            raise UsageError(f"ids are a {type(ids).__name__}; expected a tensor (B, T)", "torch.tensor([[2, 7, 3]])")
         for name, numbers in (("ids", ids), ("segments", segments), ("positions", positions)):
-            if numbers is not None and (numbers.dtype not in WHOLE or numbers.ndim > 2 or ids.ndim != 2):
+            if name != "ids" and numbers is None:
+                continue
+            if not isinstance(numbers, Tensor):
+                what = f"{name} are a {type(numbers).__name__}; expected a tensor (B, T)"
+                raise UsageError(what, "torch.tensor([[2, 7, 3]])")
+            if numbers.dtype not in WHOLE or ids.ndim != 2:
                 hint = f"{name}.long(); one text is a row: {name}[None]"
                 what = f"{tuple(numbers.shape)} of {numbers.dtype}"
                 raise UsageError(f"{name} are {what}; expected whole numbers (B, T)", hint)
+            rows = (1, *numbers.shape) if numbers.ndim == 1 else tuple(numbers.shape)
+            if len(rows) != 2 or rows[0] not in (1, len(ids)) or rows[1] not in (1, ids.shape[1]):
+                raise UsageError(f"{name} are {tuple(numbers.shape)} and ids {tuple(ids.shape)}; both must be (B, T)")
         mask = self.own_mask(torch.ones_like(ids, dtype=torch.bool)) if mask is None else expect_mask(mask)
         if tuple(ids.shape) != mask.shape:
             raise UsageError(f"ids are {tuple(ids.shape)} and the mask is {mask.shape}; both must be (B, T)")

@@ -16,7 +16,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import Field, asdict, dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -322,10 +322,32 @@ def from_dict(values: dict[str, Any], where: Path | str) -> Any:
             f"{where}: the task is {name!r}; known: {', '.join(TASKS)}",
             "install the package that defines it, or a newer allmask",
         )
+    given = {key: value for key, value in values.items() if key != "task"}
+    for entry in fields(TASKS[name]):
+        if entry.name in given and not _fits(given[entry.name], entry):
+            raise CheckpointError(
+                f"{where}: {entry.name} is {given[entry.name]!r}; expected {entry.type}",
+                "was it edited, or made by another version of allmask?",
+            )
     try:
-        return TASKS[name](**{key: value for key, value in values.items() if key != "task"})
+        return TASKS[name](**given)
     except (TypeError, UsageError) as error:
         raise CheckpointError(f"{where}: {error}", "was it made by another version of allmask?") from None
+
+
+_JSON_TYPES: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "None": lambda value: value is None,
+}
+
+
+def _fits(value: Any, entry: Field[Any]) -> bool:
+    """Whether a value from JSON has the type of a field, such as `int | None`; other types are not judged."""
+    kinds = str(entry.type).split(" | ")
+    return not _JSON_TYPES.keys() >= set(kinds) or any(_JSON_TYPES[kind](value) for kind in kinds)
 
 
 def save_task(task: Any, folder: Path, also: Sequence[Any] = ()) -> None:
