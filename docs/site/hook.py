@@ -18,6 +18,7 @@ PAGES = {  # in the repository: on the site
     "README.md": "index.md",
     "README.zh.md": "zh/index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "weights/allmask-en/README.md": "cards/allmask-en.md",
     "weights/allmask-zh/README.md": "cards/allmask-zh.md",
 }
