@@ -22,6 +22,7 @@ import pytest
 
 import allmask
 from allmask.kernels import compiling
+from allmask.kernels.build import AVX2, has
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -134,6 +135,15 @@ def test_the_wheel_has_kernels_for_every_processor(built: tuple[Path, Path]):
     assert re.search(r"-py3-none-manylinux_2_\d+_x86_64\.whl$", built[1].name)
 
 
+GENERATE = """
+import sys
+from allmask.cli.main import main
+from allmask.kernels import build
+main(sys.argv[1:])
+print(*sorted({each.origin for each in build.loaded.values()} | set(build.refused)))
+"""
+
+
 def test_the_wheel_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path):
     """An environment with the wheel, which finds its requirements in this one; the sources are elsewhere."""
     venv.create(tmp_path / "env", symlinks=True)
@@ -144,7 +154,8 @@ def test_the_wheel_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Pa
     subprocess.run(installing, check=True, capture_output=True)
     (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # after its own packages in sys.path
 
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    left_out = ("PYTHONPATH", "ALLMASK_KERNELS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
 
     def run(name: str, *words: str) -> str:
         command = [str(python.parent / name), *words]
@@ -156,4 +167,8 @@ def test_the_wheel_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Pa
     assert run("allmask", "--version") == f"allmask {allmask.__version__}\n"
     assert "鸡" in run("allmask", "mask", "prefix", "--source", "你想吃啥", "--target", "白切鸡")
     text = "This package provides a simple tool to convert images from one format to another."
-    assert "images" in run("allmask", "generate", "allmask-en", "--text", text)
+    environment |= {"HOME": str(tmp_path), "PATH": str(python.parent)}  # no compiler, and no cache
+    written, *kernels = run("python", "-c", GENERATE, "generate", "allmask-en", "--text", text).splitlines()
+    assert "images" in written
+    if platform.machine() == "x86_64" and shutil.which("cc") and has(AVX2):
+        assert kernels == ["prebuilt"] and not (tmp_path / ".cache" / "allmask").exists()

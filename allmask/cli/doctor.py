@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
     allmask doctor
-    allmask doctor --json > report.json
+    allmask doctor --json
 """
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "huggingface_hub", "typer")
 _SETS = ("avx2", "fma", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amxint8", "asimd", "asimddp", "i8mm")
