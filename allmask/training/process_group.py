@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ from allmask.errors import AllmaskError, ResourceError, UsageError
 
 T = TypeVar("T")
 MEETING = timedelta(minutes=10)  # until all processes have joined
+STORE = 5  # seconds in which the store, if it is there, answers
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -139,15 +142,25 @@ class ProcessGroup(SingleProcess):
         destroy_process_group()
 
     def _first_code(self, error: BaseException) -> int | None:
-        """Return the exit code of the process that failed first; None if it is this one."""
-        try:
-            if self.store.add("failures", 1) == 1:
-                self.store.set("code", str(exit_code(error)))
-                return None
-            self.store.wait(["code"], timedelta(seconds=5))
-            return int(self.store.get("code"))
-        except Exception:  # the store is gone with the process that kept it
-            return None
+        """Return the exit code of the process that failed first; None if it is this one.
+
+        Also None if the store does not answer: it may be kept by a process that is gone, or stopped. It is asked in a
+        thread, because a request to a stopped process has no timeout.
+        """
+        found: list[int] = []
+
+        def ask() -> None:
+            with suppress(Exception):
+                if self.store.add("failures", 1) == 1:
+                    self.store.set("code", str(exit_code(error)))
+                else:
+                    self.store.wait(["code"], timedelta(seconds=STORE))
+                    found.append(int(self.store.get("code")))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(STORE + 1)
+        return found[0] if found else None
 
 
 Group = SingleProcess | ProcessGroup
@@ -168,6 +181,13 @@ def _in_words(error: BaseException) -> BaseException:
     if not lost or isinstance(error, AllmaskError):
         return error
     summary = str(error).strip().splitlines()[0].split(". This is typically")[0]
+    found = re.search(r"[Tt]imed out (?:after )?waiting (?:for )?(\d+) ?ms", str(error))
+    if found is not None:
+        return ResourceError(
+            f"another process of this run has not answered for {int(found[1]) / 1000:g} s",
+            "it may be stopped, or wait for a disk or a network; end it, and continue with the same command and\n"
+            "--resume. --timeout and --timeout-alone say how long to wait",
+        )
     return ResourceError(
         f"the connection to another process of this run was lost: {summary.rpartition('] ')[2] or summary}",
         "torchrun names the process that ended; continue with the same command and --resume\n"

@@ -20,7 +20,7 @@ from allmask.cli.main import main
 from allmask.errors import DataError, Interrupted
 from allmask.runs import driver, plan
 from allmask.runs.plan import Plan
-from allmask.training import checkpoint, loop
+from allmask.training import checkpoint, loop, process_group
 from allmask.training.process_group import ProcessGroup, SingleProcess, join_processes
 
 RANK, ATTEMPT = (int(os.environ.get(name, 0)) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
@@ -137,5 +137,6 @@ def command(words: list[str], disasters: list[dict[str, Any]]) -> int:
 if __name__ == "__main__":
     plan.plot_run = lambda run: run / "loss.png"  # which takes longer than these runs
     os.fsync = lambda handle: None  # as in tests/conftest.py
+    process_group.STORE = 1
     asked = json.loads(Path(sys.argv[1]).read_text())
     sys.exit(do_all(asked) if isinstance(asked, list) else command(asked["command"], asked["disasters"]))

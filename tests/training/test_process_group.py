@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -421,20 +422,25 @@ def test_what_stops_one_process_is_said_once(place: Path, python: str):
     assert "exitcode  : 3" in said
 
 
-@pytest.mark.parametrize(("rank", "when"), [(0, "step"), (0, "save"), (1, "save")])
-def test_a_process_that_is_stopped_ends_the_others(place: Path, python: str, rank: int, when: str):
-    """It neither dies nor answers, also the first one. While saving the others once waited for a week."""
-    out, name = place / f"stopped-{rank}-{when}", f"stopped-{rank}-{when}.json"
-    command = [*words_of(recipe_of(place), out), "--timeout", "0.04", *(["--shard"] if rank else [])]
-    disasters = [{"attempt": 0, "rank": rank, "when": when, "number": 3 if when == "step" else 4, "how": "stops"}]
-    jobs = write_jobs(place / name, {"command": command, "disasters": disasters})
-    started = time.monotonic()
-    run_them = torchrun(MEMBER, jobs, nproc_per_node="2", python=python)
-    said = run([*run_them[:3], "--shutdown-timeout=1", *run_them[4:]], expect=1)
-    assert Path(f"{jobs}.stopped").exists() and time.monotonic() - started < 60
-    assert said.count("error[") == said.count("error[resources]: the connection to another process") == 1, said
-    assert f"rank      : {1 - rank}" in said and "exitcode  : 5" in said, said
-    assert runs.history(out).resumable[0] == 2
+def test_a_first_process_that_is_stopped_while_saving_ends_the_others(place: Path, python: str):
+    """It neither dies nor answers, and it keeps the store of all. Once the others waited for a week."""
+    command = [*words_of(recipe_of(place), place / "stopped"), "--timeout", "0.1"]
+    disasters = [{"attempt": 0, "rank": 0, "when": "save", "number": 4, "how": "stops"}]
+    jobs = write_jobs(place / "stopped.json", {"command": command, "disasters": disasters})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    both = [start([python, str(MEMBER), str(jobs)], RANK=str(rank), **launched) for rank in (0, 1)]
+    try:
+        said = both[1].communicate(timeout=300)[0]
+        stopped = int(Path(f"{jobs}.stopped").read_text())
+        os.kill(stopped, signal.SIGKILL)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait(30)
+    assert both[1].returncode == 5 and "another process of this run has not answered for 6 s" in said, said
+    assert runs.history(place / "stopped").resumable == (3, 2)
 
 
 def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path):
