@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import platform
 import re
 import textwrap
@@ -120,14 +121,14 @@ class Claim:
 
     def run(self, trial: Trial) -> Result:
         """Measure and judge. An experiment that breaks off is a result, too: the others still run."""
-        started = time.monotonic()
+        started = time.process_time()
         numbers: Numbers = {}
         try:
             numbers = self.module.measure(trial)
             verdict = self.module.judge(numbers)
         except Exception as error:
             verdict = Verdict("error", textwrap.shorten(f"{type(error).__name__}: {error}", 200))
-        return Result(self.name, verdict, numbers, round(time.monotonic() - started, 1), trial.full)
+        return Result(self.name, verdict, numbers, round(time.process_time() - started, 1), trial.full)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Result:
     name: str
     verdict: Verdict
     numbers: Numbers
-    seconds: float
+    seconds: float  # of processor time: a busy machine does not count
     full: bool
     setting: dict[str, str] = field(default_factory=lambda: _setting())
 
@@ -171,6 +172,23 @@ def _cpu() -> str:
 def all_claims() -> list[Claim]:
     files = (path for path in Path(__file__).parent.glob("*.py") if _FILE.fullmatch(path.stem))
     return [Claim(path) for path in sorted(files)]
+
+
+def result_file(report: Path, claim: Claim) -> Path:
+    return report / "results" / f"{claim.name}.json"
+
+
+def saved_result(report: Path, claim: Claim) -> Result | None:
+    """The result in the folder of a report; None if there is none, or it cannot be read."""
+    try:
+        return Result.of(json.loads(result_file(report, claim).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def saved_results(report: Path) -> list[tuple[Claim, Result]]:
+    found = ((claim, saved_result(report, claim)) for claim in all_claims())
+    return [(claim, result) for claim, result in found if result]
 
 
 def named(names: Sequence[str]) -> list[Claim]:

@@ -1,4 +1,7 @@
-"""The page of all results: a tile for each claim, with its verdict, figure and plot. One file, nothing from outside."""
+"""The page of all results: a tile for each claim, with its verdict, figure and plot. One file, nothing from outside.
+
+python -m allmask.claims.report RESULTS docs     the page and the table of the documentation, from a report
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from allmask.claims.claim import WORDS, Claim, Result
+from allmask.claims.claim import WORDS, Claim, Result, all_claims, saved_results
+from allmask.errors import DataError
 from allmask.files import atomic_file
 
 Run = tuple[Claim, Result]
 COLOURS = {"holds": "#2e8b57", "weaker": "#c78500", "fails": "#c0392b", "error": "#7f8c8d"}
+MARKS = ("<!-- verdicts -->", "<!-- end of verdicts -->")  # in docs/claims.md
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #222; --soft: #667; --tile: #f6f7f9; --line: #dde; }
 @media (prefers-color-scheme: dark) {
@@ -97,15 +102,45 @@ def _tile(claim: Claim, result: Result) -> str:
 
 
 def _markdown(runs: Sequence[Run]) -> str:
-    lines = ["# Claims of the literature, run", "", f"{summary([result for _, result in runs])}.", ""]
-    lines += ["| claim | | verdict | figure | seconds |", "|---|---|---|---|---|"]
+    results = [result for _, result in runs]
+    parts = ["# Claims of the literature, run", f"{summary(results)}.", table(runs), _setting(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(runs: Sequence[tuple[Claim, Result | None]]) -> str:
+    """A line for each claim; without a verdict, if it was not run."""
+    lines = ["| claim | | verdict | figure | seconds |", "|---|---|---|---|---|"]
     for claim, result in runs:
-        figure = result.verdict.figure.replace("|", "\\|")
-        lines.append(f"| {claim.name} | {claim.title} | {result.verdict.words} | {figure} | {result.seconds:.1f} |")
-    return "\n".join([*lines, "", _setting([result for _, result in runs]), ""])
+        found = "| | |"
+        if result is not None:
+            figure = result.verdict.figure.replace("|", "\\|")
+            found = f"{result.verdict.words} | {figure} | {result.seconds:.1f} |"
+        lines.append(f"| {claim.name} | {claim.title} | {found}")
+    return "\n".join(lines)
+
+
+def write_docs(docs: Path, runs: Sequence[Run]) -> None:
+    """Write the report to figures/claims.html, and the table and the summary into claims.md, between its two marks."""
+    results = [result for _, result in runs]
+    page, by_name = docs / "claims.md", {result.name: result for result in results}
+    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    _, found, after = rest.partition(MARKS[1])
+    if not found:
+        raise DataError(f"{page}: has no {MARKS[0]} … {MARKS[1]}", "put both marks where the table belongs")
+    shown = table([(claim, by_name.get(claim.name)) for claim in all_claims()])
+    with atomic_file(page) as file:
+        file.write(f"{before}{MARKS[0]}\n{summary(results)} ({_setting(results)}).\n\n{shown}\n{MARKS[1]}{after}")
+    with atomic_file(docs / "figures" / "claims.html") as file:
+        file.write(_page(runs))
 
 
 def _setting(results: Sequence[Result]) -> str:
     """Where the results come from; several settings if an earlier report was continued."""
     seen = {", ".join(f"{name} {value}" for name, value in result.setting.items()) for result in results}
     return "; ".join(sorted(seen))
+
+
+if __name__ == "__main__":
+    import sys
+
+    write_docs(Path(sys.argv[2]), saved_results(Path(sys.argv[1])))

@@ -13,7 +13,16 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from allmask.claims.claim import Claim, Result, Trial, all_claims, named
+from allmask.claims.claim import (
+    Claim,
+    Result,
+    Trial,
+    all_claims,
+    named,
+    result_file,
+    saved_result,
+    saved_results,
+)
 from allmask.cli import AsJson, Quiet, emit, note
 from allmask.errors import UsageError
 from allmask.files import atomic_file
@@ -70,7 +79,7 @@ def command(
 
     only = [result for _, result in results]
     if report is not None:
-        write_report(report, results if everything else _all_finished(report))
+        write_report(report, results if everything else saved_results(report))
         note(f"wrote {report / 'claims.html'}")
     emit(as_json, [result.to_dict() for result in only], f"\n{summary(only)}")
     raise Exit(0 if all(result.held for result in only) else FAILED)
@@ -110,7 +119,7 @@ def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
 
     result = claim.run(Trial(full, say))
     if report is not None:
-        path = _file(report, claim)
+        path = result_file(report, claim)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             json.dump(result.to_dict(), file, indent=1)
@@ -119,25 +128,8 @@ def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
 
 def _finished(claim: Claim, report: Path | None, full: bool, again: bool) -> Result | None:
     """The result of an earlier run of the same kind, if it is there and complete."""
-    result = None if report is None or again else _saved(report, claim)
+    result = None if report is None or again else saved_result(report, claim)
     return result if result and result.full == full and result.verdict.level != "error" else None
-
-
-def _all_finished(report: Path) -> list[tuple[Claim, Result]]:
-    found = ((claim, _saved(report, claim)) for claim in all_claims())
-    return [(claim, result) for claim, result in found if result]
-
-
-def _saved(report: Path, claim: Claim) -> Result | None:
-    """The result in a file; None if there is none, or it cannot be read."""
-    try:
-        return Result.of(json.loads(_file(report, claim).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _file(report: Path, claim: Claim) -> Path:
-    return report / "results" / f"{claim.name}.json"
 
 
 def _print(claim: Claim, result: Result) -> None:
