@@ -26,7 +26,7 @@ from allmask.claims.learning import (
     story_tokenizer,
     title_work,
     train_on,
-)  # fmt: skip
+)
 from allmask.model import Model
 from allmask.presets import lstm_small
 

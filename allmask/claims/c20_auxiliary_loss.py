@@ -5,7 +5,8 @@ Source: Radford et al. 2018 (GPT), section 3.2.
 Criterion: A small body is pretrained on made-up stories, then fine-tuned to classify texts of another kind. In each of
     five seeds its masked language model loss on held-out stories rises with λ = 0.5 on stories (--lm-text) by at most
     half as much as without, and in the mean the accuracy is at most two points lower. Weaker: in the mean only.
-    (With λ on the texts of the task, as in the paper, an earlier try showed nothing; it is measured beside.)
+    λ on the texts of the task, as in the paper, is measured beside. (First, at a rate of 1e-3 and with an easier task,
+    hardly anything was forgotten: +0.06 without, +0.03 with the auxiliary loss.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from allmask.claims.learning import (
     pretrained_story_model,
     stories,
     story_text,
-)  # fmt: skip
+)
 from allmask.data import Record
 
 STEPS, WEIGHT = 40, 0.5
@@ -33,20 +34,16 @@ NAMES = {"none": "no auxiliary loss", "task": "on the task's texts", "general": 
 
 def measure(trial: Trial, beside: bool = True) -> Numbers:
     """`beside`: otherwise no language model's loss is added."""
-    test = Rows(story_text().part(True), "mlm")
+    test, unseen = Rows(story_text().part(True), "mlm"), notes(200, 1000)
     body = pretrained_story_model(1, trial.steps(PRETRAINING))
-    general = [story.text for story in stories(300, 0)]
+    general = [story.text for story in stories(300, 2)]
     found: Numbers = {"before": loss_on(body, test), "loss": {}, "accuracy": {}}
     for name in NAMES:
         trial.say(NAMES[name])
-        weight = WEIGHT if beside and name != "none" else 0.0
-        text = general if name == "general" and beside else ()
-        tuned = [
-            finetuned(
-                body, notes(400, seed), notes(200, 1000), trial.steps(STEPS), seed, lm_weight=weight, lm_text=text
-            )
-            for seed in trial.seeds(5)
-        ]
+        how = {"lr": 3e-3, "lm_weight": WEIGHT if beside and name != "none" else 0.0}
+        how |= {"lm_text": general} if beside and name == "general" else {}
+        seeds, steps = trial.seeds(5), trial.steps(STEPS)
+        tuned = [finetuned(body, notes(400, seed), unseen, steps, seed, **how) for seed in seeds]
         found["loss"][name] = [loss_on(model, test) for model, _ in tuned]
         found["accuracy"][name] = [accuracy for _, accuracy in tuned]
     return found
@@ -59,7 +56,7 @@ def notes(count: int, seed: int) -> list[Record]:
     for _ in range(count):
         first, second = PEOPLE[:2]
         winner = rng.choice((first, second))
-        people = [winner] * 4 + [first if winner == second else second] * 2
+        people = [winner] * 4 + [first if winner == second else second] * 3
         text = people + [rng.choice(COMMON) for _ in range(10)]
         rng.shuffle(text)
         found.append(Record({"text": "".join(text), "text_b": None, "label": winner}, ""))

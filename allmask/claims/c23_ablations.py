@@ -5,7 +5,9 @@ Statement: Pretraining with masked tokens and next sentences is better than with
 Source: Devlin et al. 2019, section 5.1, table 5.
 Criterion: Small models are pretrained on made-up stories with each objective for the same number of steps, then
     fine-tuned for two tasks: are two texts about the same topic, and which topic is a text about? In the mean of both
-    tasks and three seeds the accuracies are in this order. Weaker: the first is best.
+    tasks and three seeds the accuracies are in this order. Weaker: the first is best. (In stories it does not hold: the
+    next sentence is known by the person, who recurs, and learning this teaches nothing about topics; half of the time
+    a masked token has only half of a story to be guessed from.)
 At length: make quality TEXT=file.txt CLASSIFY=DATA
 """
 
