@@ -3,7 +3,7 @@
     import allmask
     from allmask import Mask
 
-    model = allmask.load("minilm")
+    model = allmask.load("allmask-en")
     out = model(ids, mask=Mask.prefix(is_target))
 
 Names are resolved on first use, so that `import allmask` does not import torch.

@@ -316,9 +316,11 @@ def load_outline(folder: Path) -> Outline:
 
 
 def load(source: str | Path, *, keep_tokens: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Model:
-    """Load a model from a folder or file, by the bundled name "minilm", or by "org/name" from the hub; fp32 by default.
+    """Load a model from a folder or file, by a bundled name such as "allmask-en", or by "org/name" from the hub.
 
-    model = allmask.load("minilm")
+    The weights become fp32, unless `dtype` says otherwise.
+
+    model = allmask.load("allmask-en")
     model = allmask.load("chinese_L-12_H-768_A-12", keep_tokens=common)
     """
     model = load_folder(checkpoints.resolve(source), str(source), dtype)

@@ -9,7 +9,7 @@ fill = allmask.pipeline("fill", "runs/a/final")
 fill("北京欢[MASK]你").text
 classify = allmask.pipeline("classify", "runs/reviews")
 classify("白切鸡很好吃").label               # also (text, other), or a list
-embed = allmask.pipeline("embed", "minilm")
+embed = allmask.pipeline("embed", "allmask-en")
 embed(["北京欢迎你", "Beijing welcomes you"])  # vectors, (2, 384)
 choose = allmask.pipeline("choose", "runs/c3")
 choose("他饿了。", ["他吃白切鸡。", "他睡觉。"]).text

@@ -211,7 +211,7 @@ def expect_mask(ran: dict[str, list[Any]]) -> None:
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],
     ]
-    assert ran["audit"][1] == shown("allmask audit minilm --mask blocks --tokens 4")
+    assert ran["audit"][1] == shown("allmask audit allmask-en --mask blocks --tokens 4")
     audited = json.loads(ran["audit json"][1])
     assert audited["holds"] and audited["depends"] == json.loads(ran["mask json"][1])["drawing"]["visible"]
 

@@ -173,6 +173,14 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
         allmask.load(tmp_path / "m")
 
 
+def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, caplog):
+    """A folder that was saved with another tokenizer, or with an empty one."""
+    fresh().save(tmp_path / "m")
+    (tmp_path / "m" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    allmask.load(tmp_path / "m")
+    assert "the tokenizer has 5 tokens, the model 40; is it the right one?" in caplog.text
+
+
 def test_an_added_token_without_an_embedding_is_a_warning(tmp_path, caplog):
     """Folders whose tokenizer has a [PAD] without an embedding are common."""
     fresh().save(tmp_path / "m")

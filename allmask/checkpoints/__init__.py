@@ -1,6 +1,6 @@
 """Models on disk: read BERT and its relatives, GPT-2, T5, XLNet (Hugging Face layout), TensorFlow BERTs; write folders.
 
-checkpoint = read(resolve("minilm"))        # config, tensors under our names, heads, left_out
+checkpoint = read(resolve("allmask-en"))    # config, tensors under our names, heads, left_out
 write("copy", checkpoint.config, checkpoint.tensors)
 
 Names are resolved on first use, so that a missing model is reported without importing torch.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allmask.inference.attention import AttentionMap
 
 EXAMPLES = """
-    allmask attention allmask-en --text "The animal didn't cross the street because it was too tired" --layer 3 --head 1
+    allmask attention --text "The animal didn't cross the street because it was too tired" --layer 5 --head 10
     allmask attention allmask-en --text "The Law will never be perfect, but its application should be just" --token its
     allmask attention --text 小猫没有过马路，因为它太累了 --token 它 --png attention.png
     allmask attention --text "We show that masks decide every role." --target "Masks decide roles" --no-special

@@ -62,6 +62,9 @@ def command(
 ) -> None:
     """Generate text with MODEL: a title or a translation of the input, if it was trained for that, or a continuation.
 
+    allmask-en and allmask-zh write titles for abstracts and descriptions; for letters, news and other texts, fine-tune
+    one of them first.
+
     Each line of stdin gives a line of stdout (with --n-best N, N lines); an empty line gives an empty line.
     """
     if stream and as_json:
