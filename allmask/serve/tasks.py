@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from allmask.data import DataFile
-from allmask.errors import UsageError
+from allmask.errors import CheckpointError, UsageError
 from allmask.files import did_you_mean
 from allmask.options import described
 from allmask.serve.batching import Closed, Compute, Job
@@ -51,7 +51,11 @@ async def post_task(request: Request) -> Response:
 
 
 def as_json(content: Any) -> Response:
-    return Response(json.dumps(content, ensure_ascii=False, allow_nan=False), media_type="application/json")
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise CheckpointError("the result is not a number", "the weights are damaged, or overflow in bf16") from None
+    return Response(text, media_type="application/json")
 
 
 # ---- the way of a request, the same for all tasks ----------------------------------------------------------------
