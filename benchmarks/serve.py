@@ -243,8 +243,7 @@ def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[str]:
     values = {"PEER_MODEL": folder, "PEER_TASK": task, "PEER_DTYPE": dtype, "PEER_NEW": str(NEW)}
     port = free_port()
     words = ["-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "serve_peer:app", "--log-level", "error"]
-    with started([python, *words, "--port", str(port)], port, values) as url:
-        asyncio.run(answers(url, "/predict", {"input": "a"}))
+    with started([python, *words, "--port", str(port)], port, values, "/predict", {"input": "a"}) as url:
         yield url
 
 
@@ -255,22 +254,12 @@ def infinity(python: str, folder: str, made: Path) -> Iterator[str]:
     code += "AutoTokenizer as T; M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2]); "
     code += "T.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
     subprocess.run([python, "-c", code, folder, str(made)], check=True, capture_output=True)
-    port = free_port()
-    words = [
-        "-m",
-        "infinity_emb",
-        "v2",
-        "--model-id",
-        str(made),
-        "--served-model-name",
-        "minilm",
-        "--engine",
-        "optimum",
-    ]
-    words += ["--device", "cpu", "--port", str(port), "--log-level", "error", "--no-bettertransformer"]
-    words += ["--pooling-method", "mean"]
-    with started([python, *words], port, {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}) as url:
-        asyncio.run(answers(url, "/embeddings", {"model": "minilm", "input": "a"}))
+    port, name = free_port(), "minilm"
+    words = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(made), "--served-model-name", name]
+    words += ["--engine", "optimum", "--device", "cpu", "--port", str(port), "--log-level", "error"]
+    words += ["--no-bettertransformer", "--pooling-method", "mean"]
+    quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}) as url:
         yield url
 
 
@@ -281,27 +270,26 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(command: list[str], port: int, environment: dict[str, str]) -> Iterator[str]:
+def started(command: list[str], port: int, environment: dict[str, str], path: str, content: Any) -> Iterator[str]:
+    """Start a server and wait until it answers."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+    url = f"http://127.0.0.1:{port}"
+
+    async def answers() -> bool:
+        try:
+            return (await Client(url).post(path, content)).status == 200
+        except OSError:
+            return False
+
     with subprocess.Popen(command, env=env) as process:
         try:
-            yield f"http://127.0.0.1:{port}"
+            while not asyncio.run(answers()):
+                if process.poll() is not None:
+                    raise RuntimeError(f"{command[0]} ended with {process.returncode}")
+                time.sleep(0.5)
+            yield url
         finally:
             process.terminate()
-
-
-async def answers(url: str, path: str, content: Any, patience: float = 300) -> None:
-    """Wait until a server answers."""
-    end = time.monotonic() + patience
-    while True:
-        try:
-            answer = await Client(url).post(path, content)
-            assert answer.status == 200, answer
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            await asyncio.sleep(0.5)
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
