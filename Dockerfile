@@ -15,7 +15,7 @@ RUN --mount=type=bind,source=pyproject.toml,target=/src/pyproject.toml \
 
 # allmask, a Chinese font for its pictures, and the weights. The mount is written to, and what is written is dropped.
 RUN --mount=type=bind,target=/src,rw \
-    pip install --no-cache-dir -c /src/constraints.txt '/src[zh]' /src/weights/allmask-en /src/weights/allmask-zh
+    pip install --no-cache-dir -c /src/constraints.txt '/src[zh,serve]' /src/weights/allmask-en /src/weights/allmask-zh
 
 # The C kernels, for all x86 processors; other ones have none. The compiler does not stay. Debian's security fixes
 # should be taken as they come, so no version is named.

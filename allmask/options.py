@@ -794,6 +794,9 @@ class EmbedOptions(Options):
 # ---- writing -------------------------------------------------------------------------------------------------
 
 
+SAMPLING = ("temperature", "top_k", "top_p", "seed")  # no effect unless `sample` is true
+
+
 @dataclass(frozen=True)
 class Decoding(Options):
     """How to generate text. `Decoding()` is greedy; `beams=4` is beam search; `sample=True` samples.

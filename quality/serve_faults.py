@@ -77,7 +77,7 @@ def _children(pid: int) -> list[int]:
 def serving(
     *words: object, python: str = sys.executable, environment: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """Start `allmask serve` with these words on a free port; it is killed at the end if it still runs."""
+    """Start `allmask serve` with these words on a free port; it is ended at the end."""
     command = [python, "-m", "allmask", "serve", *map(str, words), "--port", "0"]
     env = {**os.environ, **(environment or {})}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -92,11 +92,16 @@ def serving(
                 raise RuntimeError(f"the server did not start: {''.join(said)}")
             yield Running(process, found[1], said)
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 # ---- fuzzing -----------------------------------------------------------------------------------------------------
 
+ODD_PATHS = ("/", "/v1/tasks/%2e%2e%2f", "/../../etc/passwd", "/" + "a" * 3000, "*", "/%ff%00", "/?q=%")
 PATHS = ("/v1/tasks/title", "/v1/tasks/embed", "/v1/tasks/fill", "/v1/tasks/generate", "/v1/embeddings",
          "/v1/completions", "/v1/tasks/classify", "/v1/tasks/none", "/v1/models", "/docs", "/health")  # fmt: skip
 NAMES = ("input", "prompt", "model", "beams", "n_best", "max_new", "min_new", "length_penalty", "end_bias", "top",
@@ -120,7 +125,9 @@ def value(rng: random.Random, depth: int = 0) -> Any:
     if depth > 3:
         return []
     if kind < 0.9:
-        return [value(rng, depth + 1) for _ in range(rng.choice((0, 1, 2, 3, 300)) if depth == 0 else rng.randint(0, 3))]
+        return [
+            value(rng, depth + 1) for _ in range(rng.choice((0, 1, 2, 3, 300)) if depth == 0 else rng.randint(0, 3))
+        ]
     keys = ("source", "text", "text_b", "context", "question", "choices", "tokens", *NAMES)
     return {rng.choice(keys): value(rng, depth + 1) for _ in range(rng.randint(0, 4))}
 
@@ -145,7 +152,7 @@ def request(rng: random.Random) -> bytes:
     """A whole request, mostly well-formed HTTP."""
     method, path = ("POST", rng.choice(PATHS)) if rng.random() > 0.1 else (
         rng.choice(("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "BREW", "\x00")),
-        rng.choice((*PATHS, "/", "/v1/tasks/%2e%2e%2f", "/../../etc/passwd", "/" + "a" * 3000, "*", "/%ff%00", "/?q=%")),
+        rng.choice((*PATHS, *ODD_PATHS)),
     )  # fmt: skip
     content = body(rng, path)
     headers = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(content))}
@@ -285,7 +292,9 @@ async def leave(url: str, path: str, content: Any, clients: int) -> dict[str, An
         await client.open()
         assert client.writer is not None
         made = json.dumps(content).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(made)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(made)}\r\n\r\n"
+        )
         client.writer.write(head.encode() + made)
         await client.writer.drain()
         await client.close()

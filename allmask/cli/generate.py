@@ -23,7 +23,7 @@ from allmask.cli import (
 )
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
-from allmask.options import Decoding, described
+from allmask.options import SAMPLING, Decoding, described
 from allmask.registry import TASKS, USES
 from allmask.terminal import printable
 
@@ -42,7 +42,6 @@ EXAMPLES = """
     allmask generate runs/mixed --task continue --text "In the beginning" --sample --top-k 40
 """
 SEARCH = ("beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new")
-SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 @with_fields(Decoding, *SEARCH, "sample", *SAMPLING)

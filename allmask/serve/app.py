@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import hmac
-import importlib.util
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ from allmask.serve.problems import LEFT, Problem, as_response, problem_of
 from allmask.serve.settings import Settings
 from allmask.serve.tasks import post_task
 
+PLAYGROUND = "allmask.play"
 OPEN = ("/health", "/ready", "/docs", "/openapi.json")  # these need no key
 
 
@@ -57,11 +59,9 @@ def make_app(models: Models, settings: Settings | None = None, page: bool = Fals
 
 
 def page_routes() -> list[BaseRoute]:
-    if importlib.util.find_spec("allmask.play") is None:
+    if find_spec(PLAYGROUND) is None:
         raise ResourceError("the playground is not installed", "leave --page out")
-    from importlib import import_module
-
-    return import_module("allmask.play").routes()
+    return import_module(PLAYGROUND).routes()
 
 
 # ---- state of the server -----------------------------------------------------------------------------------------

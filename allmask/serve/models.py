@@ -67,9 +67,8 @@ class ServedModel:
             sizes.observe(inputs)
             times.observe(seconds)
 
-        self.batcher = Batcher(
-            self.name, settings.queue, settings.batch, settings.batch_tokens, observe, metrics.queue.labels(self.name).set
-        )
+        limits = settings.queue, settings.batch, settings.batch_tokens
+        self.batcher = Batcher(self.name, *limits, observe, metrics.queue.labels(self.name).set)
         for predictor in {id(one): one for one in self.predictors.values()}.values():
             if isinstance(predictor, TextGenerator):
                 predictor.writer = Watched(predictor.writer, self.batcher.check, self.written.inc)  # type: ignore

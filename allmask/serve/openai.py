@@ -20,8 +20,8 @@ from starlette.responses import Response, StreamingResponse
 
 from allmask.errors import UsageError
 from allmask.serve.batching import Compute, Job
-from allmask.serve.problems import as_response, problem_of
-from allmask.serve.tasks import Call, as_json, read_json, run, submit
+from allmask.serve.problems import as_response
+from allmask.serve.tasks import Call, as_json, read_json, run, submit, too_late
 from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.embed import Embedder, as_digits
 from allmask.tasks.task import Predictor
@@ -236,12 +236,15 @@ async def _events(
             yield _event({**head, "choices": [], "usage": _usage(tokens, written)})
         yield "data: [DONE]\n\n"
     except TimeoutError:
-        timeout = request.app.state.settings.timeout
-        yield _event(json.loads(bytes(as_response(UsageError(f"no result within {timeout:g} s")).body)))
+        yield _problem(too_late(request.app.state.settings.timeout))
     except Exception as error:
-        yield _event(json.loads(bytes(as_response(problem_of(error)).body)))
+        yield _problem(error)
     finally:
         job.cancel()
+
+
+def _problem(error: Exception) -> str:
+    return _event(json.loads(bytes(as_response(error).body)))
 
 
 def _event(content: Any) -> str:

@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from allmask.data import DataFile
-from allmask.errors import UsageError
+from allmask.errors import CheckpointError, UsageError
 from allmask.files import did_you_mean
-from allmask.options import described
+from allmask.options import SAMPLING, described
 from allmask.serve.batching import Closed, Compute, Job
 from allmask.serve.models import Models, ServedModel
 from allmask.serve.problems import LEFT, Problem
@@ -51,7 +51,11 @@ async def post_task(request: Request) -> Response:
 
 
 def as_json(content: Any) -> Response:
-    return Response(json.dumps(content, ensure_ascii=False, allow_nan=False), media_type="application/json")
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise CheckpointError("the result is not a number", "the weights are damaged, or overflow in bf16") from None
+    return Response(text, media_type="application/json")
 
 
 # ---- the way of a request, the same for all tasks ----------------------------------------------------------------
@@ -136,9 +140,13 @@ async def answered(request: Request, job: Job) -> list[Any]:
             return job.future.result()
         if gone.done():
             raise Problem(LEFT, "the client left")
-        raise Problem(504, f"no result within {timeout:g} s", "ask for less, or raise --timeout")
+        raise too_late(timeout)
     finally:
         gone.cancel()
+
+
+def too_late(timeout: float) -> Problem:
+    return Problem(504, f"no result within {timeout:g} s", "ask for less, or raise --timeout")
 
 
 async def disconnected(request: Request) -> None:
@@ -202,8 +210,9 @@ def check_options(predictor: Predictor, given: Mapping[str, Any]) -> dict[str, A
         if not _is_of(kind, value):
             raise UsageError(f"{name} is {json.dumps(value)[:40]}; expected {WORDS[kind]}")
         described(entry).check(name, value)
-    if any(name in options for name in ("temperature", "top_k", "top_p", "seed")) and not options.get("sample", True):
-        raise UsageError("temperature, top_k, top_p and seed have no effect without sample", 'add "sample": true')
+    drawn = [name for name in SAMPLING if name in options]
+    if drawn and not options.get("sample"):
+        raise UsageError(f"{', '.join(drawn)}: no effect without sample", 'add "sample": true')
     predictor.check(options)
     return options
 

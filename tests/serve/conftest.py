@@ -30,7 +30,8 @@ IMPORTED = [  # by the processes of these tests, and therefore only once
 RECORDS: dict[str, list[dict[str, Any]]] = {
     "translate": [{"source": row["source"], "target": row["target"]} for row in tiny.chinese(12)],
     "classify": [{"text": row["source"], "label": "ab"["北" in row["source"]]} for row in tiny.chinese(24)],
-    "choose": [{"context": row["source"], "choices": [row["target"], "red cat"], "label": 0} for row in tiny.chinese(9)],
+    "choose": [{"context": row["source"], "choices": [row["target"], "red cat"], "label": 0}
+               for row in tiny.chinese(9)],
     "tag": [{"tokens": [*row["source"]], "tags": ["B-地名", *["O"] * (len(row["source"]) - 1)]}
             for row in tiny.chinese(9)],
     "answer": [{"question": "red cat", "context": row["source"], "answer": row["source"][:2], "start": 0}

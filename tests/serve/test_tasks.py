@@ -21,14 +21,22 @@ SOURCES = [row["source"] for row in [*tiny.english(5, seed=3), *tiny.chinese(5, 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [("translate", {"beams": 2, "n_best": 2}), ("classify", {}), ("choose", {}), ("tag", {}), ("answer", {"n_best": 2})],
+    [
+        ("translate", {"beams": 2, "n_best": 2}),
+        ("classify", {}),
+        ("choose", {}),
+        ("tag", {}),
+        ("answer", {"n_best": 2}),
+    ],
     ids=lambda word: word if isinstance(word, str) else "",
 )
 def test_a_task_gives_what_predict_writes(
     task: str, options: dict[str, Any], folder: Path, ask: Callable, cli: Callable, tmp_path: Path
 ):
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    ran = cli("predict", folder / task, folder / f"{task}.jsonl", "-o", tmp_path / "out.jsonl", "--keep", "none", *flags)
+    ran = cli(
+        "predict", folder / task, folder / f"{task}.jsonl", "-o", tmp_path / "out.jsonl", "--keep", "none", *flags
+    )
     assert ran.code == 0, ran.err
     given = [{name: row[name] for name in row if name not in ("label", "target", "tags")} for row in RECORDS[task]]
     answer = ask(f"/v1/tasks/{task}", {"input": given, **options})

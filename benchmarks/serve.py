@@ -1,0 +1,325 @@
+"""Titles and embeddings over HTTP under load: latency and requests per second, against other servers.
+
+    python benchmarks/serve.py [--quick] [--only titles|embeddings] [--seconds 10] [--peers PYTHON]
+    python benchmarks/serve.py --soak 30                   # memory over 30 minutes, 8 clients
+
+Embeddings: MiniLM, texts of 8 to 64 tokens, vectors of length 1. Titles: 128 source tokens and exactly 16 new ones,
+greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers cannot cache a prefix mask. One text per
+request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
+embeddings, infinity-emb with ONNX Runtime, the fastest server for CPUs that pip installs. They need packages that
+allmask does not: --peers names the Python of an environment with fastapi and infinity-emb[server,optimum]. All servers
+run at the same time and are loaded in turn; each has all cores. Overhead: the median latency of one client less that
+of the same call without HTTP and queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "quality"))
+
+from http_client import Client
+from serve_faults import Running, serving
+
+CLIENTS = (1, 8, 64)
+NEW, SOURCE = 16, 128
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, and what is asked of it."""
+
+    name: str
+    url: str
+    path: str
+    content: Callable[[str], Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("titles", "embeddings"))
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each server, number of clients and round")
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="of an environment with the peers")
+    parser.add_argument("--workers", type=int, default=1, help="processes of allmask")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="watch the memory of allmask instead")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--direct", choices=("titles", "embeddings"), help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
+    given = parser.parse_args()
+    if given.direct:
+        print(without_http(given.direct))
+        return
+    if given.soak:
+        print(json.dumps(soak(given.soak)))
+        return
+    seconds, clients = (1.0, (1, 4)) if given.quick else (given.seconds, CLIENTS)
+    for job in ("titles", "embeddings"):
+        if given.only in (None, job):
+            texts = titles_texts() if job == "titles" else embeddings_texts()
+            with ExitStack() as stack:
+                cases = [*JOBS[job](stack, given)]
+                rows = asyncio.run(measure(cases, texts, clients, seconds, 1 if given.quick else ROUNDS))
+            words = [sys.executable, __file__, "--direct", job]
+            direct = 1000 * float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            one = next(row for row in rows if row["server"] == "allmask" and row["clients"] == 1)
+            overhead = {"overhead of HTTP and queue, ms": round(one["p50 ms"] - direct, 2)}
+            import timing  # only now: it limits the number of threads
+
+            os.environ.pop("OMP_NUM_THREADS")
+            os.environ.pop("MKL_NUM_THREADS")
+            about = timing.versions("transformers", "starlette", "uvicorn") | {"cores": len(os.sched_getaffinity(0))}
+            timing.show(f"{job.capitalize()} over HTTP", rows, about | overhead, given.json)
+
+
+# ---- load --------------------------------------------------------------------------------------------------------
+
+
+async def measure(
+    cases: list[Case], texts: list[str], clients: tuple[int, ...], seconds: float, rounds: int
+) -> list[dict[str, Any]]:
+    for case in cases:
+        await load(case, texts, 2, 1.0)  # warm up
+    times: dict[tuple[str, int], list[float]] = {}
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(rounds):
+        for count in clients:
+            for case in cases:
+                taken = await load(case, texts, count, seconds)
+                times.setdefault((case.name, count), []).extend(taken)
+                rates.setdefault((case.name, count), []).append(len(taken) / seconds)
+    rows = []
+    for (name, count), taken in times.items():
+        cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
+        rate = statistics.mean(rates[name, count])
+        ours = statistics.mean(rates["allmask", count])
+        rows.append({
+            "clients": count, "server": name, "p50 ms": round(1000 * cuts[49], 2), "p99 ms": round(1000 * cuts[98], 2),
+            "requests/s": round(rate, 1), "allmask ×": round(ours / rate, 2) if rate else "-",
+        })  # fmt: skip
+    return rows
+
+
+async def load(case: Case, texts: list[str], clients: int, seconds: float) -> list[float]:
+    """Keep so many clients busy for a while; return the time that each request took."""
+    end, times = time.perf_counter() + seconds, []
+    rng = random.Random(0)
+
+    async def ask() -> None:
+        client = Client(case.url)
+        while (start := time.perf_counter()) < end:
+            answer = await client.post(case.path, case.content(rng.choice(texts)))
+            assert answer.status == 200, answer
+            times.append(time.perf_counter() - start)
+        await client.close()
+
+    await asyncio.gather(*(ask() for _ in range(clients)))
+    return times
+
+
+def without_http(job: str) -> float:
+    """The median time of the same call in this process."""
+    import allmask
+    from allmask.data import Record
+
+    texts = titles_texts() if job == "titles" else embeddings_texts()
+    if job == "titles":
+        write = allmask.pipeline("title", "allmask-en")
+        calls = [lambda text=text: list(write.predict([Record({"source": text}, "")], max_new=NEW, min_new=NEW))
+                 for text in texts]  # fmt: skip
+    else:
+        embed = allmask.pipeline("embed", "minilm")
+        calls = [lambda text=text: embed.vectors([text], normalize=True).tolist() for text in texts]
+    for call in calls[:3]:
+        call()
+    times = []
+    for call in calls[:64]:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def embeddings_texts() -> list[str]:
+    from texts import pieces
+
+    import allmask
+
+    rng = random.Random(0)
+    tokenizer = allmask.load("minilm").tokenizer
+    assert tokenizer is not None
+    return [piece.text for piece in pieces(tokenizer, [rng.randint(8, 64) for _ in range(256)])]
+
+
+def titles_texts() -> list[str]:
+    from texts import pieces
+
+    import allmask
+
+    tokenizer = allmask.load("allmask-en").tokenizer
+    assert tokenizer is not None
+    return [piece.text for piece in pieces(tokenizer, [SOURCE] * 128)]
+
+
+# ---- servers -----------------------------------------------------------------------------------------------------
+
+
+def titles(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
+    server = stack.enter_context(serving("allmask-en", "--tasks", "title", "--workers", given.workers))
+    options = {"min_new": NEW, "max_new": NEW}
+    yield Case("allmask", server.url, "/v1/tasks/title", lambda text: {"input": text, **options})
+    if has(given.peers, "fastapi"):
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        peer_writer(folder)
+        for dtype in ("float32", "bfloat16"):
+            url = stack.enter_context(peer(given.peers, "titles", folder, dtype))
+            yield Case(f"transformers {dtype}", url, "/predict", lambda text: {"input": text})
+
+
+def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
+    from allmask.checkpoints import resolve
+
+    server = stack.enter_context(serving("minilm", "--tasks", "embed", "--workers", given.workers))
+
+    def ask(text: str) -> Any:
+        return {"model": "minilm", "input": text}
+
+    yield Case("allmask", server.url, "/v1/embeddings", ask)
+    folder = str(resolve("minilm"))
+    if has(given.peers, "fastapi"):
+        for dtype in ("float32", "bfloat16"):
+            url = stack.enter_context(peer(given.peers, "embeddings", folder, dtype))
+            yield Case(f"transformers {dtype}", url, "/predict", lambda text: {"input": text})
+    if has(given.peers, "infinity_emb"):
+        made = stack.enter_context(tempfile.TemporaryDirectory())
+        url = stack.enter_context(infinity(given.peers, folder, Path(made)))
+        yield Case("infinity-emb ONNX", url, "/embeddings", ask)
+
+
+JOBS = {"titles": titles, "embeddings": embeddings}
+
+
+def has(python: str, module: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    found = subprocess.run([python, "-c", code], check=False).returncode == 0
+    if not found:
+        print(f"{module} is not installed: it is left out", file=sys.stderr)
+    return found
+
+
+def peer_writer(folder: str) -> None:
+    """Write a GPT-2 with the shape and the vocabulary of allmask-en; its weights are random, its work is the same."""
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    import allmask
+    from allmask.checkpoints import resolve
+
+    config = allmask.load("allmask-en").config
+    names = {"n_embd": config.width, "n_layer": config.layers, "n_head": config.heads, "n_inner": config.ffn_width}
+    made = GPT2Config(vocab_size=config.vocab_size, n_positions=512, bos_token_id=1, eos_token_id=1, **names)
+    GPT2LMHeadModel(made).save_pretrained(folder)
+    file = str(resolve("allmask-en") / "tokenizer.json")
+    special = {"sep_token": "[SEP]", "cls_token": "[CLS]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    PreTrainedTokenizerFast(tokenizer_file=file, **special).save_pretrained(folder)
+
+
+@contextmanager
+def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[str]:
+    values = {"PEER_MODEL": folder, "PEER_TASK": task, "PEER_DTYPE": dtype, "PEER_NEW": str(NEW)}
+    port = free_port()
+    words = ["-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "serve_peer:app", "--log-level", "error"]
+    with started([python, *words, "--port", str(port)], port, values, "/predict", {"input": "a"}) as url:
+        yield url
+
+
+@contextmanager
+def infinity(python: str, folder: str, made: Path) -> Iterator[str]:
+    """infinity-emb with an ONNX graph that optimum exports from the same folder."""
+    code = "import sys; from optimum.onnxruntime import ORTModelForFeatureExtraction as M; from transformers import "
+    code += "AutoTokenizer as T; M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2]); "
+    code += "T.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+    subprocess.run([python, "-c", code, folder, str(made)], check=True, capture_output=True)
+    port, name = free_port(), "minilm"
+    words = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(made), "--served-model-name", name]
+    words += ["--engine", "optimum", "--device", "cpu", "--port", str(port), "--log-level", "error"]
+    words += ["--no-bettertransformer", "--pooling-method", "mean"]
+    quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}) as url:
+        yield url
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def started(command: list[str], port: int, environment: dict[str, str], path: str, content: Any) -> Iterator[str]:
+    """Start a server and wait until it answers."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+    url = f"http://127.0.0.1:{port}"
+
+    async def answers() -> bool:
+        try:
+            return (await Client(url).post(path, content)).status == 200
+        except OSError:
+            return False
+
+    with subprocess.Popen(command, env=env) as process:
+        try:
+            while not asyncio.run(answers()):
+                if process.poll() is not None:
+                    raise RuntimeError(f"{command[0]} ended with {process.returncode}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+def soak(minutes: float) -> dict[str, Any]:
+    """Load titles and embeddings with 8 clients; report memory by the minute, and what the last half added."""
+    texts, memory = embeddings_texts(), []
+
+    async def run(server: Running) -> int:
+        title = Case("titles", server.url, "/v1/tasks/title", lambda text: {"input": text})
+        embed = Case("vectors", server.url, "/v1/embeddings", lambda text: {"model": "minilm", "input": text})
+        count = 0
+        for _ in range(max(4, round(minutes * 4))):
+            taken = await asyncio.gather(load(title, texts, 4, minutes * 60 / max(4, round(minutes * 4))),
+                                         load(embed, texts, 4, minutes * 60 / max(4, round(minutes * 4))))  # fmt: skip
+            count += sum(map(len, taken))
+            memory.append(server.memory())
+        return count
+
+    with serving("allmask-en", "minilm", "--tasks", "title,embed") as server:
+        requests = asyncio.run(run(server))
+    half = len(memory) // 2
+    return {
+        "minutes": minutes,
+        "requests": requests,
+        "memory_mb": memory,
+        "last_half_added_mb": memory[-1] - memory[half],
+    }
+
+
+if __name__ == "__main__":
+    main()
