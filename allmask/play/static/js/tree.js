@@ -87,5 +87,6 @@ function drawn({ kind, nodes, texts }) {
   const label = t("treeLabel", { count: nodes.length - 1, text: texts[0]?.text ?? "" });
   const svg = s("svg", { width: 60 + depth * COLUMN, height: 30 + rows * ROW, role: "img", "aria-label": label }, lines, names);
   const list = h("ol", { class: "title-list" }, texts.map((one) => h("li", {}, h("span", {}, one.text || t("nothing")), h("small", {}, t("score", { score: one.score })))));
-  return [h("h3", {}, t(`lane.${kind}`)), svg, list];
+  const frame = { class: "scroll", tabindex: 0, role: "region", "aria-label": `${t("beams")}, ${t(`lane.${kind}`)}` };
+  return [h("h3", {}, t(`lane.${kind}`)), h("div", frame, svg), list];
 }
