@@ -116,7 +116,7 @@ def written_steps(
         scores = recorder.seen.get(tuple(tokens[:number]))
         if scores is None:  # after the last token, if writing stopped because it was long enough
             break
-        taken = tokens[number] if number < len(tokens) else max(end, key=lambda id: scores[id].item(), default=-1)
+        taken = tokens[number] if number < len(tokens) else max(end, key=scores.tolist().__getitem__)
         best = scores.topk(ALTERNATIVES)
         steps.append(
             {

@@ -230,9 +230,7 @@ def test_text_is_never_taken_for_html(opened: Page):
 
 @pytest.mark.parametrize(("scheme", "locale", "width"), [("light", "en-US", 390), ("dark", "zh-CN", 1200)])
 def test_accessible_in_every_panel(browser: Any, address: str, scheme: str, locale: str, width: int):
-    run = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="browser tests without axe: not installed"
-    )
+    run = pytest.importorskip("axe_playwright_python.sync_playwright", reason="browser tests without axe")
     opened = Page(browser, address, color_scheme=scheme, locale=locale, viewport={"width": width, "height": 800})
     page = opened.open("#s=red+cat&t=dog&k=causal&x=1,4&l=2")
     assert page.locator("html").get_attribute("lang") == ("en" if locale == "en-US" else "zh-Hans")
