@@ -8,11 +8,11 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py benchmarks/http_client.py benchmarks/serve_peer.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test lint package bench quality faults docs clean
+.PHONY: help setup demo test test-browser lint package bench quality faults docs clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything the tests need (again only when the requirements change)
 	@echo "ready: . $(BIN)/activate, then allmask --help; or $(BIN)/allmask --help"
@@ -44,6 +44,9 @@ demo: $(RUNTIME) ## the main job: one file under four masks, which then learns t
 
 test: $(STAMP) ## run all tests; bytecode is kept, since they start many processes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-browser: $(STAMP) ## use the playground in Chromium (part of make test); what is skipped is said
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/play/test_browser.py
 
 lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff check .

@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "test_process_group" not in item.nodeid)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say aloud that the browser was not used: a count of skipped tests does not tell."""
+    reasons = {str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])}
+    for reason in sorted(reason for reason in reasons if "browser tests" in reason):
+        terminalreporter.write_line(reason.removeprefix("Skipped: "), yellow=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_plot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Draw loss.png for one run only, and copy it for the others; tests/training/test_log.py looks at what is drawn."""

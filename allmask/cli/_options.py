@@ -31,7 +31,7 @@ SECTIONS = {  # section -> the parameters of commands that do not train; the oth
     "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",
     "test": "test alpha permutations folds everything full again",
-    "server": "page",
+    "server": "page port open_browser",
     "limits": "",
     "options": "",  # all that are not listed here
     "output": "out report as_json quiet show show_mask stream keep png svg animate title top no_special every search "

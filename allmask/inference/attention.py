@@ -189,7 +189,7 @@ def attention_map(
     paired = isinstance(body, EncoderDecoder)
     ids, is_target, segments = lay_out(model, text, target, paired)
     made = _mask(model, is_target, mask, order, window, paired)
-    model._checked_mask(ids, made, None)  # the length, above all
+    model._checked_mask(ids, made, segments, None)  # the length, above all
     tokenizer = model.tokenizer
     assert tokenizer is not None
     tokens = tokenizer.tokens(ids[0].tolist())

@@ -205,8 +205,9 @@ class Api:
         return Response(plot(*self.results[claim.name]), media_type="image/svg+xml")
 
     def _tile(self, claim: Claim) -> dict[str, Any]:
-        tile = {"name": claim.name, "title": claim.title, "statement": claim.statement, "source": claim.source}
-        tile["criterion"] = claim.criterion
+        tile: dict[str, Any] = {
+            name: getattr(claim, name) for name in ("name", "title", "statement", "source", "criterion")
+        }
         if claim.name in self.results:
             result = self.results[claim.name][1]
             verdict = {"level": result.verdict.level, "words": result.verdict.words, "figure": result.verdict.figure}

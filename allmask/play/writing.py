@@ -116,14 +116,14 @@ def written_steps(
         scores = recorder.seen.get(tuple(tokens[:number]))
         if scores is None:  # after the last token, if writing stopped because it was long enough
             break
-        chosen = tokens[number] if number < len(tokens) else max(end, key=lambda id: scores[id].item(), default=-1)
+        taken = tokens[number] if number < len(tokens) else max(end, key=scores.tolist().__getitem__)
         best = scores.topk(ALTERNATIVES)
         steps.append(
             {
-                "id": chosen,
-                "token": shown(tokenizer, chosen),
-                "ends": chosen in end,
-                "probability": _share(scores[chosen]),
+                "id": taken,
+                "token": shown(tokenizer, taken),
+                "ends": taken in end,
+                "probability": _share(scores[taken]),
                 "alternatives": [
                     {"id": id, "token": shown(tokenizer, id), "probability": _share(score), "ends": id in end}
                     for id, score in zip(best.indices.tolist(), best.values, strict=True)

@@ -289,8 +289,8 @@ def test_silly_bodies_never_break_the_server(client: TestClient):
     rng = random.Random(1)
     names = ["source", "target", "order", "group", "window", "edits", "layers", "scored", "tokens", "format", "hidden"]
     names += ["how", "kind", "beams", "count", "forced", "model", "name", "title"]
-    values = [None, True, -1, 0, 1, 2.5, 10**30, "", "red", "北京", "prefix", "title", "svg", [], [0], [0, 0, 0], [[0, 0]]]
-    values += [{}, [None], ["a", "b", "c"], [2, 1, 0], "\x00", "auto"]
+    values: list[Any] = [None, True, -1, 0, 1, 2.5, 10**30, "", "red", "北京", "prefix", "title", "svg", "\x00", "auto"]
+    values += [[], [0], [0, 0, 0], [[0, 0]], {}, [None], ["a", "b", "c"], [2, 1, 0]]
     paths = ["tokens", "prove", "picture", "fill", "write", "attention", "audit", "steps", "beams", "titles"]
     seen: dict[int, int] = {}
     for _ in range(120):

@@ -1,4 +1,4 @@
-"""The page's own mask logic (JavaScript) finds what Python finds, on random masks: one JSON of cases, one run of node."""
+"""The page's own mask logic (JavaScript) finds what Python finds, on random masks: one JSON of cases, one run."""
 
 from __future__ import annotations
 

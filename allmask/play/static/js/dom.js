@@ -19,7 +19,7 @@ function fill(element, properties, children) {
     else if (name === "style") for (const [key, to] of Object.entries(value)) element.style.setProperty(key, to);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child != null));
+  element.append(...children.flat(Infinity).filter((child) => child != null));
   return element;
 }
 
@@ -27,7 +27,7 @@ export const $ = (id) => document.getElementById(id);
 
 /** Replace what is inside an element. */
 export function put(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child != null));
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child != null));
 }
 
 /** A function that runs once, `wait` milliseconds after the last call. */

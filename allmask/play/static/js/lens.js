@@ -20,7 +20,7 @@ export function startLenses() {
       attention = audit = null;
     }
     if ((moved || changed.has("lens")) && state.order.length) fetchSoon();
-    if (moved || ["lens", "layer", "head", "layers", "language"].some((name) => changed.has(name))) show();
+    if (moved || ["lens", "layer", "head", "layers", "language", "theme"].some((name) => changed.has(name))) show();
   });
 }
 
@@ -76,7 +76,7 @@ function show() {
   else if (state.lens === "measured" && audit) help.push(auditText());
   $("lens-help").textContent = help.join(" ");
   $("lens-help").classList.toggle("bad", state.lens === "measured" && !!audit && !busy && leaks() > 0);
-  showControls();
+  showUnder();
 }
 
 const count = (test) => audit.depends.flatMap((row, q) => row.filter((cell, k) => test(cell, audit.promised[q][k]))).length;
@@ -93,16 +93,18 @@ function auditText() {
 
 function whereText() {
   if (state.layer == null && state.head == null) return t("meanAll");
-  const name = (value) => (value == null ? t("mean") : value + 1);
+  const name = (value) => (value == null ? t("mean") : value);
   return t("layerHead", { layer: name(state.layer), head: name(state.head) });
 }
 
-// ---- all heads ----------------------------------------------------------------------------------------------------
+// ---- below the matrix ----------------------------------------------------------------------------------------------------
 
-function showControls() {
-  const panel = $("heads");
-  panel.hidden = state.lens !== "attention" || !attention;
-  if (panel.hidden) return put(panel);
+function showUnder() {
+  const panel = $("under");
+  const found = { attention, measured: audit }[state.lens];
+  panel.hidden = !found;
+  if (!found) return put(panel);
+  if (state.lens === "measured") return put(panel, promisedAndMeasured());
   const { layers, heads } = attention;
   const buttons = [];
   for (let layer = 0; layer < layers; layer++) {
@@ -118,17 +120,41 @@ function showControls() {
 
 const chosen = (heads) => (state.layer == null ? 0 : state.layer * heads + state.head);
 
+/** A picture with one pixel for each cell; `colour(q, k)` is the name of a colour of the page, and how strong it is. */
+function pixels(tokens, colour) {
+  const canvas = h("canvas", { width: tokens, height: tokens, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  const style = getComputedStyle(document.documentElement);
+  const named = Object.fromEntries(["--accent", "--bad"].map((name) => [name, style.getPropertyValue(name).trim()]));
+  for (let q = 0; q < tokens; q++) {
+    for (let k = 0; k < tokens; k++) {
+      const [name, strength] = colour(q, k);
+      context.globalAlpha = strength;
+      context.fillStyle = named[name];
+      context.fillRect(k, q, 1, 1);
+    }
+  }
+  return canvas;
+}
+
+/** Two small pictures side by side: what the order promises, and what was measured, with differences in red. */
+function promisedAndMeasured() {
+  const { depends, promised } = audit;
+  const tokens = depends.length;
+  const picture = (colour, words) => h("figure", {}, pixels(tokens, colour), h("figcaption", {}, t(words)));
+  const differs = (q, k) => depends[q][k] !== promised[q][k];
+  return h("div", { class: "pair" },
+    picture((q, k) => ["--accent", promised[q][k]], "promisedPicture"),
+    picture((q, k) => (differs(q, k) ? ["--bad", 1] : ["--accent", depends[q][k]]), "measuredPicture"),
+  );
+}
+
 /** A small picture of one head; pressing it shows that head over the board. */
 function thumbnail(layer, head) {
   const { heads, tokens, bytes } = attention;
-  const canvas = h("canvas", { width: tokens, height: tokens, "aria-hidden": "true" });
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(tokens, tokens);
-  const [r, g, b] = getComputedStyle(document.documentElement).getPropertyValue("--accent-rgb").split(",").map(Number);
   const start = (layer * heads + head) * tokens * tokens;
-  for (let i = 0; i < tokens * tokens; i++) image.data.set([r, g, b, bytes[start + i]], i * 4);
-  context.putImageData(image, 0, 0);
+  const canvas = pixels(tokens, (q, k) => ["--accent", bytes[start + q * tokens + k] / 255]);
   const pressed = state.layer === layer && state.head === head;
-  const label = t("layerHead", { layer: layer + 1, head: head + 1 });
+  const label = t("layerHead", { layer, head });
   return h("button", { class: "thumbnail", tabindex: -1, "aria-pressed": String(pressed), "aria-label": label, title: label, onclick: () => change({ layer, head }) }, canvas);
 }

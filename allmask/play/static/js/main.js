@@ -72,7 +72,7 @@ function startTheme() {
   let theme = themes.includes(remembered("theme")) ? remembered("theme") : "auto";
   const use = () => {
     document.documentElement.dataset.theme = theme;
-    $("theme").textContent = t(theme);
+    $("theme").textContent = `◐ ${t(theme)}`;
     $("theme").setAttribute("aria-label", `${t("theme")}: ${t(theme)}`);
   };
   $("theme").addEventListener("click", () => {

@@ -2,7 +2,7 @@
 
 export const SAMPLES = {
   en: "A tool that checks the links of a web site. It follows every page, reports the addresses that are broken, and writes a summary as a table.",
-  zh: "国家航天局今天宣布，嫦娥六号探测器成功从月球背面采集样本并返回地球，这是人类历史上第一次。",
+  zh: "中国国家航天局今天宣布，嫦娥六号探测器成功从月球背面采集样本并返回地球，这是人类历史上首次。",
 };
 
 export const LONG = {

@@ -8,18 +8,21 @@ import { onChange } from "./state.js";
 const COLUMN = 96;
 const ROW = 40;
 const HALF = 36; // half of the width of a token
-let found = null;
+let trees = []; // { kind, nodes, texts }
 
 export function startTree() {
   $("beam-go").addEventListener("click", search);
-  onChange((changed) => changed.has("language") && found && show());
+  onChange((changed) => changed.has("language") && trees.length && show());
 }
 
 async function search() {
   $("beam-go").disabled = true;
   put($("tree"), h("p", { class: "hint" }, t("computing")));
   try {
-    found = await post("beams", { source: $("write-text").value, beams: +$("beam-count").value });
+    const asked = { source: $("write-text").value, beams: +$("beam-count").value };
+    const kinds = $("write-both").checked ? ["prefix", "naive"] : ["prefix"];
+    trees = [];
+    for (const kind of kinds) trees.push({ kind, ...(await post("beams", { ...asked, kind })) });
     show();
   } catch (error) {
     put($("tree"), h("p", { class: "problem" }, `${error.message}. ${error.hint}`));
@@ -59,7 +62,10 @@ function layOut(nodes) {
 const shortened = (token) => (token.length > 10 ? `${token.slice(0, 9)}…` : token);
 
 function show() {
-  const { nodes, texts } = found;
+  put($("tree"), trees.map(drawn));
+}
+
+function drawn({ kind, nodes, texts }) {
   const rows = layOut(nodes);
   const depth = Math.max(...nodes.map((node) => node.depth));
   const x = (node) => 14 + node.depth * COLUMN;
@@ -81,5 +87,6 @@ function show() {
   const label = t("treeLabel", { count: nodes.length - 1, text: texts[0]?.text ?? "" });
   const svg = s("svg", { width: 60 + depth * COLUMN, height: 30 + rows * ROW, role: "img", "aria-label": label }, lines, names);
   const list = h("ol", { class: "title-list" }, texts.map((one) => h("li", {}, h("span", {}, one.text || t("nothing")), h("small", {}, t("score", { score: one.score })))));
-  put($("tree"), svg, list);
+  const frame = { class: "scroll", tabindex: 0, role: "region", "aria-label": `${t("beams")}, ${t(`lane.${kind}`)}` };
+  return [h("h3", {}, t(`lane.${kind}`)), h("div", frame, svg), list];
 }

@@ -141,7 +141,7 @@ function cachePicture(found, step) {
   const known = new Set([...computed, ...now.kept]);
   const n = tokens.length;
   const size = Math.max(3, Math.min(14, Math.floor(340 / n)));
-  const canvas = h("canvas", { width: n * size * 2, height: n * size * 2, style: { width: `${n * size}px`, height: `${n * size}px` } });
+  const canvas = h("canvas", { width: n * size * 2, height: n * size * 2, style: { width: `${n * size}px` } });
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const context = canvas.getContext("2d");
@@ -162,7 +162,7 @@ function cachePicture(found, step) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", words);
   return h("div", { class: "cache" },
-    h("div", { class: "scroll" }, canvas),
+    canvas,
     h("div", { class: "cache-bar", role: "img", "aria-label": t("cacheBar", { count: now.kept.length }) },
       h("span", { style: { width: `${(100 * now.kept.length) / n}%` } }), h("span", { class: "now", style: { width: `${(100 * computed.size) / n}%` } })),
     h("p", {}, t("cacheBar", { count: now.kept.length })),
