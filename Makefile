@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/environment.py benchmarks/texts.py benchmarks/onnx_int8.py, $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test lint package bench quality docs clean
