@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-BENCHMARKS := $(filter-out benchmarks/timing.py benchmarks/texts.py benchmarks/onnx_int8.py benchmarks/http_client.py benchmarks/serve_peer.py, $(wildcard benchmarks/*.py))
+HELPERS := timing environment texts onnx_int8 http_client serve_peer# modules of benchmarks that measure nothing themselves
+BENCHMARKS := $(filter-out $(HELPERS:%=benchmarks/%.py), $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test test-browser lint package bench quality faults docs clean

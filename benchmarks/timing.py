@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
+import environment  # first: it sets what libraries read when they are loaded
+
+# isort: split
 import argparse
-import os
-
-ISAS = {  # what --isa sets: each library reads its own variable when it is loaded
-    "avx2": {
-        "ALLMASK_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2",
-    },
-}  # fmt: skip
-_parser = argparse.ArgumentParser(add_help=False)
-_parser.add_argument("--isa", choices=ISAS, help="compute as on a processor that has no more than this")
-ISA = _parser.parse_known_args()[0].isa
-os.environ.update(ISAS.get(ISA, {}))
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch and the peers are imported
-os.environ["MKL_NUM_THREADS"] = "1"
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import json
 import platform
 import statistics
@@ -38,7 +24,7 @@ Case = Callable[[], object]
 
 def arguments(description: str | None, parts: tuple[str, ...] = ()) -> argparse.Namespace:
     """Parse the options; `parts` are the values of --only."""
-    parser = argparse.ArgumentParser(description=description, parents=[_parser])
+    parser = argparse.ArgumentParser(description=description, parents=[environment.PARSER])
     if parts:
         parser.add_argument("--only", choices=parts, help="only this table")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -73,8 +59,10 @@ def fastest(make: Callable[[int], Case], choices: tuple[int, ...]) -> int:
 def versions(*packages: str) -> dict[str, str]:
     """Versions of the packages, of Python, and the processor."""
     found = {"python": platform.python_version(), "processor": _processor()}
-    if ISA is not None:
-        found["restricted to"] = ISA.upper() + (" (except ONNX Runtime)" if "onnxruntime" in packages else "")
+    if environment.ISA is not None:
+        found["restricted to"] = environment.ISA.upper() + (
+            " (except ONNX Runtime)" if "onnxruntime" in packages else ""
+        )
     for package in ("allmask", "torch", *packages):
         try:
             found[package] = version(package)

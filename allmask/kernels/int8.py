@@ -56,9 +56,9 @@ def _signed_weights() -> bool:
 def limited(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in) so that AVX2's sums in 16 bits cannot overflow, with a scale (out, 1) per output.
 
-    It adds the products of four weights with unsigned bytes, for inputs 0, 1, 4, 5 and 2, 3, 6, 7 of each eight. So the
-    positive ones of these four may add up to 128, as 255 · 128 < 2^15, and so may the negative ones. The scale makes the
-    largest such sum 126; rounding adds at most 2. Weights then have 6 to 8 bits, typically 7.
+    It adds the products of four weights with unsigned bytes, for inputs 0, 1, 4, 5 and 2, 3, 6, 7 of each eight. So
+    the positive ones of these four may add up to 128, as 255 · 128 < 2^15, and so may the negative ones. The scale
+    makes the largest such sum 126; rounding adds at most 2. Weights then have 6 to 8 bits, typically 7.
     """
     rows = weight.detach().float()
     eights = rows.clamp(min=0).view(len(rows), -1, 8), rows.clamp(max=0).neg_().view(len(rows), -1, 8)
