@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from typer import Argument, Option
 
-from allmask.cli import note
+from allmask.cli import AsJson, note
 
 EXAMPLES = """
     allmask play
@@ -26,6 +27,7 @@ def command(
     ] = None,
     port: Annotated[int, Option(min=0, max=65535, help="Port on 127.0.0.1; 0 is any free one.")] = 8765,
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser, or not.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Open a page where masks come alive: draw one, prove it, break it, and let a model write under it.
 
@@ -38,4 +40,8 @@ def command(
     from allmask.play.server import run
 
     note("the playground; end it with Ctrl+C")
-    run(None if model is None else [model], port, open_browser, lambda address: print(address, flush=True))
+
+    def say(address: str) -> None:
+        print(json.dumps({"address": address}) if as_json else address, flush=True)
+
+    run(None if model is None else [model], port, open_browser, say)

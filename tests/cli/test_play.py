@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,11 +19,11 @@ from tests import tiny
 
 def test_it_serves_a_model_and_prints_the_address(tmp_path: Path):
     folder = tiny.writer(tmp_path / "writer")
-    command = [sys.executable, "-m", "allmask", "play", str(folder), "--port", "0", "--no-open"]
+    command = [sys.executable, "-m", "allmask", "play", str(folder), "--port", "0", "--no-open", "--json"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:
         assert running.stdout is not None
-        address = running.stdout.readline().strip()
+        address = json.loads(running.stdout.readline())["address"]
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=60) as page:
             assert b"<main" in page.read()
