@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ MAX_BODY = 256 * 1024  # bytes of a request
 MAX_BOARD_TEXT, MAX_TEXT = 1000, 20_000  # characters
 MAX_BEAMS = 6
 WAITING = 8  # computations that may wait
+_TRAINS = re.compile(r"allmask\.(claims\.learning|vision\.training)\b")  # modules that a claim imports
 
 
 class Busy(Exception):
@@ -195,6 +197,8 @@ class Api:
 
     def run_claim(self, fields: Fields) -> dict[str, Any]:
         (claim,) = named([fields.text("name", 10)])
+        if not _is_quick(claim):
+            raise UsageError(f"{claim.name} trains models, which takes minutes", f"allmask claims {claim.name}")
         self.results[claim.name] = claim, claim.run(Trial())
         return self._tile(claim)
 
@@ -208,6 +212,7 @@ class Api:
         tile: dict[str, Any] = {
             name: getattr(claim, name) for name in ("name", "title", "statement", "source", "criterion")
         }
+        tile["quick"] = _is_quick(claim)
         if claim.name in self.results:
             result = self.results[claim.name][1]
             verdict = {"level": result.verdict.level, "words": result.verdict.words, "figure": result.verdict.figure}
@@ -246,6 +251,11 @@ class Api:
             log.exception("the playground failed")
             return problem(500, "internal", "something went wrong here", "the terminal of the server has the traceback")
         return found if isinstance(found, Response) else JSONResponse(found)
+
+
+def _is_quick(claim: Claim) -> bool:
+    """Whether a claim takes seconds: those that train networks take minutes."""
+    return not _TRAINS.search(claim.path.read_text(encoding="utf-8"))
 
 
 def _texts(fields: Fields) -> tuple[str, str]:

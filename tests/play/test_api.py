@@ -206,8 +206,10 @@ def test_pictures(client: TestClient):
 
 
 def test_claims_are_listed_and_run(client: TestClient):
-    names = {claim["name"] for claim in client.get("/play/api/claims").json()}
-    assert "C14" in names
+    quick = {claim["name"]: claim["quick"] for claim in client.get("/play/api/claims").json()}
+    assert quick["C14"] and not quick["C9"] and sum(quick.values()) > 15
+    refused = client.post("/play/api/claims", json={"name": "C9"})
+    assert refused.status_code == 422 and "allmask claims C9" in refused.json()["hint"]
     assert client.get("/play/api/claims/C14.svg").status_code == 422
     assert post(client, "claims", name="C14")["result"]["level"] == "holds"
     assert client.get("/play/api/claims/C14.svg").text.startswith("<svg")

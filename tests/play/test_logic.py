@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import allmask
 from allmask.mask import Mask
 from allmask.mask.prover import prove
 from allmask.play.board import Board, Fields
@@ -146,3 +148,14 @@ def test_the_copied_program_makes_the_same_mask(
 
 def test_an_order_is_numbered_again(found: dict[str, Any]):
     assert found["renumbered"] == [[2, 0, 2, 1], [0, 1, 1]]
+
+
+def test_all_words_are_there_in_both_languages():
+    static = Path(allmask.__file__).parent / "play" / "static"
+    words = (static / "js" / "words.js").read_text(encoding="utf-8")
+    english, chinese = (set(re.findall(r'(?:[{,]|^) *"?([\w.]+)"?: "', part, re.M)) for part in words.split("  zh: {"))
+    sources = [path.read_text(encoding="utf-8") for path in static.rglob("*") if path.suffix in (".js", ".html")]
+    code = "".join(source for source in sources if source != words)
+    used = set(re.findall(r'\bt\("([\w.]+)"', code)) | set(re.findall(r'data-t(?:-label)?="([\w.]+)"', code))
+    assert english == chinese and used <= english
+    assert {key for key in english if "." not in key and not re.search(rf"[\"'`]{key}[\"'`]", code)} == set()

@@ -56,6 +56,11 @@ function tile(claim) {
     result?.plot ? h("img", { src: `/play/api/claims/${claim.name}.svg?${claim.ran ?? 0}`, alt: result.figure, loading: "lazy" }) : null,
     h("p", { lang: "en" }, claim.statement),
     h("details", {}, h("summary", {}, t("criterion")), h("p", { lang: "en" }, claim.criterion), h("p", { class: "hint", lang: "en" }, `${t("claimSource")}: ${claim.source}`)),
-    h("button", { class: "quiet", disabled: running != null, onclick: () => run(claim.name), "aria-label": `${t(result ? "again" : "run")}: ${claim.name}` }, t(result ? "again" : "run")),
+    claim.quick ? runButton(claim) : h("p", { class: "hint" }, t("inTerminal"), " ", h("code", {}, `allmask claims ${claim.name}`)),
   );
+}
+
+function runButton({ name, result }) {
+  const words = t(result ? "again" : "run");
+  return h("button", { class: "quiet", disabled: running != null, onclick: () => run(name), "aria-label": `${words}: ${name}` }, words);
 }
