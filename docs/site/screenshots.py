@@ -18,6 +18,8 @@ AGREES = re.compile("agrees|结论一致")
 
 
 def save(page: Any, name: str, full: bool = False) -> None:
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(300)
     picture = Image.open(io.BytesIO(page.screenshot(full_page=full))).convert("RGB")
     small = picture.quantize(160, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     small.save(FIGURES / f"play-{name}.png", optimize=True)
