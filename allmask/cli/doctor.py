@@ -23,7 +23,16 @@ EXAMPLES = """
 """
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "huggingface_hub", "typer")
 _SETS = ("avx2", "fma", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amxint8", "asimd", "asimddp", "i8mm")
-_VARIABLES = ("ALLMASK_KERNELS", "XDG_CACHE_HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CC", "HF_HOME", "HF_ENDPOINT")
+_VARIABLES = (
+    "ALLMASK_KERNELS",
+    "ALLMASK_ISA",
+    "XDG_CACHE_HOME",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CC",
+    "HF_HOME",
+    "HF_ENDPOINT",
+)
 _MODEL = "allmask-en"
 _TEXT = "This package provides a simple tool to convert images from one format to another, one by one or in a batch."
 _SECONDS = 0.7  # of each measurement of speed
