@@ -6,13 +6,14 @@
 
 Every trial is a real process with a tiny model in a folder below --out; nothing else on the machine is touched. A trial
 is good if the run ends with the very weights of a run that nothing happened to, or if the command says in one error
-message what is wrong, with the right exit code. Results are kept, and a second call makes only the trials that are
-missing; --again begins anew. Needs Linux.
+message what is wrong, with the right exit code. Results are kept until the code changes: a second call makes only the
+trials that are missing; --again begins anew. Needs Linux.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import random
@@ -45,7 +46,8 @@ from tests import tiny
 
 IMPORTED = (  # once: each process is a fork of this one
     "torch._dynamo", "torch.distributed", "torch.nn.parallel", "rouge_score.rouge_scorer", "typer.rich_utils",
-    "pydantic", "zoneinfo",
+    "pydantic", "zoneinfo", "allmask.cli.predict", "allmask.cli.evaluate", "allmask.cli.check", "allmask.cli.drift",
+    "allmask.cli.tokenizer", "allmask.cli.embed", "allmask.cli.verify",
     "allmask.cli.finetune", "allmask.cli.pretrain", "allmask.runs.driver", "allmask.runs.finetuning",
     "allmask.runs.pretraining", "allmask.checkpoints.reader", "allmask.checkpoints.writer",
     "allmask.checkpoints.families.bert", "allmask.tasks.seq2seq",
@@ -591,6 +593,14 @@ def measure(lab: Lab, name: str, count: int, deadline: float, known: dict[str, A
     return found | {"seconds": round(known.get("seconds", 0) + time.monotonic() - started, 1)}
 
 
+def code_of_all() -> str:
+    """A checksum of the code that is tried: results of another one do not count."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in [*sorted((root / "allmask").rglob("*.py")), Path(__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def rows_of(results: dict[str, Any]) -> str:
     rows = []
     for name, (scenario, _, _) in SCENARIOS.items():
@@ -616,7 +626,10 @@ def main(argv: list[str] | None = None) -> int:
         shutil.rmtree(asked.out, ignore_errors=True)
     asked.out.mkdir(parents=True, exist_ok=True)
     file, end = asked.out / "results.json", time.monotonic() + 60 * asked.minutes
-    results = json.loads(file.read_text()) if file.is_file() else {}
+    results, code = json.loads(file.read_text()) if file.is_file() else {}, code_of_all()
+    if results.get("code") != code:
+        results = {"code": code}
+        shutil.rmtree(asked.out / "lab", ignore_errors=True)
     for module in IMPORTED:
         import_module(module)
     lab = Lab((asked.out / "lab").resolve(), random.Random(asked.seed), asked.quick)
