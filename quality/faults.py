@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +145,7 @@ class Lab:
     place: Path
     rng: random.Random
     quick: bool
+    done: int = 0  # trials of the scenario that were made before
 
     @property
     def log(self) -> Path:
@@ -251,7 +253,7 @@ def changes(lab: Lab) -> Trials:
     """SIGKILL before each change of a file or folder"""
     points = {kind: _changes(lab, kind, None) for kind in ("finetune", "pretrain")}
     every = [(kind, number) for kind, count in points.items() for number in range(count)]
-    for kind, number in every[:: 40 if lab.quick else 1]:
+    for kind, number in every[:: 40 if lab.quick else 1][lab.done :]:
         _changes(lab, kind, number)
         problem = lab.goes_on(kind, lab.place / "changed")
         yield problem and f"{kind}, change {number}: {problem}"
@@ -349,9 +351,8 @@ def _files_of_runs(lab: Lab) -> list[tuple[str, Path]]:
 
 def run_flips(lab: Lab) -> Trials:
     """A bit flipped in each file of a stopped run, then --resume"""
-    for _ in range(4):
-        for kind, file in _files_of_runs(lab):
-            yield _damaged_run(lab, kind, file, lambda path: _flipped(lab.rng, path))
+    for kind, file in (_files_of_runs(lab) * 4)[lab.done :]:
+        yield _damaged_run(lab, kind, file, lambda path: _flipped(lab.rng, path))
 
 
 def run_losses(lab: Lab) -> Trials:
@@ -362,9 +363,8 @@ def run_losses(lab: Lab) -> Trials:
         lambda path: path.unlink(),
         lambda path: path.write_bytes(lab.rng.randbytes(200)),
     )
-    for damage in damages:
-        for kind, file in _files_of_runs(lab):
-            yield _damaged_run(lab, kind, file, damage)
+    for damage, (kind, file) in list(product(damages, _files_of_runs(lab)))[lab.done :]:
+        yield _damaged_run(lab, kind, file, damage)
 
 
 def model_flips(lab: Lab) -> Trials:
@@ -525,16 +525,20 @@ def pipes(lab: Lab) -> Trials:
         os.mkfifo(pipe)
     final = lab.place / "finished-finetune"
     weights_of_stopped(lab, "finetune")
-    for path in (pipe, Path("/dev/zero"), Path("/dev/null")):
-        for words in (
-            ["finetune", lab.place / "bert", "--task", "title", "--data", path, "--out", lab.place / "none"],
-            ["pretrain", "--from", lab.place / "bert", "--data", path, "--out", lab.place / "none"],
-            ["predict", final, path], ["evaluate", final, path], ["check", path, "--task", "title"],
-            ["tokenizer", "train", path, "--out", lab.place / "none"], ["drift", path, lab.place / "text.txt"],
-            ["embed", lab.place / "bert", path, "-o", lab.place / "none.npy"],
-        ):  # fmt: skip
-            ended = call(lab.log, *words).wait(60)
-            yield None if ended.refused else f"{words[0]} {path}: code {ended.code}: {ended.said[-300:]}"
+    commands: list[tuple[object, ...]] = [
+        command
+        for path in (pipe, Path("/dev/zero"), Path("/dev/null"))
+        for command in (
+            ("finetune", lab.place / "bert", "--task", "title", "--data", path, "--out", lab.place / "none"),
+            ("pretrain", "--from", lab.place / "bert", "--data", path, "--out", lab.place / "none"),
+            ("predict", final, path), ("evaluate", final, path), ("check", path, "--task", "title"),
+            ("tokenizer", "train", path, "--out", lab.place / "none"), ("drift", path, lab.place / "text.txt"),
+            ("embed", lab.place / "bert", path, "-o", lab.place / "none.npy"),
+        )
+    ]  # fmt: skip
+    for words in commands[lab.done :]:
+        ended = call(lab.log, *words).wait(60)
+        yield None if ended.refused else f"{' '.join(map(str, words))}: code {ended.code}: {ended.said[-300:]}"
 
 
 def bombs(lab: Lab) -> Trials:
@@ -544,7 +548,7 @@ def bombs(lab: Lab) -> Trials:
     opener = hostile.Opener()
     try:
         named = [lambda folder, make=make: make(folder) for make in hostile.BOMBS.values()]
-        for number in range(len(named) + 200):
+        for number in range(lab.done, len(named) + 200):
             folder = lab.fresh("bomb")
             folder.mkdir()
             make = named[number] if number < len(named) else lambda folder: hostile.random_bomb(folder, lab.rng)
@@ -639,8 +643,9 @@ def main(argv: list[str] | None = None) -> int:
     for left, name in zip(range(len(names), 0, -1), names, strict=True):
         known = results.get(name, {})
         count = SCENARIOS[name][2 if asked.quick else 1]
-        lab.rng.seed(f"{asked.seed} {name} {known.get('all', 0)}")
-        if known.get("all", 0) < count and not known.get("complete"):
+        lab.done = known.get("all", 0)
+        lab.rng.seed(f"{asked.seed} {name} {lab.done}")
+        if lab.done < count and not known.get("complete"):
             share = (end - time.monotonic()) / left  # time that a scenario does not need is left to the next ones
             results[name] = measure(lab, name, count, min(end, time.monotonic() + share), known)
             write_atomically(file, json.dumps(results, indent=1))
