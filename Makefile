@@ -93,7 +93,7 @@ quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, T
 	@if [ -n "$(GAN)" ]; then $(BIN)/python quality/gan.py --data $(GAN) --out quality-runs/gan; fi
 
 faults: $(STAMP) ## kill, damage, fill up and stop what runs, in at most 20 minutes, and write the table of docs/reliability.md
-	@$(BIN)/python quality/faults.py --again --write docs/reliability.md
+	@$(BIN)/python quality/faults.py --write docs/reliability.md
 
 docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
 	@$(INSTALL) -e '.[docs]'

@@ -145,6 +145,15 @@ def put_in_place(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there. It loses its name first, so that nobody finds it half removed."""
+    if not path.is_dir():
+        return
+    hidden = _partial(path)
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
 def _exchange(one: Path, other: Path) -> bool:
     """Swap the names of two folders in one step; False if the system, or this file system, cannot do that."""
     if not sys.platform.startswith("linux"):

@@ -6,13 +6,14 @@
 
 Every trial is a real process with a tiny model in a folder below --out; nothing else on the machine is touched. A trial
 is good if the run ends with the very weights of a run that nothing happened to, or if the command says in one error
-message what is wrong, with the right exit code. Results are kept, and a second call makes only the trials that are
-missing; --again begins anew. Needs Linux.
+message what is wrong, with the right exit code. Results are kept until the code changes: a second call makes only the
+trials that are missing; --again begins anew. Needs Linux.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import random
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +47,8 @@ from tests import tiny
 
 IMPORTED = (  # once: each process is a fork of this one
     "torch._dynamo", "torch.distributed", "torch.nn.parallel", "rouge_score.rouge_scorer", "typer.rich_utils",
-    "pydantic", "zoneinfo",
+    "pydantic", "zoneinfo", "allmask.cli.predict", "allmask.cli.evaluate", "allmask.cli.check", "allmask.cli.drift",
+    "allmask.cli.tokenizer", "allmask.cli.embed", "allmask.cli.verify",
     "allmask.cli.finetune", "allmask.cli.pretrain", "allmask.runs.driver", "allmask.runs.finetuning",
     "allmask.runs.pretraining", "allmask.checkpoints.reader", "allmask.checkpoints.writer",
     "allmask.checkpoints.families.bert", "allmask.tasks.seq2seq",
@@ -142,6 +145,7 @@ class Lab:
     place: Path
     rng: random.Random
     quick: bool
+    done: int = 0  # trials of the scenario that were made before
 
     @property
     def log(self) -> Path:
@@ -249,7 +253,7 @@ def changes(lab: Lab) -> Trials:
     """SIGKILL before each change of a file or folder"""
     points = {kind: _changes(lab, kind, None) for kind in ("finetune", "pretrain")}
     every = [(kind, number) for kind, count in points.items() for number in range(count)]
-    for kind, number in every[:: 40 if lab.quick else 1]:
+    for kind, number in every[:: 40 if lab.quick else 1][lab.done :]:
         _changes(lab, kind, number)
         problem = lab.goes_on(kind, lab.place / "changed")
         yield problem and f"{kind}, change {number}: {problem}"
@@ -347,9 +351,8 @@ def _files_of_runs(lab: Lab) -> list[tuple[str, Path]]:
 
 def run_flips(lab: Lab) -> Trials:
     """A bit flipped in each file of a stopped run, then --resume"""
-    for _ in range(4):
-        for kind, file in _files_of_runs(lab):
-            yield _damaged_run(lab, kind, file, lambda path: _flipped(lab.rng, path))
+    for kind, file in (_files_of_runs(lab) * 4)[lab.done :]:
+        yield _damaged_run(lab, kind, file, lambda path: _flipped(lab.rng, path))
 
 
 def run_losses(lab: Lab) -> Trials:
@@ -360,9 +363,8 @@ def run_losses(lab: Lab) -> Trials:
         lambda path: path.unlink(),
         lambda path: path.write_bytes(lab.rng.randbytes(200)),
     )
-    for damage in damages:
-        for kind, file in _files_of_runs(lab):
-            yield _damaged_run(lab, kind, file, damage)
+    for damage, (kind, file) in list(product(damages, _files_of_runs(lab)))[lab.done :]:
+        yield _damaged_run(lab, kind, file, damage)
 
 
 def model_flips(lab: Lab) -> Trials:
@@ -523,16 +525,20 @@ def pipes(lab: Lab) -> Trials:
         os.mkfifo(pipe)
     final = lab.place / "finished-finetune"
     weights_of_stopped(lab, "finetune")
-    for path in (pipe, Path("/dev/zero"), Path("/dev/null")):
-        for words in (
-            ["finetune", lab.place / "bert", "--task", "title", "--data", path, "--out", lab.place / "none"],
-            ["pretrain", "--from", lab.place / "bert", "--data", path, "--out", lab.place / "none"],
-            ["predict", final, path], ["evaluate", final, path], ["check", path, "--task", "title"],
-            ["tokenizer", "train", path, "--out", lab.place / "none"], ["drift", path, lab.place / "text.txt"],
-            ["embed", lab.place / "bert", path, "-o", lab.place / "none.npy"],
-        ):  # fmt: skip
-            ended = call(lab.log, *words).wait(60)
-            yield None if ended.refused else f"{words[0]} {path}: code {ended.code}: {ended.said[-300:]}"
+    commands: list[tuple[object, ...]] = [
+        command
+        for path in (pipe, Path("/dev/zero"), Path("/dev/null"))
+        for command in (
+            ("finetune", lab.place / "bert", "--task", "title", "--data", path, "--out", lab.place / "none"),
+            ("pretrain", "--from", lab.place / "bert", "--data", path, "--out", lab.place / "none"),
+            ("predict", final, path), ("evaluate", final, path), ("check", path, "--task", "title"),
+            ("tokenizer", "train", path, "--out", lab.place / "none"), ("drift", path, lab.place / "text.txt"),
+            ("embed", lab.place / "bert", path, "-o", lab.place / "none.npy"),
+        )
+    ]  # fmt: skip
+    for words in commands[lab.done :]:
+        ended = call(lab.log, *words).wait(60)
+        yield None if ended.refused else f"{' '.join(map(str, words))}: code {ended.code}: {ended.said[-300:]}"
 
 
 def bombs(lab: Lab) -> Trials:
@@ -542,7 +548,7 @@ def bombs(lab: Lab) -> Trials:
     opener = hostile.Opener()
     try:
         named = [lambda folder, make=make: make(folder) for make in hostile.BOMBS.values()]
-        for number in range(len(named) + 200):
+        for number in range(lab.done, len(named) + 200):
             folder = lab.fresh("bomb")
             folder.mkdir()
             make = named[number] if number < len(named) else lambda folder: hostile.random_bomb(folder, lab.rng)
@@ -560,10 +566,11 @@ def bombs(lab: Lab) -> Trials:
 
 
 SCENARIOS: dict[str, tuple[Callable[[Lab], Trials], int, int]] = {  # trials, and those of --quick
-    "kills": (kills, 60, 2), "changes": (changes, 1000, 9), "signals": (signals, 24, 3),
+    "kills": (kills, 60, 2), "signals": (signals, 24, 3),
     "run-flips": (run_flips, 160, 6), "run-losses": (run_losses, 160, 6), "model-flips": (model_flips, 1000, 1000),
     "full-disks": (full_disks, 24, 2), "killed-ranks": (killed_ranks, 8, 1), "stopped-ranks": (stopped_ranks, 6, 1),
     "locks": (locks, 6, 1), "pipes": (pipes, 24, 3), "bombs": (bombs, 60, 4),
+    "changes": (changes, 1000, 9),  # the longest, with the time that the others leave
 }  # fmt: skip
 
 
@@ -591,6 +598,14 @@ def measure(lab: Lab, name: str, count: int, deadline: float, known: dict[str, A
     return found | {"seconds": round(known.get("seconds", 0) + time.monotonic() - started, 1)}
 
 
+def code_of_all() -> str:
+    """A checksum of the code that is tried: results of another one do not count."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in [*sorted((root / "allmask").rglob("*.py")), Path(__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def rows_of(results: dict[str, Any]) -> str:
     rows = []
     for name, (scenario, _, _) in SCENARIOS.items():
@@ -616,7 +631,10 @@ def main(argv: list[str] | None = None) -> int:
         shutil.rmtree(asked.out, ignore_errors=True)
     asked.out.mkdir(parents=True, exist_ok=True)
     file, end = asked.out / "results.json", time.monotonic() + 60 * asked.minutes
-    results = json.loads(file.read_text()) if file.is_file() else {}
+    results, code = json.loads(file.read_text()) if file.is_file() else {}, code_of_all()
+    if results.get("code") != code:
+        results = {"code": code}
+        shutil.rmtree(asked.out / "lab", ignore_errors=True)
     for module in IMPORTED:
         import_module(module)
     lab = Lab((asked.out / "lab").resolve(), random.Random(asked.seed), asked.quick)
@@ -625,9 +643,10 @@ def main(argv: list[str] | None = None) -> int:
     for left, name in zip(range(len(names), 0, -1), names, strict=True):
         known = results.get(name, {})
         count = SCENARIOS[name][2 if asked.quick else 1]
-        lab.rng.seed(f"{asked.seed} {name} {known.get('all', 0)}")
-        if known.get("all", 0) < count and not known.get("complete"):
-            share = (end - time.monotonic()) / left * 2  # most scenarios need less than their share
+        lab.done = known.get("all", 0)
+        lab.rng.seed(f"{asked.seed} {name} {lab.done}")
+        if lab.done < count and not known.get("complete"):
+            share = (end - time.monotonic()) / left  # time that a scenario does not need is left to the next ones
             results[name] = measure(lab, name, count, min(end, time.monotonic() + share), known)
             write_atomically(file, json.dumps(results, indent=1))
             shown = results[name]

@@ -321,6 +321,17 @@ def test_all_leftovers_of_a_folder_are_removed(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "step-00000004"]
 
 
+def test_a_folder_that_is_half_removed_has_lost_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    a_folder(tmp_path / "f", "before")
+    with monkeypatch.context() as patch:  # killed at the first file
+        patch.setattr(files.shutil, "rmtree", lambda *args, **more: None)
+        files.remove_folder(tmp_path / "f")
+    assert [path.name for path in tmp_path.iterdir()] == [f".f.{os.getpid()}.partial"]
+    files.remove_all_leftovers(tmp_path)
+    files.remove_folder(tmp_path / "absent")
+    assert tree(tmp_path) == {}
+
+
 # ---- one process at a time -------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import torch
 
 from allmask.devices import shown
 from allmask.errors import DataError, ResourceError, UsageError
-from allmask.files import locked
+from allmask.files import locked, remove_folder
 from allmask.runs import folder as run_folder
 from allmask.runs import sweep
 from allmask.runs.folder import FINAL, START, finished_result, saved_plan
@@ -88,7 +88,7 @@ def begin(plan: Plan, data: Any, out: Path, lock: ExitStack | None = None) -> Pl
         expect_free(out, plan.job.leaves)
         checkpoint.remove_unfinished(out)
     if not plan.job.several:
-        shutil.rmtree(out / START, ignore_errors=True)
+        remove_folder(out / START)
         plan.job.save(model, data, out / START)
     run_folder.write_config(plan, plan.job.checksums(data), out)
     return plan

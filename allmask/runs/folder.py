@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import yaml
 
 from allmask.errors import CheckpointError
-from allmask.files import MANIFEST, new_folder, sha256, verify, write_atomically
+from allmask.files import MANIFEST, new_folder, remove_folder, sha256, verify, write_atomically
 from allmask.model import Model
 from allmask.runs.options import CHECKSUMS, CONFIG, SEAL, START, saved_values, sealed_values
 from allmask.runs.plan import Plan
@@ -132,12 +131,12 @@ def drop_spent(out: Path, steps: Sequence[int], keep: int) -> None:
     Those are for `allmask average`; the best weights are in final/. `steps` are the run's own checkpoints, newest
     first; others are left alone.
     """
-    shutil.rmtree(out / START, ignore_errors=True)
+    remove_folder(out / START)
     for number, folder in enumerate(checkpoint.folder_of(out, step) for step in steps):
         if number < keep:
             checkpoint.drop_optimizer(folder)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
 
 def save_model(model: Model, task: Any | None, folder: Path, also: Sequence[Any] = ()) -> None:

@@ -36,6 +36,7 @@ from allmask.files import (
     put_in_place,
     read_manifest,
     remove_all_leftovers,
+    remove_folder,
     verify,
     write_manifest,
 )
@@ -306,7 +307,7 @@ def prune(run: Path, known: History, now: int, keep: int, best: int | None) -> H
     done = [step for step in known.resumable if step <= now]
     spent = set(done[keep:]) | {step for step in known.weights if step <= now}
     for step in sorted(spent - {best}):
-        shutil.rmtree(folder_of(run, step), ignore_errors=True)
+        remove_folder(folder_of(run, step))
     if best in spent:
         drop_optimizer(folder_of(run, best))
     left = {best} & spent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -415,6 +414,8 @@ def test_other_errors_are_not_about_memory(tmp_path: Path):
 @contextmanager
 def small_disk(most: int) -> Iterator[None]:
     """No file can grow beyond so many bytes: the system refuses to write more, as a full disk does."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
