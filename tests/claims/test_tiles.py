@@ -151,14 +151,14 @@ def test_a_reader_is_not_changed_by_its_fine_tuning():
 def test_the_page_of_the_documentation_is_written(tmp_path: Path):
     (tmp_path / "figures").mkdir()
     page = tmp_path / "claims.md"
-    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{MARKS[0]}\nstale\n{MARKS[1]}\nafter\n", encoding="utf-8")
     (tile,) = named(["D7"])
     result = replace(tile.run(Trial(brief=True)), verdict=Verdict("weaker", "a | b"))
     for _ in range(2):  # written again, it is the same
         write_docs(tmp_path, [(tile, result)])
         text = page.read_text(encoding="utf-8")
         assert text.startswith(f"before\n{MARKS[0]}\n1 claim ran in") and text.endswith(f"{MARKS[1]}\nafter\n")
-        assert "old" not in text and f"| D7 | {tile.title} | holds here, but weaker | a \\| b | " in text
+        assert "stale" not in text and f"| D7 | {tile.title} | holds here, but weaker | a \\| b | " in text
         assert all(f"| {claim.name} | {claim.title} | " in text for claim in all_claims())
     assert (tmp_path / "figures" / "claims.html").read_text(encoding="utf-8").count("<article") == 1
     page.write_text("no marks", encoding="utf-8")
