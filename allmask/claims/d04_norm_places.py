@@ -7,7 +7,8 @@ Source: Xiong et al. 2020; Wang et al. 2019.
 Criterion: Transformers of 8 layers, 64 wide, initialized as in 2017, over three seeds. At the start, the gradient of
     the last feed-forward layer is more than twice that of the first for post, and not for pre. Trained for 30 steps
     without warm-up at rates 1e-3, 3e-3 and 1e-2, the largest rate at which the loss falls below half of its first value
-    in all seeds is at least 3 times larger for pre. Weaker: at 1e-2 the loss of pre is lower in all seeds.
+    in all seeds is at least 3 times larger for pre. Weaker: at 1e-2 the loss of pre is lower in all seeds. (First
+    12 layers and 40 steps, with nearly the same figures; these take half of the time.)
 """
 
 from __future__ import annotations

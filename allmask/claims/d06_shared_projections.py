@@ -7,7 +7,8 @@ Criterion: Each of 15 tokens has a value, and must tell that of its partner; the
     relation is mutual. One layer with one head, 64 wide, is trained for 100 steps, over five seeds. With three
     projections the accuracy is above 95 %, with Q = K at least 20 points lower, with K = V at most 5 points lower.
     Weaker: with K = V it loses more. (First all tokens formed one cycle. There Q = K reaches 90 %: scores that grow
-    along the cycle are symmetric, and wrong at one token only. In a cycle of three they are wrong at every third.)
+    along the cycle are symmetric, and wrong at one token only. In a cycle of three they are wrong at every third. And
+    first it was 150 steps.)
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ Criterion: The mask of the kernel is a row of `Mask.causal`. Over five seeds, ou
 from __future__ import annotations
 
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,9 @@ WIDTH, KERNEL, LAYERS, STEPS = 64, 5, 2, 80
 
 class ConvolutionModel(nn.Module):
     """Tokens, residual convolutions whose kernel sees what the middle row of a mask shows, and an output layer."""
+
+    support: Tensor
+    kernels: Any  # of nn.Conv1d
 
     def __init__(self, mask: Mask):
         super().__init__()

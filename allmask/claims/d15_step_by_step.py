@@ -7,7 +7,7 @@ Criterion: allmask-en writes titles of three texts, allmask-zh of three Chinese 
     the text, and no three tokens are written twice in a row, as usual for these models. Steps without a cache, each
     fed with all tokens before it, write exactly the tokens that the cached search writes, and end with [SEP]. One pass
     under the prefix mask over each finished title predicts the same token at every step. Weaker: some titles end only
-    at 32 tokens.
+    at 32 tokens. (First tokens could be repeated at will, and some titles did not end, as in C19.)
 """
 
 from __future__ import annotations
