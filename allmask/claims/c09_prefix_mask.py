@@ -30,22 +30,22 @@ def measure(trial: Trial, both_ways: bool = True) -> Numbers:
     for seed in trial.seeds(3):
         for name in found:
             trial.say(f"{name}, seed {seed}")
-            found[name].append(curve(name if both_ways else "naive", seed, trial.steps(STEPS)))
+            found[name].append(curve(name if both_ways else "naive", seed, trial))
     return found
 
 
-def curve(mask: str, seed: int, steps: int) -> list[float]:
+def curve(mask: str, seed: int, trial: Trial) -> list[float]:
     """The held-out loss after every few steps, until the translation is learnt."""
     model, losses = small_model(story_tokenizer(), seed), []
     task = Title(max_source=16, max_target=8, quote=0, mask=mask).fitted(model)
-    train, test = (task.workload(model, pairs(*which)) for which in ((4000, seed), (100, 1000)))
+    train, test = (task.workload(model, pairs(*which)) for which in ((trial.examples(4000), seed), (100, 1000)))
 
     def look(step: int) -> bool:
         if step % EVERY == 0:
             losses.append(loss_on(model, test))
         return bool(losses) and losses[-1] < LEARNT
 
-    train_on(model, train, steps, seed, look, warmup=20.0)
+    train_on(model, train, trial.steps(STEPS), seed, look, warmup=20.0)
     return losses
 
 

@@ -39,9 +39,8 @@ def measure(trial: Trial, pretrained: bool = True) -> Numbers:
     for seed in trial.seeds(3):
         trial.say(f"seed {seed}")
         body = pretrained_story_model(seed, trial.steps(PRETRAINING)) if pretrained else small_lstm(seed)
-        limit = trial.steps(20_000 if trial.full else 1000)
-        found["pretrained"].append(curve(copy.deepcopy(body), seed, limit))
-        found["lstm"].append(curve(small_lstm(seed), seed, limit))
+        found["pretrained"].append(curve(copy.deepcopy(body), seed, trial))
+        found["lstm"].append(curve(small_lstm(seed), seed, trial))
     return found
 
 
@@ -54,9 +53,9 @@ def small_lstm(seed: int) -> Model:
     return model
 
 
-def curve(model: Model, seed: int, limit: int) -> list[float]:
+def curve(model: Model, seed: int, trial: Trial) -> list[float]:
     """The share of right characters after every few steps, until it reaches the level."""
-    train, test = title_work(model, 2000, seed), title_work(model, 100, 1000)
+    train, test = title_work(model, trial.examples(2000), seed), title_work(model, trial.examples(100), 1000)
     found: list[float] = []
 
     def look(step: int) -> bool:
@@ -64,6 +63,7 @@ def curve(model: Model, seed: int, limit: int) -> list[float]:
             found.append(accuracy_on(model, test))
         return bool(found) and found[-1] >= LEVEL
 
+    limit = trial.steps(20_000 if trial.full else 1000)
     train_on(model, train, limit, seed, look, warmup=20.0)
     return found
 

@@ -34,16 +34,16 @@ NAMES = {"none": "no auxiliary loss", "task": "on the task's texts", "general": 
 
 def measure(trial: Trial, beside: bool = True) -> Numbers:
     """`beside`: otherwise no language model's loss is added."""
-    test, unseen = Rows(story_text().part(True), "mlm"), notes(200, 1000)
+    test, unseen = Rows(story_text().part(True), "mlm"), notes(trial.examples(200), 1000)
     body = pretrained_story_model(1, trial.steps(PRETRAINING))
-    general = [story.text for story in stories(300, 2)]
+    general = [story.text for story in stories(trial.examples(300), 2)]
     found: Numbers = {"before": loss_on(body, test), "loss": {}, "accuracy": {}}
     for name in NAMES:
         trial.say(NAMES[name])
         how = {"lr": 3e-3, "lm_weight": WEIGHT if beside and name != "none" else 0.0}
         how |= {"lm_text": general} if beside and name == "general" else {}
-        seeds, steps = trial.seeds(5), trial.steps(STEPS)
-        tuned = [finetuned(body, notes(400, seed), unseen, steps, seed, **how) for seed in seeds]
+        seeds, steps, count = trial.seeds(5), trial.steps(STEPS), trial.examples(400)
+        tuned = [finetuned(body, notes(count, seed), unseen, steps, seed, **how) for seed in seeds]
         found["loss"][name] = [loss_on(model, test) for model, _ in tuned]
         found["accuracy"][name] = [accuracy for _, accuracy in tuned]
     return found

@@ -28,7 +28,10 @@ def measure(trial: Trial, at_the_ends: bool = True) -> Numbers:
     for seed in trial.seeds(5):
         trial.say(f"seed {seed}")
         body = small_model(story_tokenizer(), seed)
-        train, test = long_texts(600, seed, at_the_ends), long_texts(300, 1000, at_the_ends)
+        train, test = (
+            long_texts(trial.examples(600), seed, at_the_ends),
+            long_texts(trial.examples(300), 1000, at_the_ends),
+        )
         for cut in CUTS:
             task = Classify(kind="single", max_length=ROOM + 2, truncate=cut)
             found[cut].append(finetuned(body, train, test, trial.steps(STEPS), seed, task=task, lr=3e-3)[1])

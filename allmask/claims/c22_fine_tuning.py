@@ -4,10 +4,11 @@ Statement: Fine-tuning the whole body is better than a head on frozen features. 
     task has few examples. With few examples the result depends on the seed; Adam with bias correction and more epochs
     make it steadier.
 Source: Devlin et al. 2019, sections 5.2 and 5.3; Mosbach et al. 2021; Zhang et al. 2021.
-Criterion: Bodies 16, 32 and 64 wide are pretrained on made-up stories; 60 labelled stories are the task. Over five
+Criterion: Bodies 16, 32 and 64 wide are pretrained on made-up stories; 20 labelled stories are the task. Over five
     seeds: the fine-tuned body is at least five points better than a head on its frozen features; accuracy grows from 16
     to 32 to 64; the standard deviation between seeds is smaller with bias correction and 20 epochs than without it and
-    3 epochs. Weaker: the first and one of the others.
+    3 epochs. Weaker: the first and one of the others. (First there were 60 examples, with which all were at 97 to
+    100 %: the deviation fell from 0.2 to 0.0, and 32 was not better than 16.)
 At length: python quality/tasks.py DATA
 """
 
@@ -23,7 +24,7 @@ from allmask.data import Record
 from allmask.model import Model
 from allmask.options import Settings
 
-EXAMPLES, STEPS, EPOCHS, TOKENS, SEEDS = 60, 100, 20, 320, 5  # STEPS are those of 20 epochs
+EXAMPLES, STEPS, EPOCHS, TOKENS, SEEDS = 20, 60, 20, 100, 5  # STEPS are those of 20 epochs
 WIDTHS = (16, 32, 64)
 
 
@@ -44,7 +45,7 @@ def shape(width: int) -> dict[str, int]:
 
 
 def runs(trial: Trial, body: Model, steps: int, **how) -> list[float]:
-    test = labelled(200, 1000)
+    test = labelled(trial.examples(200), 1000)
     return [
         finetuned(body, labelled(EXAMPLES, seed), test, steps, seed, batch_tokens=TOKENS, betas=(0.9, 0.999), **how)[1]
         for seed in trial.seeds(SEEDS)

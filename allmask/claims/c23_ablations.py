@@ -28,13 +28,14 @@ def measure(trial: Trial, ablated: bool = True) -> Numbers:
     """`ablated`: otherwise all three are pretrained in the same way."""
     found: Numbers = {name: {"pairs": [], "topics": []} for name in OBJECTIVES}
     for seed in trial.seeds(3):
-        tasks = {"pairs": (pairs(PAIRS, seed), pairs(200, 1000)), "topics": (topics(SINGLE, seed), topics(200, 1000))}
+        many, test = trial.examples(PAIRS), trial.examples(200)
+        tasks = {"pairs": (pairs(many, seed), pairs(test, 1000)), "topics": (topics(SINGLE, seed), topics(test, 1000))}
         for name in OBJECTIVES:
             trial.say(f"{OBJECTIVES[name]}, seed {seed}")
             shape = {"own_mask": "causal"} if ablated and name == "causal" else {}
             body = pretrained_story_model(seed, trial.steps(PRETRAINING), name if ablated else "mlm", **shape)
-            for task, (train, test) in tasks.items():
-                found[name][task].append(finetuned(body, train, test, trial.steps(STEPS), seed)[1])
+            for task, (train, unseen) in tasks.items():
+                found[name][task].append(finetuned(body, train, unseen, trial.steps(STEPS), seed)[1])
     return found
 
 

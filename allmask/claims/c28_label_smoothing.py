@@ -29,8 +29,14 @@ def measure(trial: Trial, smoothed: bool = True) -> Numbers:
             trial.say(f"{name}, seed {seed}")
             model = small_model(story_tokenizer(), seed)
             smoothing = SMOOTHING if smoothed and name == "smoothed" else 0.0
-            train_on(model, title_work(model, 2000, seed), trial.steps(STEPS), seed, label_smoothing=smoothing)
-            test = title_work(model, 500, 1000)
+            train_on(
+                model,
+                title_work(model, trial.examples(2000), seed),
+                trial.steps(STEPS),
+                seed,
+                label_smoothing=smoothing,
+            )
+            test = title_work(model, trial.examples(500), 1000)
             values["perplexity"].append(exp(loss_on(model, test)))
             values["accuracy"].append(accuracy_on(model, test))
     return found

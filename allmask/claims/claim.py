@@ -53,6 +53,10 @@ class Trial:
         """How many steps a training has that usually has `count`."""
         return min(count, 6) if self.brief else count
 
+    def examples(self, count: int) -> int:
+        """How many examples to make where `count` are usual."""
+        return min(count, 40) if self.brief else count
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -68,6 +68,7 @@ class Text:
         rows, starts, documents = ([values[row] for row in kept] for values in (self.rows, self.starts, self.documents))
         return Text(self.tokenizer, rows, starts, documents)
 
+    @cached_property
     def entropy(self) -> float:
         """In nats, of the held-out tokens by the frequencies of the others: the loss of a model that knows no more."""
         train, test = (np.concatenate(self.part(held_out).rows) for held_out in (False, True))
@@ -302,7 +303,7 @@ def language_model(seed: int, steps: int, objective: str = "causal", norm: str =
 
     def look(step: int) -> None:
         if step in looks:
-            gained.append(100 * (1 - loss_on(model, test) / text.entropy()))
+            gained.append(100 * (1 - loss_on(model, test) / text.entropy))
 
     train_on(model, train, steps, seed, look)
     return Learnt(tuple(gained), loss_on(model, test))
