@@ -30,7 +30,7 @@ SECTIONS = {  # section -> the parameters of commands that do not train; the oth
     "training": "minutes fast",
     "writing": "beams n_best length_penalty end_bias no_repeat_ngram min_new max_new",
     "sampling": "sample temperature top_k top_p",
-    "test": "test alpha permutations folds everything full again",
+    "test": "test alpha permutations folds everything full again jobs",
     "server": "page port open_browser",
     "limits": "",
     "options": "",  # all that are not listed here

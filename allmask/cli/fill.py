@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from allmask.cli import Device, ModelName, show_log, stdin_batches, to_json
+from allmask.cli import Device, ModelOrDefault, note_default, show_log, stdin_batches, to_json
 from allmask.cli._options import with_fields
 from allmask.errors import DataError
 from allmask.options import FillOptions
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from allmask.tasks.fill import Filled
 
 EXAMPLES = """
+    allmask fill "北京欢[MASK]你"
     allmask fill runs/a "北京欢[MASK]你"
     allmask fill bert-base-chinese "白切[MASK]很好[MASK]" --top 3
     allmask fill runs/a --json < gaps.txt
@@ -25,7 +27,7 @@ EXAMPLES = """
 
 @with_fields(FillOptions, "top")
 def command(
-    model: ModelName,
+    model: ModelOrDefault = None,
     text: Annotated[
         str | None, Argument(metavar="TEXT", help="A text with [MASK] in it; without it, each line of stdin.")
     ] = None,
@@ -39,13 +41,20 @@ def command(
     """
     top = FillOptions(**{name: value for name, value in given.items() if value is not None}).top
     show_log()
+    if text is None and model is not None and "[MASK]" in model:
+        model, text = None, model
+    batches = stdin_batches()
+    if model is None:
+        first = [] if text is not None else next(batches, [])
+        model = note_default([text] if text is not None else [record.fields["text"] for record in first])
+        batches = chain([first], batches)
     from allmask.pipelines import pipeline
 
     fill = pipeline("fill", model, device=device)
     if text is not None:
         _print(fill(text, top), as_json)
         return
-    for records in stdin_batches():
+    for records in batches:
         lines = [record.fields["text"] for record in records]
         for record, line in zip(records, lines, strict=True):
             if line.strip() and "[MASK]" not in line:

@@ -23,7 +23,11 @@ EXAMPLES = """
 
 def command(
     folder: Annotated[
-        str, Argument(help="A run, or a part of one: a checkpoint, a model folder, a tokenized corpus; or allmask-en.")
+        str,
+        Argument(
+            metavar="FOLDER",
+            help="A run, or a part of one: a checkpoint, a model folder, a tokenized corpus; or allmask-en.",
+        ),
     ],
     as_json: AsJson = False,
 ) -> int:

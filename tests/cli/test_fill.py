@@ -30,6 +30,16 @@ def from_stdin(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(os.fdopen(read, "rb")))
 
 
+@pytest.mark.parametrize("stdin", [False, True])
+def test_without_a_model_the_script_decides(cli, monkeypatch, stdin: bool):
+    words = ("--top", 1, "--json")
+    if stdin:
+        from_stdin(monkeypatch, "北京欢[MASK]你\n".encode())
+    ran = cli("fill", *words) if stdin else cli("fill", "北京欢[MASK]你", *words)
+    assert "model: allmask-zh, by the script of the text" in ran.err
+    assert ran.out == cli("fill", "allmask-zh", "北京欢[MASK]你", *words).out != ""
+
+
 def test_answers_are_a_plain_softmax(filler: Path):
     model = load(filler)
     assert model.tokenizer is not None
