@@ -21,8 +21,7 @@ EXAMPLES = """
     allmask serve allmask-en
     allmask serve titles=runs/title vectors=allmask-en --port 9000
     allmask serve runs/reviews --tasks classify --workers 2 --queue 1000
-    ALLMASK_API_KEY=secret allmask serve runs/title --host 0.0.0.0
-    curl localhost:8000/v1/tasks/title --json '{"input": "We show that masks decide every role …"}'
+    allmask serve runs/title --host 0.0.0.0 --api-key secret
 """
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
