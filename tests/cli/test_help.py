@@ -101,7 +101,10 @@ def test_commands_are_in_groups_of_one_line_each(cli, monkeypatch: pytest.Monkey
     assert heads == ["Options", *GROUPS]
 
 
-NO_JSON = {"predict": "its results are records: the format follows from --out"}
+NO_JSON = {
+    "predict": "its results are records: the format follows from --out",
+    "serve": "its results are answers to requests, all of them JSON",
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
