@@ -95,6 +95,9 @@ quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, T
 faults: $(STAMP) ## kill, damage, fill up and stop what runs, in at most 20 minutes, and write the table of docs/reliability.md
 	@$(BIN)/python quality/faults.py --write docs/reliability.md
 
+faults: $(STAMP) ## what a server must survive: 10,000 fuzzed requests, overload, 20 times SIGTERM; MODEL=folder for another model
+	@$(BIN)/python quality/serve_faults.py $(or $(MODEL),allmask-en)
+
 docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
 	@$(INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hmac
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from allmask.errors import ResourceError
+from allmask import play
 from allmask.serve import docs
 from allmask.serve.models import Models
 from allmask.serve.openai import get_models, post_completions, post_embeddings
@@ -30,7 +28,6 @@ from allmask.serve.problems import LEFT, Problem, as_response, problem_of
 from allmask.serve.settings import Settings
 from allmask.serve.tasks import post_task
 
-PLAYGROUND = "allmask.play"
 OPEN = ("/health", "/ready", "/docs", "/openapi.json")  # these need no key
 
 
@@ -46,7 +43,7 @@ def make_app(models: Models, settings: Settings | None = None, page: bool = Fals
         Route("/metrics", get_metrics),
         Route("/openapi.json", docs.get_openapi),
         Route("/docs", docs.get_docs),
-        *(page_routes() if page else ()),
+        *(play.routes() if page else ()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _failed})
     app.router.redirect_slashes = False
@@ -56,12 +53,6 @@ def make_app(models: Models, settings: Settings | None = None, page: bool = Fals
         headers = ["Authorization", "Content-Type"]
         app.add_middleware(CORSMiddleware, allow_origins=app.state.settings.cors, allow_headers=headers)
     return app
-
-
-def page_routes() -> list[BaseRoute]:
-    if find_spec(PLAYGROUND) is None:
-        raise ResourceError("the playground is not installed", "leave --page out")
-    return import_module(PLAYGROUND).routes()
 
 
 # ---- state of the server -----------------------------------------------------------------------------------------

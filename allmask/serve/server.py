@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,25 +24,39 @@ from allmask.errors import ResourceError
 from allmask.serve.settings import Settings
 
 log = logging.getLogger("allmask")
-HEADER_SECONDS = 10.0  # for the head of a request to arrive; then a connection that sends nothing is closed
-LINGER = 0.5  # seconds after the last connection was accepted in which its request may still arrive
+HEADER_SECONDS = 10.0  # for the head of a request to arrive; then the connection is closed
+LINGER = 0.5  # seconds after the last answer in which a request may still arrive on an open connection
+SWITCH_SECONDS = 0.0005  # after which a thread must let another one run: the one that computes has to resume at once
 BACKLOG = 2048
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 with a limit to how long a client may take to send the head of its first request."""
+    """HTTP/1.1 with a limit to how long a client may take to send the head of a request."""
+
+    head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.head_timer = self.loop.call_later(HEADER_SECONDS, self._close_silent)
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.head_timer.cancel()
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _close_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
+    def _time_head(self) -> None:
+        if self.is_busy:
+            self._stop_timer()
+        elif self.head_timer is None:
+            self.head_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
     @property
     def is_busy(self) -> bool:
@@ -113,6 +128,7 @@ def serve(
     app: Starlette, settings: Settings, listener: socket.socket, ready: Callable[[], None] = lambda: None
 ) -> None:
     """Serve until a signal ends it; call `ready` once requests are accepted."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is not HTTP is answered with 400, not logged
     config = uvicorn.Config(
         app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=BACKLOG,

@@ -32,9 +32,7 @@ class Settings(Options):
     )
     max_body: int = option(1_000_000, "Bytes of the body of a request; more are refused with 413.", "limits", minimum=1)
     timeout: float = option(60.0, "Seconds until a request is given up, with 504.", "limits", above=0)
-    grace: float = option(
-        30.0, "Seconds that requests have to finish after SIGTERM; none is begun.", "limits", minimum=0
-    )
+    grace: float = option(30.0, "Seconds that requests have to finish after SIGTERM.", "limits", minimum=0)
 
     def __post_init__(self):
         super().__post_init__()

@@ -101,7 +101,7 @@ def test_commands_are_in_groups_of_one_line_each(cli, monkeypatch: pytest.Monkey
     assert heads == ["Options", *GROUPS]
 
 
-NO_JSON = {"serve": "it answers over HTTP", "play": "it is a page"}
+NO_JSON = {"serve": "its results are answers to requests, all of them JSON"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,6 +20,7 @@ from tests import tiny
 from tests.cli.test_help import command_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+PATIENT = {"RAY_raylet_start_wait_time_s": "300", "RAY_USAGE_STATS_ENABLED": "0"}  # a busy machine is not a bug
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[serve,data]'")
 
 
@@ -69,7 +70,7 @@ print(urllib.request.urlopen(request, timeout=120).read().decode())
 serve.shutdown()
 """
     texts = [row["source"] for row in tiny.chinese(4)]
-    env = {**os.environ, "ALLMASK_MODELS": str(folder / "writer"), "PYTHONPATH": str(DEPLOY.parent)}
+    env = {**os.environ, **PATIENT, "ALLMASK_MODELS": str(folder / "writer"), "PYTHONPATH": str(DEPLOY.parent)}
     words = [sys.executable, "-c", code, json.dumps({"input": texts})]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=env, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -84,7 +85,7 @@ def test_ray_data(folder: Path, tmp_path: Path):
     (tmp_path / "in").mkdir()
     tiny.write_jsonl(tmp_path / "in" / "a.jsonl", rows[:5])
     tiny.write_jsonl(tmp_path / "in" / "b.jsonl", rows[5:])
-    env = {**os.environ, "PYTHONPATH": str(DEPLOY.parent)}
+    env = {**os.environ, **PATIENT, "PYTHONPATH": str(DEPLOY.parent)}
     words = [sys.executable, DEPLOY / "ray_predict.py", folder / "writer", tmp_path / "in", tmp_path / "out"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=env, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -164,6 +164,15 @@ def test_documentation_without_the_network(app: Any):
     assert json.loads(json.dumps(described)) == described
 
 
+def test_the_playground_is_there_if_it_is_asked_for(app: Any):
+    from starlette.testclient import TestClient
+
+    from allmask.serve.app import make_app
+
+    assert TestClient(app).get("/play").status_code == 404
+    assert "<html" in TestClient(make_app(app.state.models, page=True)).get("/play").text
+
+
 def test_metrics_ready_and_models(app: Any, ask: Callable):
     from prometheus_client.parser import text_string_to_metric_families as parse
     from starlette.testclient import TestClient
