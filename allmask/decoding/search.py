@@ -64,7 +64,7 @@ def generate(
     if not prompts:
         return []
     search = _search(writer, prompts, settings)
-    for written in _run(writer, prompts, search):
+    for written in _run(writer, prompts, search, at_once=on_token is None):
         if on_token is not None:
             for prompt, token in written:
                 on_token(prompt, token)
@@ -107,10 +107,17 @@ def _check_tokens(settings: Decoding, vocab_size: int) -> None:
 
 
 @torch.inference_mode()
-def _run(writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Beams) -> Iterator[list[tuple[int, int]]]:
-    """Run the search; yield the final tokens of each step as (prompt, token). Ended rows leave the batch."""
+def _run(
+    writer: Writer, prompts: Sequence[Sequence[int]], search: _Walks | _Beams, at_once: bool = False
+) -> Iterator[list[tuple[int, int]]]:
+    """Run the search; yield the final tokens of each step as (prompt, token). Ended rows leave the batch.
+
+    With `at_once`, a writer that can do the whole search itself may do so; nothing is yielded then.
+    """
     logits, state = writer.begin(prompts)
     _check_tokens(search.settings, logits.shape[1])
+    if at_once and search.at_once(writer, logits, state):
+        return
     while True:
         rows, tokens, written = search.advance(logits)
         yield written
@@ -145,13 +152,17 @@ def _hypothesis(path: _Path, settings: Decoding) -> Hypothesis:
     return Hypothesis(tokens, score, path.log_probability, finished)
 
 
+def nan_logits() -> CheckpointError:
+    return CheckpointError("the logits of the model are NaN", "its weights are damaged, or overflow in bf16")
+
+
 def _of_paths(logits: Tensor, paths: Sequence[_Path]) -> tuple[Tensor, Tensor]:
     """The logits (paths, V) of the next token of each path, and their logsumexp (paths, 1)."""
     rows = [path.row for path in paths]
     logits = (logits if rows == list(range(len(logits))) else logits[rows]).float()
     totals = shortlist.log_totals(logits)
     if totals.isnan().any():
-        raise CheckpointError("the logits of the model are NaN", "its weights are damaged, or overflow in bf16")
+        raise nan_logits()
     return logits, totals[:, None]
 
 
@@ -204,6 +215,17 @@ class _Walks:
                 self.ended[path.prompt, path.sample] = _hypothesis(longer, self.settings)
         self.live = going
         return rows, [path.tokens[-1] for path in going], written
+
+    def at_once(self, writer: Writer, logits: Tensor, state: Any) -> bool:
+        """Let a writer with a method `greedy` do the whole search, if it can."""
+        settings, greedy = self.settings, getattr(writer, "greedy", None)
+        if greedy is None or settings.sample or settings.n_best > 1:
+            return False
+        found = greedy(logits, state, self.prompts, self.limits, settings)
+        for number, (tokens, gain) in enumerate(found or ()):
+            path = _Path(number, number, tuple(tokens), gain)
+            self.ended[number, 0] = _hypothesis(path, settings)
+        return found is not None
 
     def results(self) -> list[list[Hypothesis]]:
         samples = range(self.settings.n_best)
@@ -300,6 +322,9 @@ class _Beams:
         penalty = self.settings.length_penalty
         length = self.limits[prompt] if penalty > 0 else len(best.tokens) + 1
         return best.log_probability / length**penalty <= self.kept[prompt][-1].score
+
+    def at_once(self, writer: Writer, logits: Tensor, state: Any) -> bool:
+        return False
 
     def results(self) -> list[list[Hypothesis]]:
         return self.kept

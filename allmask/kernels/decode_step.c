@@ -1,10 +1,11 @@
-/* One decoding step, with AVX-512 VNNI or AVX2. `TorchEngine` computes the same in torch.
+/* One decoding step, or all steps of greedy search, with VNNI or AVX2. `TorchEngine` and search.py are the same in torch.
 
    Weights and precision are those of products.h; keys and values of the text are bf16 or fp32, everything else is fp32.
    All rows that continue a text read its keys and values in place; the tokens that a row generated are found by `path`
    and never moved. A model with one stack reads text and generated tokens together; the decoder of an encoder–decoder
    reads the generated tokens, then the source. */
 
+#include "logits.h"
 #include "products.h"
 
 #define KEYS 64 /* of a text scored at a time; its length is padded to a multiple */
@@ -28,9 +29,9 @@ typedef struct {
 typedef struct {
     const void *keys, *values; /* (depth, texts, heads, D, keys) and (depth, texts, heads, keys, D) */
     const int32_t *lengths, *owner; /* (texts,), (rows,) */
-    const int32_t *path;            /* (rows, time + 1): the slot of the token that a row generated at each time */
+    const int32_t *path;            /* (rows, path_row): the slot of the token that a row generated at each time */
     float *own;                     /* (depth, 2, room, slots, width): keys and values of generated tokens */
-    int64_t kind, texts, padded, rows, slots, room, time;
+    int64_t kind, texts, padded, rows, slots, room, time, path_row; /* path_row > time */
 } Memory;
 
 /* ---- attention --------------------------------------------------------------------------------------------- */
@@ -73,7 +74,7 @@ INLINE void attend(const Kind kind, const int reads, const Network *n, const Mem
                    const float *q, float *y, float *score) {
     int64_t text = m->owner[row], length = reads & TEXT ? m->lengths[text] : 0, seen = (length + KEYS - 1) / KEYS * KEYS;
     int64_t d = n->head_width, width = n->heads * d, mine = reads & OWN ? m->time + 1 : 0, end = (seen + mine + 15) / 16 * 16;
-    const int32_t *path = m->path + row * (m->time + 1);
+    const int32_t *path = m->path + row * m->path_row;
     const float *keys = m->own + 2 * layer * m->room * m->slots * width, *values = keys + m->room * m->slots * width;
     const float *near = n->distance_bias;
     for (int64_t h = 0; h < n->heads; h++, q += d, y += d, keys += d, values += d, near += n->distances) {
@@ -187,8 +188,8 @@ static void run_layer(const Network *n, const Memory *m, int64_t number, Space s
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Turn the embedded tokens x (rows, width), one more per row, into hidden states, and compute their logits. Returns 0 if
-   there is no memory. */
-int step(const Network *n, const Memory *m, float *x, float *logits) {
+   there is no memory. Static, because the C library has a `step`, which a call from here would reach. */
+static int compute_step(const Network *n, const Memory *m, float *x, float *logits) {
     int64_t rows = m->rows, width = n->width, wide = larger(larger(n->ffn_width, 3 * n->heads * n->head_width), width);
     int64_t scores = m->padded + KEYS + m->time + 32;
     float *h = malloc((rows * (width + 2 * wide) + scores) * sizeof(float) + int8_size(rows, wide));
@@ -199,4 +200,107 @@ int step(const Network *n, const Memory *m, float *x, float *logits) {
     if (n->last_norm.weight) normalize_rows(x, x, n->last_norm, rows, width, n->epsilon);
     free(h);
     return output_logits(n, rows, x, logits);
+}
+
+int step(const Network *n, const Memory *m, float *x, float *logits) { return compute_step(n, m, x, logits); }
+
+/* ---- greedy search ------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *tokens, *positions, *segment; /* (vocabulary, width), (number of positions, width) or NULL, (width,) */
+    Norm norm;
+    double epsilon;
+    float scale; /* of the vectors of tokens */
+} Embedding;
+typedef struct {
+    const int64_t *end, *banned;           /* tokens */
+    const int64_t *prompts, *prompt_start; /* tokens of all texts, (texts + 1,); whose n-grams must not be repeated */
+    const int64_t *limits;                 /* (texts,): the number of new tokens */
+    int64_t ends, banneds, min_new, ngram; /* ngram: no n-gram of this size is repeated; 0: all may be */
+    double end_bias;
+} Rules;
+typedef struct {
+    int64_t *tokens, *counts; /* (texts, written_row), (texts,) */
+    double *log_probability;  /* (texts,) */
+    int64_t written_row;
+} Written;
+
+/* x (rows, width): the embedded tokens. The order of the sums is that of nn/layers.py. */
+void embed_tokens(const Network *n, const Embedding *e, int64_t rows, const int64_t *tokens, const int64_t *positions,
+                  float *x) {
+    for (int64_t r = 0; r < rows; r++, x += n->width) {
+        const float *token = e->tokens + tokens[r] * n->width;
+        for (int64_t i = 0; i < n->width; i += 16) {
+            vec v = mul(load(token + i), all(e->scale));
+            if (e->positions) v = add(v, load(e->positions + positions[r] * n->width + i));
+            save(x + i, add(v, load(e->segment + i)));
+        }
+        if (e->norm.weight) normalize(x, x, e->norm, n->width, e->epsilon);
+    }
+}
+
+static int among(const int64_t *tokens, int64_t count, int64_t token) {
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] == token) return 1;
+    return 0;
+}
+
+/* Exclude tokens after which the last `size` tokens would repeat earlier ones; the history has two parts, a and b */
+static void exclude_repeating(const int64_t *a, int64_t in_a, const int64_t *b, int64_t in_b, int64_t size, float *logits) {
+    int64_t length = in_a + in_b;
+#define TOKEN(i) ((i) < in_a ? a[i] : b[(i) - in_a])
+    for (int64_t start = 0; start + size <= length; start++) {
+        int64_t same = 0;
+        while (same < size - 1 && TOKEN(start + same) == TOKEN(length - size + 1 + same)) same++;
+        if (same == size - 1) logits[TOKEN(start + size - 1)] = -INFINITY;
+    }
+#undef TOKEN
+}
+
+/* Exclude what the rules forbid for a text that has `count` tokens */
+static void apply_rules(const Rules *rules, int64_t text, const int64_t *tokens, int64_t count, float *logits) {
+    for (int64_t i = 0; i < rules->banneds; i++) logits[rules->banned[i]] = -INFINITY;
+    for (int64_t i = 0; i < rules->ends; i++)
+        logits[rules->end[i]] = count < rules->min_new ? -INFINITY : logits[rules->end[i]] + (float)rules->end_bias;
+    if (!rules->ngram) return;
+    const int64_t *start = rules->prompt_start + text;
+    exclude_repeating(rules->prompts + start[0], start[1] - start[0], tokens, count, rules->ngram, logits);
+}
+
+/* Write the likeliest token of each row, until all rows ended. `logits` (rows, head.out) are those of the first new token,
+   and are overwritten, as are `owner`, `path` and `positions` (rows,), the position of the newest token. m->time is the
+   time of the newest token, -1 if there is none. Returns 1, 0 if there is no memory, -1 if a logit is NaN. */
+int write_greedy(const Network *n, const Embedding *e, const Memory *memory, const Rules *rules, float *logits,
+                 int32_t *owner, int32_t *path, int64_t *positions, const Written *written) {
+    Memory m = *memory;
+    int64_t vocabulary = n->head.out;
+    float *x = malloc(m.rows * (n->width * sizeof(float) + sizeof(int64_t)));
+    if (!x) return 0;
+    int64_t *next = (int64_t *)(x + m.rows * n->width);
+    for (;;) {
+        int64_t going = 0;
+        for (int64_t r = 0; r < m.rows; r++) {
+            float *row = logits + r * vocabulary, total = log_sum_exp(row, vocabulary), score;
+            if (isnan(total)) return free(x), -1;
+            int64_t text = owner[r], *tokens = written->tokens + text * written->written_row, token;
+            apply_rules(rules, text, tokens, written->counts[text], row);
+            best_of(row, vocabulary, 1, &score, &token);
+            float gain = score - total;
+            if (!(gain > -INFINITY)) continue; /* nothing is allowed: the text ends as it is */
+            int is_end = among(rules->end, rules->ends, token);
+            written->log_probability[text] += gain - (is_end ? rules->end_bias : 0.);
+            tokens[written->counts[text]++] = token;
+            if (is_end || written->counts[text] >= rules->limits[text]) continue;
+            memmove(path + going * m.path_row, path + r * m.path_row, (m.time + 1) * sizeof(int32_t));
+            owner[going] = owner[r];
+            positions[going] = positions[r] + 1;
+            next[going++] = token;
+        }
+        if (!going) return free(x), 1;
+        m.rows = going;
+        m.time++;
+        for (int64_t r = 0; r < going; r++) path[r * m.path_row + m.time] = r;
+        embed_tokens(n, e, going, next, positions, x);
+        if (!compute_step(n, &m, x, logits)) return free(x), 0;
+    }
 }

@@ -1,8 +1,9 @@
-"""Structures and calls of decode_step.c: one decoding step of a Transformer in one call (VNNI or AVX2)."""
+"""Structures and calls of decode_step.c: one decoding step, or all of greedy search, in one call (VNNI or AVX2)."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ Network = structure(
     epsilon=ctypes.c_double, head_epsilon=ctypes.c_double, distance_bias=ctypes.c_void_p,
     layers=ctypes.c_void_p, last_norm=Norm, transform=Linear, head_norm=Norm, head=Linear,
 )  # fmt: skip
-Memory = structure(**pointers("keys values lengths owner path own"), **int64s("kind texts padded rows slots room time"))
+Memory = structure(
+    **pointers("keys values lengths owner path own"), **int64s("kind texts padded rows slots room time path_row")
+)
+Embedding = structure(**pointers("tokens positions segment"), norm=Norm, epsilon=ctypes.c_double, scale=ctypes.c_float)
+Rules = structure(
+    **pointers("end banned prompts prompt_start limits"),
+    **int64s("ends banneds min_new ngram"),
+    end_bias=ctypes.c_double,
+)
+Written = structure(**pointers("tokens counts log_probability"), **int64s("written_row"))
 
 
 def library() -> Any:
@@ -42,12 +52,61 @@ def step(
     and values.
     """
     owner, path = owner.int(), path.contiguous()
-    sizes = (keys.shape[1], keys.shape[-1], len(path), own.shape[3], own.shape[2], path.shape[1] - 1)
-    memory = Memory(*map(pointer, (keys, values, lengths, owner, path, own)), KIND[keys.dtype], *sizes)
+    memory = _memory(keys, values, lengths, owner, path, own, path.shape[1] - 1)
     x, logits = x.contiguous(), torch.empty(len(x), vocab_size)
     if not library().step(ctypes.byref(network), ctypes.byref(memory), pointer(x), pointer(logits)):
         raise MemoryError("no memory for a decoding step")
     return logits
+
+
+def _memory(
+    keys: Tensor, values: Tensor, lengths: Tensor, owner: Tensor, path: Tensor, own: Tensor, time: int
+) -> ctypes.Structure:
+    sizes = (keys.shape[1], keys.shape[-1], len(path), own.shape[3], own.shape[2], time, path.shape[1])
+    return Memory(*map(pointer, (keys, values, lengths, owner, path, own)), KIND[keys.dtype], *sizes)
+
+
+def embed_tokens(network: ctypes.Structure, embedding: ctypes.Structure, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Return the embedded tokens (R, W) at these positions, (R,) int64 each."""
+    x = torch.empty(len(tokens), network.width)
+    count, tokens, positions = ctypes.c_int64(len(tokens)), tokens.contiguous(), positions.contiguous()
+    library().embed_tokens(
+        ctypes.byref(network), ctypes.byref(embedding), count, *map(pointer, (tokens, positions, x))
+    )  # fmt: skip
+    return x
+
+
+def write_greedy(
+    network: ctypes.Structure, embedding: ctypes.Structure, logits: Tensor, *, keys: Tensor, values: Tensor,
+    lengths: Tensor, owner: Tensor, path: Tensor, own: Tensor, time: int, positions: Tensor,
+    prompts: Sequence[Sequence[int]], limits: Sequence[int], end: Sequence[int], banned: Sequence[int], min_new: int,
+    ngram: int, end_bias: float,
+) -> list[tuple[list[int], float]] | None:  # fmt: skip
+    """Continue each text until its limit or an end token, always by the likeliest token that the rules allow.
+
+    Return the new tokens and their log-probability; None if a logit is NaN. Arguments are those of `step`; `logits`
+    (S, V) of the first new tokens, `path` (S, longest) and `own` with room for all steps, and `positions` (S,) are
+    overwritten; `time` is that of the newest token. No n-gram of `ngram` tokens is repeated, prompts included.
+    """
+    owner, tokens = owner.int().clone(), torch.zeros(len(limits), max(limits), dtype=torch.long)
+    counts, gains = torch.zeros(len(limits), dtype=torch.long), torch.zeros(len(limits), dtype=torch.double)
+    flat = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long)
+    starts = torch.tensor([0, *(len(prompt) for prompt in prompts)]).cumsum(0)
+    lists = [torch.tensor(list(x), dtype=torch.long) for x in (end, banned, limits)]
+    rules = Rules(
+        *map(pointer, (lists[0], lists[1], flat, starts, lists[2])), len(end), len(banned), min_new, ngram, end_bias
+    )
+    written = Written(*map(pointer, (tokens, counts, gains)), tokens.shape[1])
+    memory = _memory(keys, values, lengths, owner, path, own, time)
+    structures = (network, embedding, memory, rules)
+    arguments = (*map(ctypes.byref, structures), *map(pointer, (logits, owner, path, positions)), ctypes.byref(written))
+    done = library().write_greedy(*arguments)
+    if done == 0:
+        raise MemoryError("no memory for a decoding step")
+    if done < 0:
+        return None
+    rows = zip(tokens.tolist(), counts.tolist(), gains.tolist(), strict=True)
+    return [(row[:count], gain) for row, count, gain in rows]
 
 
 def output_logits(network: ctypes.Structure, hidden: Tensor, vocab_size: int) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from allmask.decoding import Decoding
+from allmask.decoding import Decoding, generate
 from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import TorchEngine
 from allmask.decoding.fast.rows import CHUNK
+from allmask.kernels import decode_step
 from allmask.model import Model
 
 END = (3,)
@@ -16,6 +19,13 @@ RULES = {
     "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
     "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
     "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
+}
+GREEDY = {  # of the searches that are done in one call
+    "plain": Decoding(max_new=9),
+    "ends": Decoding(end=(3, 11, 3), max_new=12, min_new=2, end_bias=1.5, banned=(7, 8)),
+    "no pair twice": Decoding(end=END, max_new=12, no_repeat_ngram=2, no_repeat_prompt=True),
+    "no token twice": Decoding(end=END, max_new=12, no_repeat_ngram=1),
+    "nothing allowed": Decoding(end=END, max_new=4, banned=tuple(range(70))),
 }
 ENGINES = ["torch", "compiled"]
 LESS = ["bf16", "int8"]
@@ -28,3 +38,15 @@ def with_engine(kind, slow, model: Model, engine: str, precision: str):
     if not engines.fits(model):
         pytest.skip("no compiled step for this model, or on this machine")
     return kind(slow, engines.CompiledEngine(model, precision))
+
+
+def assert_at_once_equals_step_by_step(writer, rules: Decoding, monkeypatch) -> None:
+    """Greedy search in one call gives the tokens and scores of the search in Python, for prompts of any length."""
+    rng, tokens = random.Random(0), []
+    prompts = [[rng.randrange(4, 69) for _ in range(rng.randrange(1, 20))] for _ in range(30)]
+    calls, write = [], decode_step.write_greedy
+    monkeypatch.setattr(decode_step, "write_greedy", lambda *args, **kinds: calls.append(1) or write(*args, **kinds))
+    found = generate(writer, prompts, rules)
+    assert calls == [1]
+    assert found == generate(writer, prompts, rules, on_token=lambda *written: tokens.append(written))
+    assert calls == [1] and len(tokens) == sum(len(best.tokens) for [best] in found)

@@ -14,14 +14,14 @@ from allmask import presets
 from allmask.decoding import Decoding, MaskWriter, generate
 from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
-from allmask.errors import UsageError
+from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import BeamCache
-from tests.decoding.fast import ENGINES, LESS, RULES, with_engine
+from tests.decoding.fast import ENGINES, GREEDY, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
 from tests.decoding.references import assert_same, assert_same_at_any_time, scattered
 from tests.relatives import relatives
 
@@ -54,6 +54,28 @@ def test_fp32_writes_what_the_mask_writer_writes(engine, family, rules):
     model = tiny(family, seed=4)  # whose beams are further apart than fp32 rounds
     found = generate(fast(model, engine), PROMPTS, RULES[rules])
     assert_same(found, generate(MaskWriter(model), PROMPTS, RULES[rules]))
+
+
+@pytest.mark.parametrize("rules", GREEDY)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_greedy_at_once_equals_step_by_step(family, rules, monkeypatch):
+    writer = fast(tiny(family, seed=4), "compiled", "int8")
+    assert_at_once_equals_step_by_step(writer, GREEDY[rules], monkeypatch)
+
+
+def test_greedy_at_once_with_damaged_weights():
+    writer = fast(tiny(), "compiled", "int8")
+    writer.engine.parts.head.scale.fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="NaN"):
+        generate(writer, PROMPTS, GREEDY["plain"])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_embedding_in_c_is_that_of_torch(family):
+    writer, tokens = fast(tiny(family), "compiled", "int8"), torch.tensor([4, 69, 0])
+    positions = torch.tensor([0, 7, 199])
+    expected = writer.body.embedding(tokens, positions, torch.full_like(tokens, writer.slow.segments[1]))
+    torch.testing.assert_close(writer.embedding(tokens, positions), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("mask", [Mask.causal, Mask.bidirectional, Mask.reverse])

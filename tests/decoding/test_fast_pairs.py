@@ -18,7 +18,7 @@ from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.fast import ENGINES, LESS, RULES, with_engine
+from tests.decoding.fast import ENGINES, GREEDY, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
 from tests.decoding.references import Histories, assert_same, scattered
 
 SMALL = {
@@ -59,6 +59,12 @@ def test_fp32_writes_what_the_pair_writer_writes(engine, name, rules):
     model = tiny(name, seed=4)
     found = generate(fast(model, engine), PROMPTS, RULES[rules])
     assert_same(found, generate(PairWriter(model), PROMPTS, RULES[rules]))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_at_once_equals_step_by_step(name, monkeypatch):
+    writer = fast(tiny(name, seed=4), "compiled", "int8", start=[1, 5])
+    assert_at_once_equals_step_by_step(writer, GREEDY["no pair twice"], monkeypatch)
 
 
 def read_again(model, start, rows):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from allmask.errors import UsageError
 from allmask.kernels import build
 
 CODE = "int twice(int x) { return 2 * x; }\n"
@@ -169,3 +170,15 @@ def test_the_first_set_that_the_processor_has(source, monkeypatch):
     monkeypatch.setattr(build, "has", lambda instructions: asked.append(instructions) or not instructions)
     assert build.library(source, ("avx9000",), (), ("avx2",)).twice(2) == 4
     assert asked == [("avx9000",), ()]
+
+
+def test_restricted_instruction_sets(monkeypatch):
+    """ALLMASK_ISA hides what a processor has beyond it, and refuses other names."""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2 fma avx_vnni avx512f avx512_vnni amx_int8")
+    expected = {"avx2": {"avx2", "fma"}, "avxvnni": {"avx2", "fma", "avxvnni"}}
+    for isa, flags in expected.items():
+        monkeypatch.setenv("ALLMASK_ISA", isa)
+        assert build._cpu_flags.__wrapped__() == {"flags", ":", *flags}
+    monkeypatch.setenv("ALLMASK_ISA", "avx1")
+    with pytest.raises(UsageError, match="avx2 or avxvnni"):
+        build._cpu_flags.__wrapped__()

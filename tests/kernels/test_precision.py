@@ -59,6 +59,13 @@ def test_no_other_module_asks_the_hardware():
     assert asking == {"kernels/precision.py"}
 
 
+def test_a_cpu_restricted_to_avx2_has_no_bf16(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
+    assert native_bf16("cpu")
+    monkeypatch.setenv("ALLMASK_ISA", "avx2")
+    assert not native_bf16("cpu")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_training_inference_and_recurrent_layers_agree(native, device, monkeypatch):
     expected = torch.bfloat16 if device in native else torch.float32

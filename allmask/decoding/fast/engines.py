@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from allmask.config import Config
 from allmask.decoding.fast.rows import Rows, Texts
-from allmask.decoding.search import Writer
+from allmask.decoding.search import Writer, nan_logits
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
 from allmask.inference.frozen import CHOICES, FUSED, NOT_ON_CPU, Packed, can_pack, freeze
-from allmask.inference.int8_layers import SLOW, Int8FeedForward, TorchInt8Linear, input_norms
+from allmask.inference.int8_layers import TorchInt8Linear, input_norms
 from allmask.kernels import decode_step
+from allmask.kernels.build import pointer
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
 from allmask.kernels.memory import to_huge_pages
 from allmask.kernels.precision import PRECISIONS, native_bf16
@@ -41,9 +42,12 @@ from allmask.nn.cache import BeamCache
 from allmask.nn.encoder_decoder import EncoderDecoder
 from allmask.nn.layers import ACTIVATIONS, NORM_PLACES, CrossLayer, GatedFeedForward
 from allmask.nn.relative_attention import RelativePositionBias
+from allmask.options import Decoding
 from allmask.presets import bert_tiny, t5_v1_1_small
 
 log = logging.getLogger("allmask")
+
+MAX_POSITIONS = 1 << 14  # in the table of a compiled embedding
 
 
 def writer_for(
@@ -53,21 +57,14 @@ def writer_for(
     """A writer for this processor, with a copy of the model's current weights.
 
     fp32 writes what `MaskWriter` writes; bf16 and int8 round differently, but equally for every batch. `auto` is int8
-    where the compiled step runs, else bf16 where it is native, else fp32. With int8, attention over the prompt and its
-    projections stay in bf16 or fp32: that costs little time and keeps most of the precision.
+    where the compiled step runs, else bf16 where it is native, else fp32. With int8, attention stays in bf16 or fp32.
     """
     precision = _resolved(model, precision)
-    slow = MaskWriter(freeze(model, "auto" if precision == "int8" else precision), mask, segments)
+    slow = MaskWriter(freeze(model, precision), mask, segments)
     relative = model.config.position_kind in ("relative", "shifted", "rotary", "clipped")
     if not _on_cpu(model) or relative or slow.leftwards or not model.body.tokenwise:
         return slow
-    engine = _engine(model, precision)
-    if precision == "int8" and isinstance(engine, CompiledEngine):
-        for number, layer in enumerate(slow.model.body.layers):
-            layer.feed_forward = engine.feed_forward(number)
-    elif precision == "int8":
-        log.warning(SLOW)
-    return FastWriter(slow, engine)
+    return FastWriter(slow, _engine(model, precision))
 
 
 def pair_writer_for(model: Model, precision: str = "auto", start: Sequence[int] | None = None) -> Writer:
@@ -112,6 +109,10 @@ class Engine(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, V) of hidden states (R, W)."""
+        ...
+
+    def embedding(self, module: Any, segment: int, config: Config) -> CompiledEmbedding | None:
+        """The embedding of new tokens in C, if the engine has one: then it also has greedy search in C."""
         ...
 
 
@@ -159,10 +160,34 @@ class _EngineWriter:
         self.body = slow.model.body
         self.room = slow.room
 
-    def _advance(self, tokens: Tensor, state: Rows, segment: int) -> tuple[Tensor, Rows]:
+        self.embedding = engine.embedding(self.body.embedding, self._segment(), slow.model.config)
+
+    def _segment(self) -> int:
+        """The segment of new tokens."""
+        return 0
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         rows = state.longer()
-        x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, segment))
+        if self.embedding is not None and self.embedding.has(rows.position):
+            x = self.embedding(tokens, rows.position)
+        else:
+            x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, self._segment()))
         return self.engine.step(x.to(self.engine.dtype), rows), rows
+
+    def greedy(
+        self, logits: Tensor, state: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding
+    ) -> list[tuple[list[int], float]] | None:
+        """Greedy search in one call, from the result of `begin`: tokens and log-probabilities. None if it cannot."""
+        if self.embedding is None or not isinstance(state, Rows):
+            return None
+        rows = state.with_room(max(limits))
+        if rows is None or not self.embedding.has(rows.position + max(limits)):
+            return None
+        found = self.embedding.write(logits, rows, prompts, limits, settings)
+        if found is None:
+            raise nan_logits()
+        return found
 
 
 class FastWriter(_EngineWriter):
@@ -181,9 +206,10 @@ class FastWriter(_EngineWriter):
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, state: Rows | BeamCache) -> tuple[Tensor, Rows | BeamCache]:
-        if isinstance(state, BeamCache):
-            return self.slow.step(tokens, state)
-        return self._advance(tokens, state, self.slow.segments[1])
+        return self.slow.step(tokens, state) if isinstance(state, BeamCache) else super().step(tokens, state)
+
+    def _segment(self) -> int:
+        return self.slow.segments[1]
 
     def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, list[BeamKeyValue]]:
         """The hidden state (S, W) of each text's last token, and the keys and values of all tokens in each layer."""
@@ -217,10 +243,6 @@ class FastPairWriter(_EngineWriter):
         for token in self.slow.start:
             logits, rows = self.step(torch.full_like(rows.position, token), rows)
         return logits, rows
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor, state: Rows) -> tuple[Tensor, Rows]:
-        return self._advance(tokens, state, segment=0)
 
 
 def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:
@@ -382,6 +404,9 @@ class TorchEngine:
         x = hidden if transform is None else self.parts.head_norm(transform(hidden))
         return self.parts.head(x)
 
+    def embedding(self, module: Any, segment: int, config: Config) -> None:
+        return None
+
     def _feed(self, part: LayerParts, h: Tensor) -> Tensor:
         wide = part.expand(h)
         return part.contract(wide if part.up is None else wide * part.up(h))
@@ -447,7 +472,7 @@ class CompiledEngine:
         to_huge_pages(packed_weights)
         self.network = self._network(model.config)
         self.vocab_size = model.config.vocab_size
-        self.activation = model.config.activation
+        self.int8 = weights == torch.uint8  # in fp32 and bf16, torch embeds: each precision keeps its own rounding
 
     def step(self, x: Tensor, rows: Rows) -> Tensor:
         texts = rows.texts
@@ -459,10 +484,8 @@ class CompiledEngine:
     def logits(self, hidden: Tensor) -> Tensor:
         return decode_step.output_logits(self.network, hidden, self.vocab_size)
 
-    def feed_forward(self, layer: int) -> Int8FeedForward:
-        """The feed-forward of one layer for many rows at once, to read prompts with."""
-        part = self.parts.layers[layer]
-        return Int8FeedForward(part.expand, part.contract, self.activation)
+    def embedding(self, module: Any, segment: int, config: Config) -> CompiledEmbedding | None:
+        return CompiledEmbedding(module, segment, config, self.network) if self.int8 else None
 
     def _network(self, config: Config) -> ctypes.Structure:
         parts, bias = self.parts, self.parts.distance_bias
@@ -473,6 +496,44 @@ class CompiledEngine:
             config.norm_eps, getattr(parts.head_norm, "eps", 0.0), None if bias is None else bias.data_ptr(),
             ctypes.cast(self.layers, ctypes.c_void_p), norm_structure(parts.last_norm),
             _linear_structure(parts.transform), norm_structure(parts.head_norm), _linear_structure(parts.head),
+        )  # fmt: skip
+
+
+class CompiledEmbedding:
+    """The embedding of new tokens by decode_step.c, and with it greedy search in one call."""
+
+    def __init__(self, module: Any, segment: int, config: Config, network: ctypes.Structure):
+        self.network = network
+        self.count = min(config.max_length, MAX_POSITIONS)
+        with torch.inference_mode():
+            positions = module.positions(torch.arange(self.count))
+            added = module.segments(torch.tensor([segment]))
+            width = module.tokens.weight.shape[1]
+            self.tensors = [
+                module.tokens.weight.detach().float(), positions.float() if isinstance(positions, Tensor) else None,
+                added.float() if isinstance(added, Tensor) else torch.zeros(1, width),
+            ]  # fmt: skip
+        self.norm = _copied(module.norm, torch.float32)
+        self.structure = decode_step.Embedding(
+            *map(pointer, self.tensors), norm_structure(self.norm), getattr(self.norm, "eps", None) or 0.0, module.scale
+        )
+
+    def has(self, positions: Tensor) -> bool:
+        return self.tensors[1] is None or int(positions.max()) < self.count
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return decode_step.embed_tokens(self.network, self.structure, tokens, positions)
+
+    def write(
+        self, logits: Tensor, rows: Rows, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding
+    ) -> list[tuple[list[int], float]] | None:
+        texts, before = rows.texts, prompts if settings.no_repeat_prompt else [()] * len(prompts)
+        return decode_step.write_greedy(
+            self.network, self.structure, logits.float().contiguous(), keys=texts.keys, values=texts.values,
+            lengths=texts.lengths, owner=rows.fan.owner, path=rows.path, own=rows.own.buffer, time=rows.own.filled - 1,
+            positions=rows.position.clone(), prompts=before, limits=limits, end=tuple(dict.fromkeys(settings.end)),
+            banned=settings.banned, min_new=settings.min_new, ngram=settings.no_repeat_ngram,
+            end_bias=settings.end_bias,
         )  # fmt: skip
 
 

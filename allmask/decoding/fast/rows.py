@@ -21,6 +21,7 @@ from torch import Tensor
 from allmask.nn.beam_cache import BeamKeyValue, BeamLayout
 
 CHUNK = 32  # tokens by which the buffer of rows grows
+LARGEST = 1 << 26  # numbers in a buffer that has room for all tokens at once
 KEYS = 64  # texts are padded to a multiple of this length, as decode_step.c requires
 
 
@@ -105,6 +106,18 @@ class Rows:
         own.filled = time + 1
         slots = torch.arange(count, dtype=torch.int32)[:, None]
         return replace(self, own=own, path=torch.cat([self.path, slots], dim=1), position=self.position + 1)
+
+    def with_room(self, times: int) -> Rows | None:
+        """Return a copy with room for more tokens per row, to be written in C; None if it would be very large."""
+        layers, two, _, _, width = self.own.buffer.shape
+        count, time = self.path.shape
+        if layers * two * (time + times) * count * width > LARGEST:
+            return None
+        own = Own(self.own.buffer.new_empty(layers, two, time + times, count, width), time)
+        own.buffer[:, :, :time] = self.own.buffer[:, :, :time, :count]
+        path = torch.zeros(count, time + times, dtype=torch.int32)
+        path[:, :time] = self.path
+        return replace(self, own=own, path=path)
 
     def written(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys and values (R, T, W) of the rows' own tokens."""
