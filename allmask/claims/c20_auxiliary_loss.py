@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from random import Random
 from statistics import mean
+from typing import Any
 
 from allmask.claims.claim import Numbers, Trial, Verdict, judged
 from allmask.claims.learning import (
@@ -40,7 +41,7 @@ def measure(trial: Trial, beside: bool = True) -> Numbers:
     found: Numbers = {"before": loss_on(body, test), "loss": {}, "accuracy": {}}
     for name in NAMES:
         trial.say(NAMES[name])
-        how = {"lr": 3e-3, "lm_weight": WEIGHT if beside and name != "none" else 0.0}
+        how: dict[str, Any] = {"lr": 3e-3, "lm_weight": WEIGHT if beside and name != "none" else 0.0}
         how |= {"lm_text": general} if beside and name == "general" else {}
         seeds, steps, count = trial.seeds(5), trial.steps(STEPS), trial.examples(400)
         tuned = [finetuned(body, notes(count, seed), unseen, steps, seed, **how) for seed in seeds]

@@ -65,8 +65,8 @@ class Text:
     def part(self, held_out: bool) -> Text:
         """The rows of each tenth document, or the others."""
         kept = [row for row, document in enumerate(self.documents) if (document % HELD_OUT == 0) == held_out]
-        rows, starts, documents = ([values[row] for row in kept] for values in (self.rows, self.starts, self.documents))
-        return Text(self.tokenizer, rows, starts, documents)
+        rows, starts = ([values[row] for row in kept] for values in (self.rows, self.starts))
+        return Text(self.tokenizer, rows, starts, [self.documents[row] for row in kept])
 
     @cached_property
     def entropy(self) -> float:
