@@ -1,6 +1,6 @@
 """Generating titles with MiniLM: decoding and a fine-tuning step, against transformers, and without a cache.
 
-    python benchmarks/titles.py [--quick] [--json] [--isa avx2]
+    python benchmarks/titles.py [--only writing] [--quick] [--json] [--isa avx2]
 
 Decoding: 256 source tokens, 32 new ones, greedy or four beams. The peer is `generate` of a GPT-2 of the size of our
 model (6 layers, 384 wide, 12 heads, the same vocabulary), with its cache; "no cache" computes the whole sequence for
@@ -39,7 +39,7 @@ HALF = native_bf16("cpu")  # emulated bf16 is slower than fp32
 
 
 def main() -> None:
-    options = timing.arguments(__doc__)
+    options = timing.arguments(__doc__, ("writing", "training"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
@@ -50,8 +50,11 @@ def main() -> None:
         theirs_bf16 = BertForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16) if HALF else None
     precisions = ("fp32", "bf16", "int8") if HALF else ("fp32", "int8")
     writers = {f"allmask {name}": writer_for(model, name) for name in precisions}
-    rows = decoding_rows(gpt2(model.config), theirs.eval(), writers, rng, options.quick)
-    rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
+    rows = []
+    if options.only != "training":
+        rows += decoding_rows(gpt2(model.config), theirs.eval(), writers, rng, options.quick)
+    if options.only != "writing":
+        rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
     prompts = torch.randint(1000, VOCABULARY, (8, SOURCE), generator=rng).tolist()
     tokens = torch.randint(1000, VOCABULARY, (16, 8), generator=rng)
     cosines = timing.agreement({name.split()[-1]: writer for name, writer in writers.items()}, prompts, tokens)

@@ -221,8 +221,8 @@ class _Walks:
         settings, greedy = self.settings, getattr(writer, "greedy", None)
         if greedy is None or settings.sample or settings.n_best > 1:
             return False
-        found = greedy(logits, state, self.prompts, self.limits, settings)
-        for number, (tokens, gain) in enumerate(found or ()):
+        found: list[tuple[list[int], float]] | None = greedy(logits, state, self.prompts, self.limits, settings)
+        for number, (tokens, gain) in enumerate(found or []):
             path = _Path(number, number, tuple(tokens), gain)
             self.ended[number, 0] = _hypothesis(path, settings)
         return found is not None

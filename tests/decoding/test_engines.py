@@ -16,6 +16,7 @@ from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
+from allmask.inference.int8_layers import Int8FeedForward
 from allmask.kernels import build
 from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
@@ -173,19 +174,20 @@ def test_int8_by_whole_numbers(engine):
 def test_texts_are_fed_forward_as_rows_are(family, threads):
     """300 tokens at once, on some threads: for each what torch makes of it, and the argument is left alone."""
     model, before = tiny(family), torch.get_num_threads()
-    engine = fast(model, "compiled", "int8").engine
+    packed = fast(model, "compiled", "int8").engine.parts.layers[1]
+    feed = Int8FeedForward(packed.expand, packed.contract, model.config.activation)
     part = TorchEngine(model, "int8").parts.layers[1]
     x = torch.randn(3, 100, 32, generator=torch.Generator().manual_seed(0))
     kept = x.clone()
     try:
         torch.set_num_threads(threads)
-        found = engine.feed_forward(1)(x)
+        found = feed(x)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(x, kept)
     expected = part.contract(part.expand(x.flatten(0, 1))).view_as(x)
     assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.9995
-    assert torch.equal(engine.feed_forward(1)(x[1, 7:8]), found[1, 7:8])
+    assert torch.equal(feed(x[1, 7:8]), found[1, 7:8])
 
 
 def test_bytes_of_a_row():

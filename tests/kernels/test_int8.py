@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from allmask.inference.int8_layers import TorchInt8Linear
-from allmask.kernels import build, int8
+from allmask.kernels import build, compiling, int8
 from allmask.kernels.int8 import PackedLinear
 
 
@@ -108,7 +108,7 @@ def avx_vnni(monkeypatch):
     if not build.has(build.AVX512_VNNI):
         pytest.skip("this processor has no AVX-512 VNNI")
     monkeypatch.setattr(build, "has", lambda instructions: set(instructions) <= {*build.AVX_VNNI})
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, '-DVNNI_PREFIX=""'))
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, '-DVNNI_PREFIX=""'))
     build.library.cache_clear()
     yield
     build.library.cache_clear()
