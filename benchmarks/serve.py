@@ -249,17 +249,17 @@ def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[str]:
 
 @contextmanager
 def infinity(python: str, folder: str, made: Path) -> Iterator[str]:
-    """infinity-emb with an ONNX graph that optimum exports from the same folder."""
+    """infinity-emb with an ONNX graph that optimum exports from the same folder; it finds it in its working folder."""
     code = "import sys; from optimum.onnxruntime import ORTModelForFeatureExtraction as M; from transformers import "
     code += "AutoTokenizer as T; M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2]); "
     code += "T.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
     subprocess.run([python, "-c", code, folder, str(made)], check=True, capture_output=True)
     port, name = free_port(), "minilm"
-    words = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(made), "--served-model-name", name]
+    words = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", ".", "--served-model-name", name]
     words += ["--engine", "optimum", "--device", "cpu", "--port", str(port), "--log-level", "error"]
     words += ["--no-bettertransformer", "--pooling-method", "mean"]
     quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}) as url:
+    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}, made) as url:
         yield url
 
 
@@ -270,7 +270,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(command: list[str], port: int, environment: dict[str, str], path: str, content: Any) -> Iterator[str]:
+def started(
+    command: list[str], port: int, environment: dict[str, str], path: str, content: Any, folder: Path | None = None
+) -> Iterator[str]:
     """Start a server and wait until it answers."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
     url = f"http://127.0.0.1:{port}"
@@ -281,7 +283,7 @@ def started(command: list[str], port: int, environment: dict[str, str], path: st
         except OSError:
             return False
 
-    with subprocess.Popen(command, env=env) as process:
+    with subprocess.Popen(command, env=env, cwd=folder) as process:
         try:
             while not asyncio.run(answers()):
                 if process.poll() is not None:
