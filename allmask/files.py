@@ -413,7 +413,10 @@ def seal(values: dict[str, Any]) -> str:
 
 def special_file(path: Path) -> str | None:
     """Return what a path is, if it is neither a file nor a folder: reading it could wait for ever, or never end."""
-    mode = path.stat().st_mode
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # not there: whoever reads it says so
+        return None
     kinds = {"a pipe": stat.S_ISFIFO, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK, "a socket": stat.S_ISSOCK}
     return next((name for name, is_kind in kinds.items() if is_kind(mode)), None)
 

@@ -170,7 +170,7 @@ class Model(nn.Module):
             raise UsageError("no tokens: ids are empty")
         places = mask.position if positions is None else positions
         first, last, limit = int(places.min()), int(places.max()), self.config.max_length
-        if first < 0:
+        if first < 0 and self.config.position_kind in ("learned", "sinusoidal"):  # others are distances
             raise UsageError(f"position {first} is negative", "positions count from 0")
         if last >= limit:
             raise UsageError(

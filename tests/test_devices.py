@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_driver_without_a_gpu(monkeypatch, tmp_path: Path):
 
 def test_several_processes_share_no_apple_gpu():
     with pytest.raises(UsageError, match="not an Apple GPU"):
-        join(False, "mps")
+        join(False, "mps", timedelta(minutes=1), timedelta(minutes=1))
 
 
 def test_pipelines_and_the_device(tmp_path: Path):

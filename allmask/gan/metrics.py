@@ -116,7 +116,7 @@ def train_classifier(
         steps = max(1, min(MAX_STEPS, 20 * len(data.train) // 64))  # about twenty epochs
         settings = replace(DEFAULTS, steps=steps, batch_tokens=64, eval_every=max(1, steps // 4), seed=seed)
         work = job.settled(data.train).work(data, model, settings)
-        train(model, work, settings, folder, resume=folder.exists(), quiet=quiet)
+        result = train(model, work, settings, folder, resume=folder.exists(), quiet=quiet)
         job.save(model, data, final)
-        drop_spent(folder, keep=0)
+        drop_spent(folder, result.checkpoints, keep=0)
     return checkpoints.load(final)

@@ -108,7 +108,8 @@ def unpacked_limit(path: Path, limit: int) -> int:
 
     MNIST shrinks to a fifth; sorted labels to far less, but they are few bytes.
     """
-    return min(limit, max(_SMALL, _RATIO * path.stat().st_size))
+    size = path.stat().st_size if path.is_file() else 0  # a missing one is refused when it is opened
+    return min(limit, max(_SMALL, _RATIO * size))
 
 
 def check_size(where: str | Path, size: int, limit: int) -> None:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from allmask import files
 from allmask.checkpoints import read, write
 from allmask.errors import CheckpointError, ResourceError
 
@@ -98,13 +99,16 @@ def test_a_link_to_a_model_folder_stays_a_link(model, tmp_path):
     assert (tmp_path / "latest").is_symlink() and (tmp_path / "theirs" / "vocab.txt").is_file()
 
 
-@pytest.mark.parametrize("step", ["tokenizer", "sync", "rename"])
+@pytest.mark.parametrize("step", ["tokenizer", "sync", "exchange", "rename"])
 def test_a_failure_at_any_step_leaves_the_old_model(model, tmp_path, tools, monkeypatch, step):
     expected = {name: tensor.clone() for name, tensor in model.tensors.items()}
     changed = {name: tensor + 1 for name, tensor in model.tensors.items()}
     if step == "sync":
         monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    if step == "exchange":
+        monkeypatch.setattr(files, "_exchange", lambda one, other: (_ for _ in ()).throw(OSError(16, "busy")))
     if step == "rename":
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)  # as where folders cannot swap names
         rename = os.rename
 
         def second_fails(source, target):

@@ -238,8 +238,8 @@ def test_every_precision_writes(cli, titles: Path, precision: str):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "cannot be read"),
-        ("[]", "the task is None"),
+        ("{", "allmask.json:1: not valid JSON"),
+        ("[]", "expected a JSON object, found list"),
         ('{"task": "sing"}', "the task is 'sing'"),
         ('{"task": "title", "mask": "x"}', "mask is 'x'"),
         ('{"task": "title", "volume": 3}', "volume"),

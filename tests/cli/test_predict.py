@@ -365,4 +365,4 @@ def test_xlsx_without_the_package_is_refused_before_any_work(
 ):
     monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
     ran = cli("predict", titles, file, "-o", tmp_path / "out.xlsx")
-    assert ran.code == 5 and "pip install 'allmask[xlsx]'" in ran.err
+    assert ran.code == 5 and "pip install openpyxl" in ran.err

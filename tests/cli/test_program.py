@@ -108,7 +108,7 @@ def test_what_help_and_errors_print_can_be_typed(tmp_path: Path):
     assert shell("allmask --version").returncode == 127
     (shown,) = re.findall(r"^ +(\S+ tokenizer show .*)$", shell(".venv/bin/allmask tokenizer --help").stdout, re.M)
     failed = shell(shown)  # there is no tok/ here: an error of ours, with its hint
-    assert failed.returncode == 4 and failed.stderr.startswith("error[model]: tok: no such"), failed.stderr
+    assert failed.returncode == 4 and failed.stderr.startswith("error[model]: tok/: no such"), failed.stderr
     hint = shell(".venv/bin/allmask mask --orders").stderr.splitlines()[-1]
     ran = shell(hint.removeprefix("  see "))
     assert ran.returncode == 0 and ran.stdout.startswith("Usage: allmask mask")

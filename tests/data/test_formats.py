@@ -158,4 +158,4 @@ def test_excel_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.xlsx").write_bytes(b"x")
     with pytest.raises(ResourceError) as caught:
         read(tmp_path / "a.xlsx")
-    assert "pip install 'allmask[xlsx]'" in (caught.value.hint or "")
+    assert "pip install openpyxl" in (caught.value.hint or "")

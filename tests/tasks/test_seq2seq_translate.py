@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
+import yaml
 
 from allmask.data import NO_LABEL, Record, pack
 from allmask.decoding import Decoding, PairWriter
@@ -21,7 +22,7 @@ from allmask.runs.average import mean_model, mean_weights, take_mean
 from allmask.runs.finetuning import FineTuning
 from allmask.runs.folder import save_model
 from allmask.runs.fresh import Fresh
-from allmask.runs.options import differences
+from allmask.runs.options import differences, sealed_values
 from allmask.runs.plan import Plan
 from allmask.tasks.common.writing import text_of, tokenizer_of
 from allmask.tasks.metrics.text import score_translations, signatures
@@ -336,7 +337,9 @@ def test_the_mean_of_the_last_checkpoints(run: Path, model: Model, task: Transla
 
 
 def test_an_old_best_checkpoint_is_not_averaged(run: Path):
-    (run / "config.yaml").write_text("keep: 2\n")  # step 1 is there because it was the best
+    (run / "config.yaml").write_text(
+        yaml.safe_dump(sealed_values({"keep": 2}, {}))
+    )  # step 1 is there because it was the best
     assert mean_model(run)[2] == [2, 3]
     with pytest.raises(UsageError, match="has 2 checkpoints, not 3"):
         mean_model(run, 3)
