@@ -29,7 +29,7 @@ import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -290,25 +290,8 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
         return
-    path, taken = folder / LOCK, False
-    while not taken:
-        with explain_os_errors(path, "choose a folder that can be written"):
-            folder.mkdir(parents=True, exist_ok=True)
-            stream = path.open("a+")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # If its owner removed it just now, another may have made a new one
-            taken = path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
-        except BlockingIOError:
-            with stream:
-                stream.seek(0)
-                owner = " ".join(stream.read(200).split()) or "another process"
-            hint = "wait until it has ended, or end it; or name another folder"
-            raise ResourceError(f"{folder}: {owner} is working there", hint) from None
-        except OSError:  # a file system without locks
-            taken = True
-        if not taken:
-            stream.close()
+    path = folder / LOCK
+    stream = _take_lock(folder, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with stream:
         with suppress(OSError):  # on a full disk; the name is only for the message
             stream.truncate(0)
@@ -318,6 +301,29 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _take_lock(folder: Path, lock: Callable[[IO[str], int], None], how: int) -> IO[str]:
+    """Make the folder if need be, and return its lock file, opened and locked."""
+    path = folder / LOCK
+    while True:
+        with explain_os_errors(path, "choose a folder that can be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            stream = path.open("a+")
+        try:
+            lock(stream, how)
+            # If its owner removed it just now, another may have made a new one
+            if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                return stream
+            stream.close()
+        except BlockingIOError:
+            with stream:
+                stream.seek(0)
+                owner = " ".join(stream.read(200).split()) or "another process"
+            hint = "wait until it has ended, or end it; or name another folder"
+            raise ResourceError(f"{folder}: {owner} is working there", hint) from None
+        except OSError:  # a file system without locks
+            return stream
 
 
 # ---- checksums -----------------------------------------------------------------------------------------------------

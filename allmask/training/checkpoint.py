@@ -310,7 +310,7 @@ def prune(run: Path, known: History, now: int, keep: int, best: int | None) -> H
         remove_folder(folder_of(run, step))
     if best in spent:
         drop_optimizer(folder_of(run, best))
-    left = {best} & spent
+    left = {step for step in spent if step == best}
     resumable = tuple(step for step in known.resumable if step not in spent)
     weights = tuple(sorted(({*known.weights} - spent) | left, reverse=True))
     return replace(known, resumable=resumable, weights=weights)
