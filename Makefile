@@ -9,7 +9,7 @@ HELPERS := timing environment texts onnx_int8 http_client serve_peer# modules of
 BENCHMARKS := $(filter-out $(HELPERS:%=benchmarks/%.py), $(wildcard benchmarks/*.py))
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-browser lint package bench quality faults docs clean
+.PHONY: help setup demo test test-browser lint package bench quality faults serve-faults docs clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -95,7 +95,7 @@ quality: $(STAMP) ## train and judge: make quality DATA=titles, STARTS=titles, T
 faults: $(STAMP) ## kill, damage, fill up and stop what runs, in at most 20 minutes, and write the table of docs/reliability.md
 	@$(BIN)/python quality/faults.py --write docs/reliability.md
 
-faults: $(STAMP) ## what a server must survive: 10,000 fuzzed requests, overload, 20 times SIGTERM; MODEL=folder for another model
+serve-faults: $(STAMP) ## what a server must survive: 10,000 fuzzed requests, overload, 20 times SIGTERM; MODEL=folder for another model
 	@$(BIN)/python quality/serve_faults.py $(or $(MODEL),allmask-en)
 
 docs: $(STAMP) ## the pages as a site in build/site, with broken links as errors
