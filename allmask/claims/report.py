@@ -37,10 +37,13 @@ footer { color: var(--soft); font-size: 0.86rem; margin-top: 1rem; }
 """
 
 
+PLURAL = {"holds": "hold", "weaker": "hold here, but weaker", "fails": "do not hold here", "error": "did not run"}
+
+
 def summary(results: Sequence[Result]) -> str:
     """For example: 12 claims ran in 34 s: 11 hold, 1 does not hold here."""
     counts = {level: sum(result.verdict.level == level for result in results) for level in WORDS}
-    said = [f"{count} {'hold' if level == 'holds' else WORDS[level]}" for level, count in counts.items() if count]
+    said = [f"{count} {WORDS[level] if count == 1 else PLURAL[level]}" for level, count in counts.items() if count]
     seconds = sum(result.seconds for result in results)
     return f"{len(results)} claim{'s' * (len(results) != 1)} ran in {seconds:.0f} s: {', '.join(said)}"
 

@@ -86,7 +86,8 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path):
     assert "url(" not in page.replace("url(#", "")
     assert page.count("<article") == 1 and page.count("<svg") == 1 and html.escape(claim.title) in page
     assert "| C29 |" in (tmp_path / "claims.md").read_text(encoding="utf-8")
-    assert summary([result, failed]).endswith("1 hold, 1 does not hold here")
+    assert summary([result, failed]).endswith("1 holds, 1 does not hold here")
+    assert summary([failed, failed]).endswith(": 2 do not hold here")
 
 
 def test_the_list_takes_no_time_and_no_torch(cli):
