@@ -8,8 +8,9 @@ greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers canno
 request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
 embeddings, infinity-emb with ONNX Runtime, the fastest server for CPUs that pip installs. They need packages that
 allmask does not: --peers names the Python of an environment with fastapi and infinity-emb[server,optimum]. All servers
-run at the same time and are loaded in turn; each has all cores. Overhead: the median latency of one client less that
-of the same call without HTTP and queue.
+run at the same time and are loaded in turn. Each computes with one thread unless --threads says more: threads that
+share a core with another program wait for each other. Overhead: the mean latency of one client, less the mean time that
+the server says it computed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "quality"))
 
 from http_client import Client
-from serve_faults import Running, serving
+from serve_faults import Running, metric, serving
 
 CLIENTS = (1, 8, 64)
 NEW, SOURCE = 16, 128
@@ -56,15 +57,13 @@ def main() -> None:
     parser.add_argument("--only", choices=("titles", "embeddings"))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each server, number of clients and round")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="of an environment with the peers")
+    parser.add_argument("--threads", type=int, default=1, help="of each server; ONNX Runtime takes all cores by itself")
     parser.add_argument("--workers", type=int, default=1, help="processes of allmask")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="watch the memory of allmask instead")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--direct", choices=("titles", "embeddings"), help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     given = parser.parse_args()
-    if given.direct:
-        print(without_http(given.direct))
-        return
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # inherited by all servers
     if given.soak:
         print(json.dumps(soak(given.soak)))
         return
@@ -75,16 +74,15 @@ def main() -> None:
             with ExitStack() as stack:
                 cases = [*JOBS[job](stack, given)]
                 rows = asyncio.run(measure(cases, texts, clients, seconds, 1 if given.quick else ROUNDS))
-            words = [sys.executable, __file__, "--direct", job]
-            direct = 1000 * float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-            one = next(row for row in rows if row["server"] == "allmask" and row["clients"] == 1)
-            overhead = {"overhead of HTTP and queue, ms": round(one["p50 ms"] - direct, 2)}
+                overhead = asyncio.run(overhead_of(cases[0], texts, seconds))
             import timing  # only now: it limits the number of threads
 
-            os.environ.pop("OMP_NUM_THREADS")
+            os.environ["OMP_NUM_THREADS"] = str(given.threads)
             os.environ.pop("MKL_NUM_THREADS")
-            about = timing.versions("transformers", "starlette", "uvicorn") | {"cores": len(os.sched_getaffinity(0))}
-            timing.show(f"{job.capitalize()} over HTTP", rows, about | overhead, given.json)
+            about = timing.versions("starlette", "uvicorn") | peer_versions(given.peers)
+            about |= {"cores": len(os.sched_getaffinity(0)), "threads": given.threads, "workers": given.workers}
+            about |= {"overhead of HTTP and queue, ms": round(overhead, 2)}
+            timing.show(f"{job.capitalize()} over HTTP", rows, about, given.json)
 
 
 # ---- load --------------------------------------------------------------------------------------------------------
@@ -100,9 +98,10 @@ async def measure(
     for _ in range(rounds):
         for count in clients:
             for case in cases:
+                start = time.perf_counter()
                 taken = await load(case, texts, count, seconds)
                 times.setdefault((case.name, count), []).extend(taken)
-                rates.setdefault((case.name, count), []).append(len(taken) / seconds)
+                rates.setdefault((case.name, count), []).append(len(taken) / (time.perf_counter() - start))
     rows = []
     for (name, count), taken in times.items():
         cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
@@ -132,27 +131,17 @@ async def load(case: Case, texts: list[str], clients: int, seconds: float) -> li
     return times
 
 
-def without_http(job: str) -> float:
-    """The median time of the same call in this process."""
-    import allmask
-    from allmask.data import Record
+async def overhead_of(case: Case, texts: list[str], seconds: float) -> float:
+    """The mean time of a request that was not spent computing, in ms; one client."""
 
-    texts = titles_texts() if job == "titles" else embeddings_texts()
-    if job == "titles":
-        write = allmask.pipeline("title", "allmask-en")
-        calls = [lambda text=text: list(write.predict([Record({"source": text}, "")], max_new=NEW, min_new=NEW))
-                 for text in texts]  # fmt: skip
-    else:
-        embed = allmask.pipeline("embed", "minilm")
-        calls = [lambda text=text: embed.vectors([text], normalize=True).tolist() for text in texts]
-    for call in calls[:3]:
-        call()
-    times = []
-    for call in calls[:64]:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    async def computed() -> tuple[float, float]:
+        name = "allmask_batch_seconds"
+        return await metric(case.url, f"{name}_sum"), await metric(case.url, f"{name}_count")
+
+    before = await computed()
+    taken = await load(case, texts, 1, seconds)
+    after = await computed()
+    return 1000 * (statistics.mean(taken) - (after[0] - before[0]) / (after[1] - before[1]))
 
 
 def embeddings_texts() -> list[str]:
@@ -222,6 +211,13 @@ def has(python: str, module: str) -> bool:
     return found
 
 
+def peer_versions(python: str) -> dict[str, str]:
+    code = "import importlib.metadata as m\nfor name in 'transformers fastapi infinity-emb onnxruntime'.split():\n"
+    code += " try: print(name, m.version(name))\n except m.PackageNotFoundError: pass"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    return dict(line.split() for line in found.splitlines())
+
+
 def peer_writer(folder: str) -> None:
     """Write a GPT-2 with the shape and the vocabulary of allmask-en; its weights are random, its work is the same."""
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -236,6 +232,9 @@ def peer_writer(folder: str) -> None:
     file = str(resolve("allmask-en") / "tokenizer.json")
     special = {"sep_token": "[SEP]", "cls_token": "[CLS]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
     PreTrainedTokenizerFast(tokenizer_file=file, **special).save_pretrained(folder)
+    settings = Path(folder, "tokenizer_config.json")  # transformers 5 writes a name that 4 does not know
+    named = {**json.loads(settings.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.write_text(json.dumps(named))
 
 
 @contextmanager

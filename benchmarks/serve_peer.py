@@ -46,13 +46,12 @@ def load() -> Any:
 @asynccontextmanager
 async def lifespan(app: FastAPI):
     app.state.queue = asyncio.Queue()
-    worker = asyncio.create_task(serve(app.state.queue))
+    worker = asyncio.create_task(serve(app.state.queue, load()))
     yield
     worker.cancel()
 
 
-async def serve(queue: asyncio.Queue) -> None:
-    compute = await asyncio.to_thread(load)
+async def serve(queue: asyncio.Queue, compute: Any) -> None:
     while True:
         entries = [await queue.get()]
         while not queue.empty() and len(entries) < BATCH:

@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
 def bind(settings: Settings) -> socket.socket:
     """Return a socket bound to the address, or an error that says why it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family)
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio sets no TCP_NODELAY
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((settings.host, settings.port))
