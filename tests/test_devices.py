@@ -47,7 +47,7 @@ COMMANDS = {
     "finetune": "--data x --out y", "train": "--data x --out y", "pretrain": "--data x --out y --from minilm",
     "generate": "minilm --text x", "fill": "minilm x", "predict": "minilm x.txt -o y.jsonl", "evaluate": "minilm x.csv",
     "embed": "minilm --text x", "drift": "x y", "audit": "minilm", "inspect": "minilm", "demo": "",
-    "attention": "minilm --text x",
+    "attention": "minilm --text x", "play": "--no-open", "serve": "minilm",
 }  # fmt: skip
 
 
@@ -155,6 +155,24 @@ def writes(task: Any, **options: Any) -> Callable[[Model], Any]:
     return lambda model: TextGenerator(model, task.fitted(model), "fp32")(TEXTS, **options)
 
 
+def plays(model: Model) -> Any:
+    """What the playground does with a model, under a mask with a clicked cell."""
+    from allmask.play.board import Board
+    from allmask.play.weights import Weights
+
+    folder = type("Folder", (), {"model": model, "source": "x", "task": lambda self, name: Title(max_target=8)})()
+    weights: Any = Weights(folder)
+    text = weights.text(TEXTS[0], TEXTS[2])
+    order = text.is_target.cumsum(1)
+    board = Board(order, torch.zeros_like(order), edits=((1, order.shape[1] - 1),))
+    looks = weights.attention(TEXTS[0], TEXTS[2], board)["weights"]
+    steps = weights.steps(TEXTS[0], "prefix", [7, 9])
+    return (
+        weights.fill(text, board, [2]), weights.continued(text, board), weights.titled(text, board), len(looks),
+        weights.audit(text, board), steps, weights.beams(TEXTS[0], "naive", 2),
+    )  # fmt: skip
+
+
 LONG, WINDOWS = "red cat " * 30, Classify(max_length=16, truncate="windows")
 USES: dict[str, tuple[str, Callable[[Model], Any]]] = {
     "embed": ("bert", lambda model: Embedder(model, precision="fp32")(TEXTS).round(4).tolist()),
@@ -171,6 +189,7 @@ USES: dict[str, tuple[str, Callable[[Model], Any]]] = {
     "choose": ("choose", lambda model: Chooser(model, Choose(max_length=24), "fp32")("red cat", ["runs", "北京"]).text),
     "audit": ("bert", probe),
     "attention": ("bert", looks),
+    "play": ("bert", plays),
     "signals": ("bert", signals),
     "keep_tokens": ("bert", lambda model: model.keep_tokens(range(40)).body.embedding.tokens.weight.shape),
     "with_labels": ("bert", lambda model: model.with_labels(Labels("tag", ("a", "b"))).task_head.output.weight.shape),

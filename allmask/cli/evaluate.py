@@ -88,8 +88,10 @@ def command(
     from allmask.data.columns import read_options
 
     show_log(quiet)
-    usual, usual_names = usual_reading(model)
-    source = read_options(file, columns, encoding, label_names or usual_names, usual=usual)
+    usual = usual_reading(model)
+    source = read_options(
+        file, columns, encoding, label_names or usual.label_names, usual=usual.columns, usual_encoding=usual.encoding
+    )
     predictor, options = open_predictor(model, file, precision, device, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from allmask.cli import AsJson, note
+from allmask.cli import AsJson, Device, note
 
 EXAMPLES = """
     allmask play
@@ -27,6 +27,7 @@ def command(
     ] = None,
     port: Annotated[int, Option(min=0, max=65535, help="Port on 127.0.0.1; 0 is any free one.")] = 8765,
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser, or not.")] = True,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Open a page where masks come alive: draw one, prove it, break it, and let a model write under it.
@@ -44,4 +45,4 @@ def command(
     def say(address: str) -> None:
         print(json.dumps({"address": address}) if as_json else address, flush=True)
 
-    run(None if model is None else [model], port, open_browser, say)
+    run(None if model is None else [model], port, open_browser, say, device)

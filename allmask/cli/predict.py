@@ -111,7 +111,10 @@ def command(
     from allmask.data.columns import read_options
 
     show_log(quiet)
-    source = read_options(file, columns, encoding, whole=True, usual=usual_reading(model)[0])
+    usual = usual_reading(model)
+    source = read_options(
+        file, columns, encoding, whole=True, usual=usual.columns, usual_encoding=usual.encoding
+    )
     is_stdin = str(file) == "-"
     if is_stdin and (columns or encoding):
         raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")

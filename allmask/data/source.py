@@ -15,7 +15,7 @@ import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,7 @@ class DataFile:
     encoding: str | None = None  # None: UTF-8, or what a byte-order mark says
     label_names: tuple[str, ...] = ()  # of labels that are given as numbers, from 0
     usual: Mapping[str, str] = field(default_factory=dict)  # like `columns`, where the file has such a column
+    usual_encoding: str | None = None  # of a file whose encoding is not named, if it is not UTF-8
     whole: bool = False  # records also have their row, with all columns of the file
     said: set[str] = field(default_factory=set, compare=False)  # messages; each is logged once
     problems: dict[str, DataError] | None = field(default=None, compare=False)  # of skipped records, by location
@@ -117,12 +118,26 @@ def is_utf8(encoding: str) -> bool:
 
 
 def _encoding_of(file: DataFile) -> str:
-    """Return the encoding to convert from: the one that was named, or that of the byte-order mark."""
+    """Return the encoding to convert from: the one that was named, or that of the byte-order mark.
+
+    Without both, the first line that is not ASCII decides between UTF-8 and `usual_encoding`.
+    """
     if file.encoding is not None:
         return check_encoding(file.encoding)
     with _opened(file) as stream:
         start = stream.read(4)
-    return next((name for mark, name in _BOMS.items() if start.startswith(mark)), "utf-8")
+        marked = next((name for mark, name in _BOMS.items() if start.startswith(mark)), None)
+        if marked is not None or file.usual_encoding is None or is_utf8(file.usual_encoding):
+            return marked or "utf-8"
+        line = start + stream.readline(_CHUNK)
+        while line and line.isascii() and b"\0" not in line:  # NUL: UTF-16 without a mark
+            line = stream.readline(_CHUNK)
+    with suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8")().decode(line, final=len(line) < _CHUNK)
+        if "\0" not in text:
+            return "utf-8"
+    file.say(f"encoding: {file.usual_encoding}, as in training")
+    return file.usual_encoding
 
 
 class _AsUtf8(io.RawIOBase):

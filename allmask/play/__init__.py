@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def routes(models: Sequence[str] | None = None) -> list[Any]:
+def routes(models: Sequence[str] | None = None, device: str = "cpu") -> list[Any]:
     """The Starlette routes of the page and its API, under /play; `models` are names or folders, the default first.
 
     Without models, the bundled ones are offered. A request can name only these, so no path comes from outside.
     """
     from allmask.play.server import make_routes
 
-    return make_routes(models)
+    return make_routes(models, device)
 
 
 __all__ = ["routes"]

@@ -48,7 +48,7 @@ class SafeHeaders:
         await self.app(scope, receive, sending)
 
 
-def make_routes(models: Sequence[str] | None = None) -> list[Any]:
+def make_routes(models: Sequence[str] | None = None, device: str = "cpu") -> list[Any]:
     from allmask.play.api import Api
     from allmask.play.weights import Shelf
 
@@ -60,21 +60,23 @@ def make_routes(models: Sequence[str] | None = None) -> list[Any]:
     def to_page(request: Request) -> Response:
         return RedirectResponse("/play/")
 
-    inner = [Route("/", page), Mount("/static", StaticFiles(directory=STATIC)), *Api(Shelf(models)).routes()]
+    inner = [Route("/", page), Mount("/static", StaticFiles(directory=STATIC)), *Api(Shelf(models, device)).routes()]
     return [Route("/play", to_page), Mount("/play", routes=inner, middleware=[Middleware(SafeHeaders)])]
 
 
-def make_app(models: Sequence[str] | None = None) -> Starlette:
+def make_app(models: Sequence[str] | None = None, device: str = "cpu") -> Starlette:
     """The page alone. Requests must name this machine as their host: a foreign site cannot reach it by a name."""
 
     def to_page(request: Request) -> Response:
         return RedirectResponse("/play/")
 
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
-    return Starlette(routes=[Route("/", to_page), *make_routes(models)], middleware=[hosts])
+    return Starlette(routes=[Route("/", to_page), *make_routes(models, device)], middleware=[hosts])
 
 
-def run(models: Sequence[str] | None, port: int, open_browser: bool, say: Callable[[str], None]) -> None:
+def run(
+    models: Sequence[str] | None, port: int, open_browser: bool, say: Callable[[str], None], device: str = "cpu"
+) -> None:
     """Serve on 127.0.0.1 until interrupted; port 0 is any free one."""
     try:
         import uvicorn
@@ -90,7 +92,7 @@ def run(models: Sequence[str] | None, port: int, open_browser: bool, say: Callab
     except OSError as error:
         raise ResourceError(f"port {port} cannot be used: {error.strerror}", "choose another with --port") from None
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/play/"
-    server = uvicorn.Server(uvicorn.Config(make_app(models), log_level="warning", server_header=False))
+    server = uvicorn.Server(uvicorn.Config(make_app(models, device), log_level="warning", server_header=False))
     say(address)
     if open_browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()

@@ -34,7 +34,7 @@ GUESSES = 5
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The tokens of a source and a target, laid out as for a title: [CLS] source [SEP] target [SEP]."""
+    """The tokens of a source and a target, laid out as for a title: [CLS] source [SEP] target [SEP]; on the CPU."""
 
     ids: Tensor  # (1, T)
     is_target: Tensor  # (1, T)
@@ -76,7 +76,8 @@ class Weights:
         return {"name": self.name, "layers": config.layers, "heads": config.heads, "width": config.width}
 
     def text(self, source: str, target: str) -> Text:
-        found = Text(*lay_out(self.model, source, target or None))
+        ids, is_target, segments = lay_out(self.model, source, target or None)
+        found = Text(ids.cpu(), is_target.cpu(), None if segments is None else segments.cpu())
         if found.ids.shape[1] > MAX_TOKENS:
             raise UsageError(
                 f"the text has {found.ids.shape[1]} tokens", f"a board has at most {MAX_TOKENS}, so shorten it"
@@ -105,7 +106,8 @@ class Weights:
         if not asked:
             raise UsageError("there is no [MASK] in the text", "write [MASK], or hide a token")
         with torch.inference_mode():
-            states = self.model(ids, mask, text.segments).hidden[0, asked]
+            inputs = (x if x is None else x.to(self.model.device) for x in (ids, mask, text.segments))
+            states = self.model(*inputs).hidden[0, asked]
             answers = likeliest(self.model.logits(states), tokenizer, GUESSES)
         was = tokenizer.tokens(text.ids[0, asked].tolist())
         gaps = [
@@ -205,11 +207,11 @@ def _source_board(text: Text, kind: str) -> Board:
 class Shelf:
     """The models that a request can name."""
 
-    def __init__(self, names: Sequence[str] | None = None):
+    def __init__(self, names: Sequence[str] | None = None, device: str = "cpu"):
         self.weights: dict[str, Weights] = {}
         for name in BUNDLED_WRITERS if names is None else names:
             try:
-                opened = ModelFolder.open(name)
+                opened = ModelFolder.open(name, device)
             except AllmaskError:
                 if names is not None:
                     raise

@@ -47,9 +47,9 @@ class BoardWriter:
         return self._logits(torch.cat([state.ids, tokens[:, None]], 1))
 
     def _logits(self, ids: Tensor) -> tuple[Tensor, Rows]:
-        rows, new = len(ids), ids.shape[1] - len(self.board)
-        mask = self.board.longer(new).mask[[0] * rows]
-        segments = torch.cat([self.segments, torch.full((1, new), self.new_segment)], 1).expand(rows, -1)
+        rows, new, device = len(ids), ids.shape[1] - len(self.board), self.model.device
+        ids, mask = ids.to(device), self.board.longer(new).mask[[0] * rows].to(device)
+        segments = torch.cat([self.segments, torch.full((1, new), self.new_segment)], 1).expand(rows, -1).to(device)
         return self.model.logits(self.model(ids, mask, segments).hidden[:, -1]), Rows(ids)
 
 
@@ -82,7 +82,7 @@ class Recorder:
         logits, state = self.writer.begin(prompts)
         state = self._noted(logits, Traced(state, [()] * len(prompts)))
         for token in self.chosen:
-            logits, state = self.step(torch.tensor([token]), state)
+            logits, state = self.step(torch.tensor([token], device=logits.device), state)
         return logits, state
 
     def step(self, tokens: Tensor, state: Traced) -> tuple[Tensor, Traced]:
@@ -91,7 +91,7 @@ class Recorder:
         return logits, self._noted(logits, Traced(inner, paths))
 
     def _noted(self, logits: Tensor, state: Traced) -> Traced:
-        scores = logits.float().log_softmax(-1)  # a copy: a search may change the logits
+        scores = logits.float().log_softmax(-1).cpu()  # a copy: a search may change the logits
         self.seen.update(zip(state.paths, scores, strict=True))
         return state
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from allmask.errors import CheckpointError, DataError, ResourceError, UsageError
 from allmask.files import LOCK, MANIFEST, closest, did_you_mean, is_leftover, seal
@@ -351,18 +351,30 @@ def _seal(values: Mapping[str, Any]) -> str:
         return ""
 
 
-def usual_reading(model: str | Path) -> tuple[dict[str, str], str | None]:
-    """Return the columns by field and the names of labels that a run was given (--columns, --label-names), if any."""
+class UsualReading(NamedTuple):
+    """How a run was told to read its data (--columns, --label-names, --encoding); nothing for other models."""
+
+    columns: dict[str, str]  # by field
+    label_names: str | None = None
+    encoding: str | None = None
+
+
+def usual_reading(model: str | Path) -> UsualReading:
     from allmask.data.columns import parse_columns
+    from allmask.data.source import check_encoding
 
     folder = Path(model).expanduser()
     run = folder if (folder / CONFIG).is_file() else folder.resolve().parent
     if not folder.is_dir() or not (run / CONFIG).is_file():
-        return {}, None
+        return UsualReading({})
     values = read_yaml(run / CONFIG)
-    columns, names = values.get("columns"), values.get("label_names")
+    columns, names, encoding = (values.get(name) for name in ("columns", "label_names", "encoding"))
     is_list = isinstance(names, str) and ("," in names or Path(names).expanduser().is_file())
-    return parse_columns(columns) if isinstance(columns, str) else {}, names if is_list else None
+    return UsualReading(
+        parse_columns(columns) if isinstance(columns, str) else {},
+        names if is_list else None,
+        check_encoding(encoding) if isinstance(encoding, str) else None,
+    )
 
 
 def as_saved(values: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:

@@ -267,6 +267,23 @@ def test_a_run_remembers_its_columns(cli, titles: Path, tmp_path: Path):
     assert cli("predict", titles, tmp_path / "new.csv").code == 3
 
 
+def test_a_run_remembers_its_encoding(cli, titles: Path, tmp_path: Path):
+    shutil.copytree(titles, tmp_path / "run")
+    config = (titles / "config.yaml").read_text(encoding="utf-8")
+    assert "encoding: null" in config
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("encoding: null", "encoding: gb18030"))
+    for encoding in ("gb18030", "utf-8"):
+        (tmp_path / "new.csv").write_text("source,target\n北京欢迎你,欢迎\n", encoding=encoding)
+        for command in ("predict", "evaluate"):
+            ran = cli(command, tmp_path / "run", tmp_path / "new.csv", "--json")
+            assert ran.code == 0, ran.err
+            assert ("encoding: gb18030, as in training" in ran.err) == (encoding == "gb18030")
+            assert command == "evaluate" or json.loads(ran.out)[0]["source"] == "北京欢迎你"
+    (tmp_path / "new.csv").write_text("source,target\n北京欢迎你,欢迎\n", encoding="gb18030")
+    ran = cli("predict", titles, tmp_path / "new.csv")
+    assert ran.code == 3 and "if it is Chinese, pass --encoding gb18030" in ran.err
+
+
 def test_all_records_as_one_array(cli, titles: Path, file: Path, tmp_path: Path):
     lines = cli("predict", titles, file, "-o", "-").out
     ran = cli("predict", titles, file, "--json", "-q")
@@ -307,6 +324,17 @@ def test_damage_is_found(cli, titles: Path, tmp_path: Path, damage: str, says: s
     weights.write_bytes(content) if damage == "flip" else weights.unlink()
     ran = cli("verify", copy, "--json")
     assert ran.code == 4 and says in json.loads(ran.out)[0]["problem"]
+
+
+@pytest.mark.parametrize("name", ["allmask-en", "allmask-zh"])
+def test_a_bundled_model_by_its_name(cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = cli("verify", name, "--json")
+    (row,) = json.loads(ran.out)
+    assert ran.code == 0 and row["problem"] is None and row["bytes"] > 20e6
+    assert (Path(row["folder"]) / "model.safetensors").is_file()
+    monkeypatch.chdir(tmp_path)  # a folder of this name goes first
+    (tmp_path / name).mkdir()
+    assert cli("verify", name).code == 4
 
 
 def test_nothing_to_verify(cli, bert: Path, tmp_path: Path):

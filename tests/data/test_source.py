@@ -90,3 +90,41 @@ def test_a_byte_that_is_not_of_the_named_encoding(tmp_path: Path):
         read(tmp_path / "a.csv", "gb18031")
     with pytest.raises(UsageError, match="'hex' is unknown"):
         read(tmp_path / "a.csv", "hex")
+
+
+# ---- the usual encoding ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "usual", "written", "said"),
+    [
+        (CHINESE, "gb18030", "gb18030", True),
+        (WESTERN, "cp1252", "cp1252", True),
+        ([{"source": "plain", "target": "x"}, {"source": "then", "target": "café"}], "cp1252", "cp1252", True),
+        (CHINESE, "utf-16-le", "utf-16-le", True),
+        (CHINESE, "gb18030", "utf-8", False),
+        (CHINESE, "gb18030", "utf-8-sig", False),
+        (CHINESE, "gb18030", "utf-16", False),
+        ([{"source": "all of it", "target": "ASCII"}], "utf-16", "utf-8", False),
+    ],
+)
+def test_the_usual_encoding_is_for_files_that_are_not_utf8(rows, usual, written, said, tmp_path: Path, caplog):
+    caplog.set_level("INFO", "allmask")
+    write_csv(tmp_path / "a.csv", rows, written)
+    file = DataFile(tmp_path / "a.csv", usual_encoding=usual)
+    assert [one.fields for one in read_records(file, FIELDS)] == rows
+    assert (f"encoding: {usual}, as in training" in caplog.text) == said
+
+
+def test_a_long_first_line_is_cut_between_its_bytes(tmp_path: Path):
+    rows = [{"source": "北京" * 200_000, "target": "x"}]
+    (tmp_path / "a.jsonl").write_bytes(json.dumps(rows[0], ensure_ascii=False).encode())
+    assert len((tmp_path / "a.jsonl").read_bytes()) > 1 << 20
+    file = DataFile(tmp_path / "a.jsonl", usual_encoding="gb18030")
+    assert [one.fields for one in read_records(file, FIELDS)] == rows
+
+
+def test_a_named_encoding_goes_before_the_usual_one(tmp_path: Path):
+    write_csv(tmp_path / "a.csv", WESTERN, "cp1252")
+    file = DataFile(tmp_path / "a.csv", encoding="cp1252", usual_encoding="gb18030")
+    assert [one.fields for one in read_records(file, FIELDS)] == WESTERN
