@@ -116,7 +116,8 @@ def _run(
     """
     logits, state = writer.begin(prompts)
     _check_tokens(search.settings, logits.shape[1])
-    if at_once and search.at_once(writer, logits, state):
+    if at_once and (found := _at_once(writer, logits, state, prompts, search)) is not None:
+        search.finish(found)
         return
     while True:
         rows, tokens, written = search.advance(logits)
@@ -126,6 +127,20 @@ def _run(
         if rows != list(range(len(logits))):
             state = state.select(torch.tensor(rows, device=logits.device))
         logits, state = writer.step(torch.tensor(tokens, device=logits.device), state)
+
+
+def _at_once(
+    writer: Writer, logits: Tensor, state: Any, prompts: Sequence[Sequence[int]], search: _Walks | _Beams
+) -> list[list[Hypothesis]] | None:
+    """Let a writer with a method `search` do the whole search, if it can."""
+    whole = getattr(writer, "search", None)
+    found = None if whole is None else whole(logits, state, prompts, search.limits, search.settings)
+    if found is None:
+        return None
+    return [
+        [_hypothesis(_Path(number, number, tuple(tokens), gain), search.settings) for tokens, gain in text]
+        for number, text in enumerate(found)
+    ]
 
 
 # ---- paths -------------------------------------------------------------------------------------------------
@@ -216,16 +231,9 @@ class _Walks:
         self.live = going
         return rows, [path.tokens[-1] for path in going], written
 
-    def at_once(self, writer: Writer, logits: Tensor, state: Any) -> bool:
-        """Let a writer with a method `greedy` do the whole search, if it can."""
-        settings, greedy = self.settings, getattr(writer, "greedy", None)
-        if greedy is None or settings.sample or settings.n_best > 1:
-            return False
-        found: list[tuple[list[int], float]] | None = greedy(logits, state, self.prompts, self.limits, settings)
-        for number, (tokens, gain) in enumerate(found or []):
-            path = _Path(number, number, tuple(tokens), gain)
-            self.ended[number, 0] = _hypothesis(path, settings)
-        return found is not None
+    def finish(self, found: list[list[Hypothesis]]) -> None:
+        """Take the results of a search that was done elsewhere."""
+        self.ended = {(prompt, 0): best for prompt, [best] in enumerate(found)}
 
     def results(self) -> list[list[Hypothesis]]:
         samples = range(self.settings.n_best)
@@ -323,8 +331,8 @@ class _Beams:
         length = self.limits[prompt] if penalty > 0 else len(best.tokens) + 1
         return best.log_probability / length**penalty <= self.kept[prompt][-1].score
 
-    def at_once(self, writer: Writer, logits: Tensor, state: Any) -> bool:
-        return False
+    def finish(self, found: list[list[Hypothesis]]) -> None:
+        self.kept = found
 
     def results(self) -> list[list[Hypothesis]]:
         return self.kept

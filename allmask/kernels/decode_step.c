@@ -1,4 +1,4 @@
-/* One decoding step, or all steps of greedy search, with VNNI or AVX2. `TorchEngine` and search.py are the same in torch.
+/* One decoding step, or all steps of greedy or beam search, with VNNI or AVX2. `TorchEngine` and search.py are the same in torch.
 
    Weights and precision are those of products.h; keys and values of the text are bf16 or fp32, everything else is fp32.
    All rows that continue a text read its keys and values in place; the tokens that a row generated are found by `path`
@@ -302,5 +302,143 @@ int write_greedy(const Network *n, const Embedding *e, const Memory *memory, con
         for (int64_t r = 0; r < going; r++) path[r * m.path_row + m.time] = r;
         embed_tokens(n, e, going, next, positions, x);
         if (!compute_step(n, &m, x, logits)) return free(x), 0;
+    }
+}
+
+/* ---- beam search --------------------------------------------------------------------------------------------- */
+
+typedef struct { int64_t beams, n_best; double length_penalty; } Search;
+typedef struct { double log_probability; int64_t row, token; } Candidate; /* `row` continued by `token` */
+typedef struct {                                                          /* the unfinished hypotheses, a row each */
+    int32_t *owner, *path;       /* as in Memory */
+    int64_t *positions, *tokens; /* (rows,): of the newest token; (rows, longest): what was written */
+    double *log_probability;     /* (rows,) */
+} Beams;
+
+#define ALIGNED 64
+
+static void *take(char **block, size_t bytes) { /* the next bytes of a block */
+    void *from = *block;
+    *block += (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+    return from;
+}
+
+static Beams take_beams(char **block, int64_t rows, int64_t row, int64_t path_row) {
+    int32_t *owner = take(block, rows * sizeof(int32_t)), *path = take(block, rows * path_row * sizeof(int32_t));
+    int64_t *positions = take(block, rows * sizeof(int64_t)), *tokens = take(block, rows * row * sizeof(int64_t));
+    return (Beams){owner, path, positions, tokens, take(block, rows * sizeof(double))};
+}
+
+static double score_of(double log_probability, int64_t length, const Search *search) {
+    return log_probability / pow(larger(1, length), search->length_penalty);
+}
+
+/* Insert a hypothesis of `length` tokens among the best of its text; of equal ones the first is better */
+static void keep(const Search *search, const Written *written, int64_t text, const int64_t *tokens, int64_t length,
+                 double log_probability) {
+    int64_t first = text * search->n_best, row = written->written_row, at = search->n_best;
+    double score = score_of(log_probability, length, search);
+    for (; at > 0; at--) {
+        int64_t before = first + at - 1, count = written->counts[before];
+        if (count >= 0 && score_of(written->log_probability[before], count, search) >= score) break;
+        if (count < 0 || at == search->n_best) continue; /* nothing to move, or it falls off the end */
+        memcpy(written->tokens + (before + 1) * row, written->tokens + before * row, count * sizeof(int64_t));
+        written->counts[before + 1] = count;
+        written->log_probability[before + 1] = written->log_probability[before];
+    }
+    if (at == search->n_best) return;
+    memcpy(written->tokens + (first + at) * row, tokens, length * sizeof(int64_t));
+    written->counts[first + at] = length;
+    written->log_probability[first + at] = log_probability;
+}
+
+/* Insert among the best `most`, best first; of equal ones the first is better. Returns how many there are. */
+static int64_t insert(Candidate *best, int64_t count, int64_t most, Candidate new) {
+    int64_t at = count < most ? count++ : most;
+    if (at == most && !(new.log_probability > best[--at].log_probability)) return count;
+    for (; at > 0 && new.log_probability > best[at - 1].log_probability; at--) best[at] = best[at - 1];
+    best[at] = new;
+    return count;
+}
+
+/* Whether no hypothesis that continues the best beam can beat the worst one that is kept: further tokens only lower the
+   log-probability, and the length that divides it is best at its maximum if the penalty is positive, else at its minimum */
+static int is_settled(const Search *search, const Written *written, int64_t text, int64_t limit, int64_t length,
+                      double log_probability) {
+    int64_t last = (text + 1) * search->n_best - 1;
+    if (written->counts[last] < 0) return 0;
+    double bound = log_probability / pow(search->length_penalty > 0 ? limit : length + 1, search->length_penalty);
+    return bound <= score_of(written->log_probability[last], written->counts[last], search);
+}
+
+/* Beam search, as in search.py. `first` (texts, head.out) are the logits of the first new token, and are overwritten;
+   `positions` (texts,) are those of the newest tokens. m->time is that of the newest token, -1 if there is none; m->slots
+   is at least texts · beams. `written` has n_best hypotheses per text, best first; counts are -1 where there are fewer.
+   Returns 1, 0 if there is no memory, -1 if a logit is NaN. */
+int write_beams(const Network *n, const Embedding *e, const Memory *memory, const Rules *rules, const Search *search,
+                float *first, const int64_t *positions, const Written *written) {
+    Memory m = *memory;
+    int64_t vocabulary = n->head.out, texts = m.rows, rows = texts * search->beams, row = written->written_row, length = 0;
+    int64_t most = search->beams * (1 + rules->ends), wide = m.time + 1 + row; /* enough even if all ends are candidates */
+    int64_t few = most < vocabulary ? most : vocabulary;
+    size_t live = rows * (sizeof(double) + (1 + row) * sizeof(int64_t) + (1 + wide) * sizeof(int32_t)) + 5 * ALIGNED;
+    size_t others = most * (sizeof(Candidate) + sizeof(int64_t) + sizeof(float)) + rows * sizeof(int64_t) + 6 * ALIGNED;
+    char *block = malloc(2 * live + others + rows * (n->width + vocabulary) * sizeof(float)), *at = block;
+    if (!block) return 0;
+    Beams now = take_beams(&at, rows, row, wide), next = take_beams(&at, rows, row, wide);
+    Candidate *best = take(&at, most * sizeof(Candidate));
+    int64_t *token = take(&at, most * sizeof(int64_t)), *newest = take(&at, rows * sizeof(int64_t));
+    float *value = take(&at, most * sizeof(float)), *x = take(&at, rows * n->width * sizeof(float));
+    float *logits = first, *space = take(&at, rows * vocabulary * sizeof(float));
+    for (int64_t r = 0; r < texts; r++) {
+        now.owner[r] = memory->owner[r];
+        now.positions[r] = positions[r];
+        now.log_probability[r] = 0.;
+        memcpy(now.path + r * wide, memory->path + r * memory->path_row, (m.time + 1) * sizeof(int32_t));
+    }
+    m.path_row = wide;
+    for (;; length++) {
+        int64_t going = 0;
+        for (int64_t r = 0; r < m.rows;) { /* the beams of one text after another */
+            int64_t text = now.owner[r], count = 0, start = going;
+            for (; r < m.rows && now.owner[r] == text; r++) {
+                float *line = logits + r * vocabulary, total = log_sum_exp(line, vocabulary);
+                if (isnan(total)) return free(block), -1;
+                const int64_t *tokens = now.tokens + r * row;
+                apply_rules(rules, text, tokens, length, line);
+                best_of(line, vocabulary, few, value, token);
+                if (!(value[0] > -INFINITY)) /* nothing is allowed: it ends as it is */
+                    keep(search, written, text, tokens, length, now.log_probability[r]);
+                for (int64_t i = 0; i < few && value[i] > -INFINITY; i++)
+                    count = insert(best, count, most, (Candidate){now.log_probability[r] + (value[i] - total), r, token[i]});
+            }
+            for (int64_t rank = 0; rank < count && going < start + search->beams; rank++) {
+                Candidate c = best[rank];
+                int64_t *tokens = next.tokens + going * row;
+                memcpy(tokens, now.tokens + c.row * row, length * sizeof(int64_t));
+                tokens[length] = c.token;
+                if (among(rules->end, rules->ends, c.token) || length + 1 >= rules->limits[text]) {
+                    if (rank < search->beams) keep(search, written, text, tokens, length + 1, c.log_probability);
+                    continue;
+                }
+                memcpy(next.path + going * wide, now.path + c.row * wide, (m.time + 1) * sizeof(int32_t));
+                next.path[going * wide + m.time + 1] = going;
+                next.owner[going] = text;
+                next.positions[going] = now.positions[c.row] + 1;
+                next.log_probability[going] = c.log_probability;
+                newest[going++] = c.token;
+            }
+            if (going > start && is_settled(search, written, text, rules->limits[text], length + 1,
+                                            next.log_probability[start]))
+                going = start;
+        }
+        Beams old = now;
+        now = next, next = old;
+        m.rows = going, m.owner = now.owner, m.path = now.path;
+        m.time++;
+        if (!going) return free(block), 1;
+        embed_tokens(n, e, going, newest, now.positions, x);
+        logits = space;
+        if (!compute_step(n, &m, x, logits)) return free(block), 0;
     }
 }

@@ -1,4 +1,4 @@
-"""Structures and calls of decode_step.c: one decoding step, or all of greedy search, in one call (VNNI or AVX2)."""
+"""Structures and calls of decode_step.c: one decoding step, or a whole greedy or beam search, in one call."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ Rules = structure(
     **int64s("ends banneds min_new ngram"),
     end_bias=ctypes.c_double,
 )
+Search = structure(**int64s("beams n_best"), length_penalty=ctypes.c_double)
 Written = structure(**pointers("tokens counts log_probability"), **int64s("written_row"))
 
 
@@ -76,37 +77,41 @@ def embed_tokens(network: ctypes.Structure, embedding: ctypes.Structure, tokens:
     return x
 
 
-def write_greedy(
+def write(
     network: ctypes.Structure, embedding: ctypes.Structure, logits: Tensor, *, keys: Tensor, values: Tensor,
     lengths: Tensor, owner: Tensor, path: Tensor, own: Tensor, time: int, positions: Tensor,
     prompts: Sequence[Sequence[int]], limits: Sequence[int], end: Sequence[int], banned: Sequence[int], min_new: int,
-    ngram: int, end_bias: float,
-) -> list[tuple[list[int], float]] | None:  # fmt: skip
-    """Continue each text until its limit or an end token, always by the likeliest token that the rules allow.
+    ngram: int, end_bias: float, beams: int, n_best: int, length_penalty: float,
+) -> list[list[tuple[list[int], float]]] | None:  # fmt: skip
+    """Continue each text until its limit or an end token, by greedy search, or by beam search with several beams.
 
-    Return the new tokens and their log-probability; None if a logit is NaN. Arguments are those of `step`; `logits`
-    (S, V) of the first new tokens, `path` (S, longest) and `own` with room for all steps, and `positions` (S,) are
-    overwritten; `time` is that of the newest token. No n-gram of `ngram` tokens is repeated, prompts included.
+    Return the new tokens and the log-probability of the `n_best` best hypotheses of each text; None if a logit is NaN.
+    Arguments are those of `step`; `logits` (S, V) of the first new tokens, `path` (S, longest) and `own` with room for
+    all steps and beams, and `positions` (S,) are overwritten; `time` is that of the newest token. No n-gram of `ngram`
+    tokens is repeated, prompts included.
     """
-    owner, tokens = owner.int().clone(), torch.zeros(len(limits), max(limits), dtype=torch.long)
-    counts, gains = torch.zeros(len(limits), dtype=torch.long), torch.zeros(len(limits), dtype=torch.double)
+    owner, tokens = owner.int().clone(), torch.zeros(len(limits), n_best, max(limits), dtype=torch.long)
+    counts, gains = torch.full(tokens.shape[:2], 0 if beams == 1 else -1), torch.zeros(tokens.shape[:2]).double()
     flat = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long)
     starts = torch.tensor([0, *(len(prompt) for prompt in prompts)]).cumsum(0)
     lists = [torch.tensor(list(x), dtype=torch.long) for x in (end, banned, limits)]
     rules = Rules(
         *map(pointer, (lists[0], lists[1], flat, starts, lists[2])), len(end), len(banned), min_new, ngram, end_bias
     )
-    written = Written(*map(pointer, (tokens, counts, gains)), tokens.shape[1])
+    written = ctypes.byref(Written(*map(pointer, (tokens, counts, gains)), tokens.shape[2]))
     memory = _memory(keys, values, lengths, owner, path, own, time)
-    structures = (network, embedding, memory, rules)
-    arguments = (*map(ctypes.byref, structures), *map(pointer, (logits, owner, path, positions)), ctypes.byref(written))
-    done = library().write_greedy(*arguments)
+    structures = [*map(ctypes.byref, (network, embedding, memory, rules))]
+    if beams == 1:
+        done = library().write_greedy(*structures, *map(pointer, (logits, owner, path, positions)), written)
+    else:
+        search = Search(beams, n_best, length_penalty)
+        done = library().write_beams(*structures, ctypes.byref(search), pointer(logits), pointer(positions), written)
     if done == 0:
         raise MemoryError("no memory for a decoding step")
     if done < 0:
         return None
-    rows = zip(tokens.tolist(), counts.tolist(), gains.tolist(), strict=True)
-    return [(row[:count], gain) for row, count, gain in rows]
+    texts = zip(tokens.tolist(), counts.tolist(), gains.tolist(), strict=True)
+    return [[(row[:count], gain) for row, count, gain in zip(*text, strict=True) if count >= 0] for text in texts]
 
 
 def output_logits(network: ctypes.Structure, hidden: Tensor, vocab_size: int) -> Tensor:

@@ -20,12 +20,19 @@ RULES = {
     "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
     "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
 }
-GREEDY = {  # of the searches that are done in one call
+AT_ONCE = {  # searches that are done in one call
     "plain": Decoding(max_new=9),
     "ends": Decoding(end=(3, 11, 3), max_new=12, min_new=2, end_bias=1.5, banned=(7, 8)),
     "no pair twice": Decoding(end=END, max_new=12, no_repeat_ngram=2, no_repeat_prompt=True),
     "no token twice": Decoding(end=END, max_new=12, no_repeat_ngram=1),
     "nothing allowed": Decoding(end=END, max_new=4, banned=tuple(range(70))),
+    "beams": Decoding(end=END, max_new=12, beams=4, n_best=3, length_penalty=0.6),
+    "beams without end": Decoding(max_new=7, beams=3, length_penalty=0.0),
+    "beams, long preferred": Decoding(end=(3, 11, 3), max_new=12, min_new=2, beams=2, length_penalty=3.0, banned=(7,)),
+    "beams, short preferred": Decoding(end=(3, 11), max_new=12, beams=5, n_best=5, length_penalty=-1.0),
+    "beams, no pair twice": Decoding(end=END, max_new=12, beams=4, no_repeat_ngram=2, no_repeat_prompt=True),
+    "beams that run out": Decoding(max_new=6, beams=3, n_best=3, no_repeat_ngram=1, banned=tuple(range(4, 70))),
+    "beams, nothing allowed": Decoding(end=END, max_new=4, beams=2, n_best=2, banned=tuple(range(70))),
 }
 ENGINES = ["torch", "compiled"]
 LESS = ["bf16", "int8"]
@@ -41,12 +48,13 @@ def with_engine(kind, slow, model: Model, engine: str, precision: str):
 
 
 def assert_at_once_equals_step_by_step(writer, rules: Decoding, monkeypatch) -> None:
-    """Greedy search in one call gives the tokens and scores of the search in Python, for prompts of any length."""
-    rng, tokens = random.Random(0), []
+    """A search in one call gives the tokens and scores of the search in Python, for prompts of any length."""
+    rng = random.Random(0)
     prompts = [[rng.randrange(4, 69) for _ in range(rng.randrange(1, 20))] for _ in range(30)]
-    calls, write = [], decode_step.write_greedy
-    monkeypatch.setattr(decode_step, "write_greedy", lambda *args, **kinds: calls.append(1) or write(*args, **kinds))
+    calls, write = [], decode_step.write
+    monkeypatch.setattr(decode_step, "write", lambda *args, **kinds: calls.append(1) or write(*args, **kinds))
     found = generate(writer, prompts, rules)
     assert calls == [1]
-    assert found == generate(writer, prompts, rules, on_token=lambda *written: tokens.append(written))
-    assert calls == [1] and len(tokens) == sum(len(best.tokens) for [best] in found)
+    monkeypatch.setattr(writer, "search", lambda *_: None)
+    assert found == generate(writer, prompts, rules)
+    assert calls == [1]

@@ -22,7 +22,7 @@ from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import BeamCache
-from tests.decoding.fast import ENGINES, GREEDY, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
+from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
 from tests.decoding.references import assert_same, assert_same_at_any_time, scattered
 from tests.relatives import relatives
 
@@ -57,18 +57,19 @@ def test_fp32_writes_what_the_mask_writer_writes(engine, family, rules):
     assert_same(found, generate(MaskWriter(model), PROMPTS, RULES[rules]))
 
 
-@pytest.mark.parametrize("rules", GREEDY)
+@pytest.mark.parametrize("rules", AT_ONCE)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_greedy_at_once_equals_step_by_step(family, rules, monkeypatch):
+def test_search_at_once_equals_step_by_step(family, rules, monkeypatch):
     writer = fast(tiny(family, seed=4), "compiled", "int8")
-    assert_at_once_equals_step_by_step(writer, GREEDY[rules], monkeypatch)
+    assert_at_once_equals_step_by_step(writer, AT_ONCE[rules], monkeypatch)
 
 
-def test_greedy_at_once_with_damaged_weights():
+@pytest.mark.parametrize("rules", ["plain", "beams"])
+def test_search_at_once_with_damaged_weights(rules):
     writer = fast(tiny(), "compiled", "int8")
     writer.engine.parts.head.scale.fill_(torch.nan)
     with pytest.raises(CheckpointError, match="NaN"):
-        generate(writer, PROMPTS, GREEDY["plain"])
+        generate(writer, PROMPTS, AT_ONCE[rules])
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -18,7 +18,7 @@ from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.fast import ENGINES, GREEDY, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
+from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
 from tests.decoding.references import Histories, assert_same, scattered
 
 SMALL = {
@@ -61,10 +61,11 @@ def test_fp32_writes_what_the_pair_writer_writes(engine, name, rules):
     assert_same(found, generate(PairWriter(model), PROMPTS, RULES[rules]))
 
 
+@pytest.mark.parametrize("rules", ["no pair twice", "beams"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_at_once_equals_step_by_step(name, monkeypatch):
+def test_search_at_once_equals_step_by_step(name, rules, monkeypatch):
     writer = fast(tiny(name, seed=4), "compiled", "int8", start=[1, 5])
-    assert_at_once_equals_step_by_step(writer, GREEDY["no pair twice"], monkeypatch)
+    assert_at_once_equals_step_by_step(writer, AT_ONCE[rules], monkeypatch)
 
 
 def read_again(model, start, rows):

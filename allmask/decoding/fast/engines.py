@@ -34,6 +34,7 @@ from allmask.kernels.build import pointer
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
 from allmask.kernels.memory import to_huge_pages
 from allmask.kernels.precision import PRECISIONS, native_bf16
+from allmask.kernels.top_tokens import MAX_COUNT
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.attention import Attention, Route, Scaled
@@ -112,7 +113,7 @@ class Engine(Protocol):
         ...
 
     def embedding(self, module: Any, segment: int, config: Config) -> CompiledEmbedding | None:
-        """The embedding of new tokens in C, if the engine has one: then it also has greedy search in C."""
+        """The embedding of new tokens in C, if the engine has one: then it also has greedy and beam search in C."""
         ...
 
 
@@ -175,13 +176,18 @@ class _EngineWriter:
             x = self.body.embedding(tokens, rows.position, torch.full_like(tokens, self._segment()))
         return self.engine.step(x.to(self.engine.dtype), rows), rows
 
-    def greedy(
+    def search(
         self, logits: Tensor, state: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding
-    ) -> list[tuple[list[int], float]] | None:
-        """Greedy search in one call, from the result of `begin`: tokens and log-probabilities. None if it cannot."""
-        if self.embedding is None or not isinstance(state, Rows):
+    ) -> list[list[tuple[list[int], float]]] | None:
+        """Greedy or beam search in one call, from the result of `begin`: the tokens and log-probabilities of the best.
+
+        None if it cannot.
+        """
+        if self.embedding is None or not isinstance(state, Rows) or settings.sample:
             return None
-        rows = state.with_room(max(limits))
+        if settings.beams * (1 + len(settings.end)) > MAX_COUNT:
+            return None
+        rows = state.with_room(max(limits), settings.beams)
         if rows is None or not self.embedding.has(rows.position + max(limits)):
             return None
         found = self.embedding.write(logits, rows, prompts, limits, settings)
@@ -500,7 +506,7 @@ class CompiledEngine:
 
 
 class CompiledEmbedding:
-    """The embedding of new tokens by decode_step.c, and with it greedy search in one call."""
+    """The embedding of new tokens by decode_step.c, and with it greedy and beam search in one call."""
 
     def __init__(self, module: Any, segment: int, config: Config, network: ctypes.Structure):
         self.network = network
@@ -526,14 +532,15 @@ class CompiledEmbedding:
 
     def write(
         self, logits: Tensor, rows: Rows, prompts: Sequence[Sequence[int]], limits: Sequence[int], settings: Decoding
-    ) -> list[tuple[list[int], float]] | None:
+    ) -> list[list[tuple[list[int], float]]] | None:
         texts, before = rows.texts, prompts if settings.no_repeat_prompt else [()] * len(prompts)
-        return decode_step.write_greedy(
+        return decode_step.write(
             self.network, self.structure, logits.float().contiguous(), keys=texts.keys, values=texts.values,
             lengths=texts.lengths, owner=rows.fan.owner, path=rows.path, own=rows.own.buffer, time=rows.own.filled - 1,
             positions=rows.position.clone(), prompts=before, limits=limits, end=tuple(dict.fromkeys(settings.end)),
             banned=settings.banned, min_new=settings.min_new, ngram=settings.no_repeat_ngram,
-            end_bias=settings.end_bias,
+            end_bias=settings.end_bias, beams=settings.beams, n_best=settings.n_best,
+            length_penalty=settings.length_penalty,
         )  # fmt: skip
 
 

@@ -107,14 +107,14 @@ class Rows:
         slots = torch.arange(count, dtype=torch.int32)[:, None]
         return replace(self, own=own, path=torch.cat([self.path, slots], dim=1), position=self.position + 1)
 
-    def with_room(self, times: int) -> Rows | None:
-        """Return a copy with room for more tokens per row, to be written in C; None if it would be very large."""
+    def with_room(self, times: int, beams: int = 1) -> Rows | None:
+        """Return a copy with room for more tokens and for beams of each row, to be written in C; None if very large."""
         layers, two, _, _, width = self.own.buffer.shape
         count, time = self.path.shape
-        if layers * two * (time + times) * count * width > LARGEST:
+        if layers * two * (time + times) * count * beams * width > LARGEST:
             return None
-        own = Own(self.own.buffer.new_empty(layers, two, time + times, count, width), time)
-        own.buffer[:, :, :time] = self.own.buffer[:, :, :time, :count]
+        own = Own(self.own.buffer.new_empty(layers, two, time + times, count * beams, width), time)
+        own.buffer[:, :, :time, :count] = self.own.buffer[:, :, :time, :count]
         path = torch.zeros(count, time + times, dtype=torch.int32)
         path[:, :time] = self.path
         return replace(self, own=own, path=path)
