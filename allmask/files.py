@@ -47,6 +47,9 @@ LOCK = ".lock"
 _SIGNED = ("model*.safetensors", "average.safetensors", "shard-*")  # files that a manifest must list if they are there
 
 
+Seal = dict[str, Any]  # size in bytes and SHA-256 of the beginning of a file that grows
+
+
 # ---- files and folders that are complete or absent -----------------------------------------------------------------
 
 
@@ -407,6 +410,21 @@ def unsealed(text: str) -> dict[str, Any] | None:
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     return values if found == seal(values) else None
+
+
+def beginning_problem(path: Path, seal: Seal) -> str | None:
+    """Return what is wrong with the beginning of a file that grows; None if it is as it was sealed."""
+    size, expected = seal.get("bytes"), seal.get("sha256")
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(size if isinstance(size, int) else 0)
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if hashlib.sha256(content).hexdigest() == expected:
+        return None
+    return "damaged: its beginning does not have the SHA-256 in the checkpoint"
 
 
 def seal(values: dict[str, Any]) -> str:

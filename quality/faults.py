@@ -16,10 +16,12 @@ import ctypes
 import hashlib
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,11 +35,13 @@ os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", MPLBACKEN
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import common
+import numpy as np
 import torch
 
 from allmask import files
 from allmask.cli.main import main as command_line
 from allmask.data import Texts
+from allmask.errors import AllmaskError
 from allmask.files import sha256, write_atomically
 from allmask.model import load
 from allmask.runs import plan
@@ -367,6 +371,22 @@ def run_losses(lab: Lab) -> Trials:
         yield _damaged_run(lab, kind, file, damage)
 
 
+def finished_flips(lab: Lab) -> Trials:
+    """A bit flipped in each file of a finished run's model, then --resume: it is made again, bit for bit"""
+    for kind in ("finetune", "averaged"):
+        expected = weights_of_stopped(lab, kind)
+        source = lab.place / f"finished-{kind}"
+        for file in sorted((source / "final").iterdir())[:: 9 if lab.quick else 1]:
+            out = lab.fresh("damaged")
+            shutil.copytree(source, out)
+            _flipped(lab.rng, out / "final" / file.name)
+            ended = call(lab.log, *lab.words(kind, out)[:1], "--resume", "--out", out, "--quiet").wait()
+            if ended.code != 0 or "made again" not in ended.said:
+                yield f"{kind}: {file.name}: code {ended.code}: {ended.said[-300:]}"
+            else:
+                yield None if weights_of(out) == expected else f"{kind}: {file.name}: other weights"
+
+
 def model_flips(lab: Lab) -> Trials:
     """A bit flipped in each file of a model, then load(): an error, or the same model"""
 
@@ -377,7 +397,7 @@ def model_flips(lab: Lab) -> Trials:
         shutil.rmtree(lab.place / "flipped", ignore_errors=True)
         copy = shutil.copytree(folder, lab.place / "flipped")
         for file in sorted(copy.iterdir()):
-            for _ in range(1 if lab.quick else 30):
+            for _ in range(1 if lab.quick else 60):
                 before = file.read_bytes()
                 _flipped(lab.rng, file)
                 try:
@@ -541,6 +561,90 @@ def pipes(lab: Lab) -> Trials:
         yield None if ended.refused else f"{' '.join(map(str, words))}: code {ended.code}: {ended.said[-300:]}"
 
 
+class Payload:
+    """Unpickled carelessly, it calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        self.call = function, args
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def _with_code(folder: Path, marker: Path) -> Iterator[Path]:
+    """Write files that create `marker` when their code runs, one after another; yield what to open."""
+    calls = [
+        Payload(os.system, f"touch {marker}"), Payload(eval, f"open({str(marker)!r}, 'w')"),
+        Payload(exec, f"open({str(marker)!r}, 'w')"), Payload(subprocess.call, ["touch", str(marker)]),
+        Payload(os.mkdir, str(marker)), Payload(shutil.copy, __file__, str(marker)),
+    ]  # fmt: skip
+    model = folder / "pytorch_model.bin"
+    for call in calls:
+        for content in (call, {"embeddings.word_embeddings.weight": call}, {call: torch.zeros(1)}):
+            for zipped in (True, False):
+                torch.save(content, model, _use_new_zipfile_serialization=zipped)
+                yield folder
+            for protocol in (0, 2, 5):
+                model.write_bytes(pickle.dumps(content, protocol))
+                yield folder
+        model.unlink()
+        for protocol in (0, 2, 5):
+            (folder / "mnist.pkl").write_bytes(pickle.dumps([(call, call)] * 3, protocol))
+            yield folder / "mnist.pkl"
+        objects = np.array([call], dtype=object)
+        np.savez(folder / "images.npz", x_train=objects, y_train=objects)
+        yield folder / "images.npz"
+
+
+def hostile_files(lab: Lab) -> Trials:
+    """Pickles and arrays with code in them; models without checksums, cut off or garbled: no code runs, one error"""
+    from allmask.vision import datasets
+
+    count = 12 if lab.quick else 1000
+
+    def trial() -> int:
+        folder, marker, bad = lab.fresh("hostile"), lab.fresh("code-ran"), []
+        shutil.copytree(lab.place / "bert", folder)
+        (folder / "model.safetensors").rename(lab.place / "hostile.safetensors")
+        for path in _with_code(folder, marker):
+            try:
+                load(path) if path.is_dir() else datasets.read(path)
+                bad.append(f"{path.name}: was read")
+            except AllmaskError:
+                bad.append("code ran" if marker.exists() else None)
+            except Exception as error:
+                bad.append(f"{path.name}: {type(error).__name__}: {error}")
+            if lab.quick and len(bad) == count // 2:
+                break
+        shutil.rmtree(folder)
+        shutil.copytree(lab.place / "bert", folder)
+        files_of_model = sorted(file for file in folder.iterdir() if file.is_file())
+        while len(bad) < count:
+            file = files_of_model[len(bad) % len(files_of_model)]
+            before = file.read_bytes()
+            if lab.rng.random() < 0.5:
+                file.write_bytes(before[: lab.rng.randrange(len(before))])
+            else:
+                for _ in range(lab.rng.randrange(1, 20)):
+                    _flipped(lab.rng, file)
+            try:
+                load(folder)
+                bad.append(None)  # another model, perhaps: nothing tells
+            except AllmaskError:
+                bad.append(None)
+            except Exception as error:
+                bad.append(f"{file.name}: {type(error).__name__}: {error}")
+            file.write_bytes(before)
+        (lab.place / "hostile.json").write_text(json.dumps(bad))
+        return 0
+
+    ended = Child.start(lab.log, trial).wait(300)
+    if ended.code != 0:
+        yield f"code {ended.code}: {ended.said[-300:]}"
+        return
+    yield from json.loads((lab.place / "hostile.json").read_text())
+
+
 def bombs(lab: Lab) -> Trials:
     """Files that announce far more than they hold: refused, with little memory and time"""
     from tests import hostile
@@ -567,9 +671,11 @@ def bombs(lab: Lab) -> Trials:
 
 SCENARIOS: dict[str, tuple[Callable[[Lab], Trials], int, int]] = {  # trials, and those of --quick
     "kills": (kills, 60, 2), "signals": (signals, 24, 3),
-    "run-flips": (run_flips, 160, 6), "run-losses": (run_losses, 160, 6), "model-flips": (model_flips, 1000, 1000),
+    "run-flips": (run_flips, 160, 6), "run-losses": (run_losses, 160, 6),
+    "finished-flips": (finished_flips, 100, 2), "model-flips": (model_flips, 1000, 1000),
     "full-disks": (full_disks, 24, 2), "killed-ranks": (killed_ranks, 8, 1), "stopped-ranks": (stopped_ranks, 6, 1),
-    "locks": (locks, 6, 1), "pipes": (pipes, 24, 3), "bombs": (bombs, 60, 4),
+    "locks": (locks, 6, 1), "pipes": (pipes, 24, 3), "hostile-files": (hostile_files, 1000, 12),
+    "bombs": (bombs, 240, 4),
     "changes": (changes, 1000, 9),  # the longest, with the time that the others leave
 }  # fmt: skip
 

@@ -11,26 +11,31 @@ its own. An `Opener` is a process that opens them under a limit of memory, and s
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import os
 import pickle
 import random
+import resource
+import signal
 import struct
-import subprocess
-import sys
+import time
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
+import allmask
 from allmask.checkpoints.formats.crc32c import crc32c
 from allmask.checkpoints.formats.tensorflow_bundle import _masked
+from allmask.errors import AllmaskError
 
-ROOT = Path(__file__).parents[1]
 BERT = {
     "model_type": "bert", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 20,
@@ -99,7 +104,7 @@ def meta_tensors(folder: Path, rows: int = 10**9) -> Path:
     return folder
 
 
-def empty_tensors(folder: Path, count: int = 150_000, name: str = "x") -> Path:
+def empty_tensors(folder: Path, count: int = 110_000, name: str = "x") -> Path:
     """Very many tensors without data: an error must not list them all."""
     _folder(folder, BERT)
     entry = '"dtype":"F32","shape":[0],"data_offsets":[0,0]'
@@ -108,7 +113,7 @@ def empty_tensors(folder: Path, count: int = 150_000, name: str = "x") -> Path:
     return folder
 
 
-def classifier_tensors(folder: Path, count: int = 60_000) -> Path:
+def classifier_tensors(folder: Path, count: int = 20_000) -> Path:
     """Tensors of heads that are not supported are left out, with a warning."""
     return empty_tensors(folder, count, "classifier.")
 
@@ -125,7 +130,7 @@ def varint(value: int) -> bytes:
     return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
 
 
-def shared_keys(folder: Path, key: int = 60_000, count: int = 50_000) -> Path:
+def shared_keys(folder: Path, key: int = 60_000, count: int = 20_000) -> Path:
     """A TensorFlow index whose long keys take four bytes each: most of a key is shared with the one before."""
     _folder(folder, BERT)
     block = bytearray(varint(0) + varint(key) + varint(0) + b"a" * key)
@@ -148,7 +153,7 @@ def shared_keys(folder: Path, key: int = 60_000, count: int = 50_000) -> Path:
     return folder
 
 
-def nested_settings(folder: Path, megabytes: int = 20) -> Path:
+def nested_settings(folder: Path, megabytes: int = 17) -> Path:
     """Settings of very many empty lists."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
@@ -156,7 +161,7 @@ def nested_settings(folder: Path, megabytes: int = 20) -> Path:
     return folder
 
 
-def deflated_weights(folder: Path, megabytes: int = 100) -> Path:
+def deflated_weights(folder: Path, megabytes: int = 70) -> Path:
     """A decompression bomb with the name of a file of weights."""
     _folder(folder, BERT)
     with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -219,30 +224,32 @@ def long_piece(folder: Path, size: int = 2_000_000) -> Path:
     return _tokenizer(folder, model=model)
 
 
-def large_trie(folder: Path, pieces: int = 200_000, seed: int = 0) -> Path:
+def sparse_trie(folder: Path, pieces: int = 2_000, size: int = 300) -> Path:
+    """Few long pieces: 600 kB become 200 MB."""
+    return large_trie(folder, pieces, digits=size)
+
+
+def large_trie(folder: Path, pieces: int = 30_000, seed: int = 0, digits: int = 24) -> Path:
     """Pieces that share no beginning."""
     rng = random.Random(seed)
-    vocabulary = [["<unk>", 0.0], *([f"{rng.getrandbits(96):024x}", -1.0] for _ in range(pieces))]
+    vocabulary = [["<unk>", 0.0], *([rng.randbytes(digits // 2).hex(), -1.0] for _ in range(pieces))]
     return _tokenizer(folder, model={"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False})
 
 
-def large_vocabulary(folder: Path, megabytes: int = 158) -> Path:
+def large_vocabulary(folder: Path, megabytes: int = 65) -> Path:
     """A tokenizer.json of that size."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "tokenizer.json"
     start, end = json.dumps(EMPTY_TOKENIZER).split('"a": 1')
     with file.open("w") as stream:
         stream.write(start)
-        number, written = 1, 0
-        while written < megabytes << 20:
-            part = "".join(f'"w{n}":{n},' for n in range(number, number + 10_000))
-            stream.write(part)
-            number, written = number + 10_000, written + len(part)
-        stream.write(f'"a":{number}{end}')
+        for number in range(megabytes):  # names of 1 kB
+            stream.write("".join(f'"{n:01000d}":{n},' for n in range(1024 * number + 1, 1024 * number + 1025)))
+        stream.write(f'"a":{1024 * megabytes + 1}{end}')
     return file
 
 
-def repeated_piece(folder: Path, pieces: int = 150_000) -> Path:
+def repeated_piece(folder: Path, pieces: int = 50_000) -> Path:
     """The last name of an object with very many occurs twice."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ",".join(f'"w{number}":{number}' for number in range(pieces))
@@ -261,7 +268,7 @@ def endless_vocab_txt(folder: Path, lines: int = 3_000_000) -> Path:
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
-def packed_arrays(folder: Path, images: int = 60_000) -> Path:
+def packed_arrays(folder: Path, images: int = 25_000) -> Path:
     """An .npz of images that are all zero: 3.6 MB unpack to 5 GB at 1,700,000 images."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "images.npz"
@@ -284,20 +291,164 @@ def packed_arrays(folder: Path, images: int = 60_000) -> Path:
     return file
 
 
+def deflated_lines(folder: Path, megabytes: int = 80) -> Path:
+    """Records that gzip has made a thousandth of their size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "train.jsonl.gz"
+    line = b'{"source": "%s", "target": "a"}\n' % (b"a" * (1 << 20))
+    with gzip.open(file, "wb", compresslevel=1) as stream:
+        for _ in range(megabytes):
+            stream.write(line)
+    return file
+
+
+def deflated_array(folder: Path, megabytes: int = 80) -> Path:
+    """The same as one JSON array, which is read as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "train.json.gz"
+    with gzip.open(file, "wb", compresslevel=1) as stream:
+        stream.write(b"[")
+        for _ in range(megabytes):
+            stream.write(b" " * (1 << 20))
+    return file
+
+
+def _parquet(folder: Path, source: Any, rows: int, **options: Any) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "train.parquet"
+    table = pyarrow.table({"source": source, "target": pyarrow.array(["a"] * rows)})
+    parquet.write_table(table, file, compression="zstd", dictionary_pagesize_limit=1 << 30, **options)
+    return file
+
+
+def repeated_text(folder: Path, size: int = 8 << 20, rows: int = 2_000) -> Path:
+    """A long text that a parquet file stores once: 256 rows of it would be 2 GB."""
+    import pyarrow
+
+    indices = pyarrow.array([0] * rows, pyarrow.int32())
+    return _parquet(folder, pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["a" * size])), rows)
+
+
+def repeated_in_a_list(folder: Path, size: int = 1 << 20, times: int = 10_000) -> Path:
+    """The same in the list of one row."""
+    import pyarrow
+
+    indices = pyarrow.array([0] * times, pyarrow.int32())
+    texts = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["a" * size]))
+    file = _parquet(folder, pyarrow.ListArray.from_arrays(pyarrow.array([0, times], pyarrow.int32()), texts), 1)
+    return file.rename(file.with_name("tagged.parquet"))
+
+
+def packed_page(folder: Path, megabytes: int = 40) -> Path:
+    """A column of zeros that zstd packs to nothing."""
+    import pyarrow
+
+    texts = pyarrow.array(["a" * (1 << 20)] * megabytes)
+    return _parquet(folder, texts, megabytes, use_dictionary=False, data_page_size=1 << 30)
+
+
+def _workbook(folder: Path, **parts: bytes | tuple[bytes, bytes, int, bytes]) -> Path:
+    """A workbook in which parts are replaced: by bytes, or by (start, repeated, times, end)."""
+    import openpyxl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plain, file = folder / "plain.zip", folder / "train.xlsx"
+    book = openpyxl.Workbook()
+    book.active.append(["source", "target"])  # type: ignore[union-attr]
+    book.active.append(["a cat", "一只猫"])  # type: ignore[union-attr]
+    book.save(plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new:
+        whole = {name.rsplit("/", 1)[-1].removesuffix(".xml"): (name, old.read(name)) for name in old.namelist()}
+        kinds = whole["[Content_Types]"][1].replace(b"</Types>", _SHARED + b"</Types>")
+        whole |= {"[Content_Types]": ("[Content_Types].xml", kinds)}
+        whole |= {"sharedStrings": ("xl/sharedStrings.xml", _STRINGS + b"</sst>")}
+        for key, (name, content) in whole.items():
+            part = parts.get(key, content)
+            with new.open(name, "w") as stream:
+                if isinstance(part, bytes):
+                    stream.write(part)
+                    continue
+                start, repeated, times, end = part
+                stream.write(start)
+                for left in range(times, 0, -100_000):
+                    stream.write(repeated * min(left, 100_000))
+                stream.write(end)
+    plain.unlink()
+    return file
+
+
+_SHEET = b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+_STYLES = b'<styleSheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">'
+_STRINGS = b'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">'
+_CLOSED = b"</sheetData></worksheet>"
+_SHARED = (
+    b'<Override PartName="/xl/sharedStrings.xml" '
+    b'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"/>'
+)
+
+
+def many_formats(folder: Path, count: int = 1_000_000) -> Path:
+    """Formats of cells, of which each becomes an object."""
+    return _workbook(folder, styles=(_STYLES + b"<cellXfs>", b"<xf/>", count, b"</cellXfs></styleSheet>"))
+
+
+def many_strings(folder: Path, count: int = 1_000_000) -> Path:
+    return _workbook(folder, sharedStrings=(_STRINGS, b"<si/>", count, b"</sst>"))
+
+
+def endless_row(folder: Path, cells: int = 1_000_000) -> Path:
+    return _workbook(folder, sheet1=(_SHEET + b"<row>", b"<c/>", cells, b"</row>" + _CLOSED))
+
+
+def distant_row(folder: Path, number: int = 10**15) -> Path:
+    """All rows before it are made."""
+    cell = b'<c t="inlineStr"><is><t>source</t></is></c>'
+    return _workbook(
+        folder, sheet1=_SHEET + b'<row r="1">%s</row><row r="%d">%s</row>' % (cell, number, cell) + _CLOSED
+    )
+
+
+def large_sheet(folder: Path, megabytes: int = 80) -> Path:
+    return _workbook(folder, sheet1=(_SHEET, b"<row></row>" + b" " * 1013, megabytes << 10, _CLOSED))
+
+
+def billion_laughs(folder: Path, depth: int = 12) -> Path:
+    """Entities of entities."""
+    names = [b"a%d" % number for number in range(depth)]
+    entities = b"".join(b'<!ENTITY %s "%s">' % (name, b"&%s;" % before * 10) for before, name in pairwise(names))
+    start = b'<!DOCTYPE s [<!ENTITY a0 "ha">%s]>' % entities
+    return _workbook(folder, sharedStrings=start + _STRINGS + b"<si><t>&%s;</t></si></sst>" % names[-1])
+
+
+def blank_image(folder: Path, side: int = 4_000, mode: str = "RGB", kind: str = "png") -> Path:
+    """An image of one colour."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"image.{kind}"
+    Image.new(mode, (side, side)).save(file, **({"compression": "tiff_adobe_deflate"} if kind == "tiff" else {}))
+    return file
+
+
 BOMBS: dict[str, Callable[..., Path]] = {
     function.__name__: function
     for function in (
         many_positions, distant_buckets, clipped_distances, stride_zero, one_tensor_many_names, meta_tensors,
         empty_tensors, classifier_tensors, endless_labels, shared_keys, nested_settings, deflated_weights,
         multiplying_normalizer, regex_normalizer, charsmap_normalizer, multiplying_decoder, endless_frame, long_piece,
-        large_trie, large_vocabulary, repeated_piece, endless_vocab_txt, packed_arrays,
+        large_trie, sparse_trie, large_vocabulary, repeated_piece, endless_vocab_txt, packed_arrays, deflated_lines,
+        deflated_array, repeated_text, repeated_in_a_list, packed_page, many_formats, many_strings, endless_row,
+        distant_row, large_sheet, billion_laughs, blank_image,
     )
 }  # fmt: skip
 
 
 def random_bomb(folder: Path, rng: random.Random) -> Path:
     """Write one of the bombs with sizes drawn at random, large enough to hurt."""
-    kind = rng.choice(sorted(BOMBS.keys() - {"large_vocabulary", "deflated_weights"}))
+    kind = rng.choice(sorted(BOMBS))
     sizes: dict[str, dict[str, Any]] = {
         "many_positions": {"positions": rng.randrange(10**5, 16_000_000), "width": 16 * rng.randrange(1, 256)},
         "distant_buckets": {"distance": rng.randrange(10**5, 16_000_000)},
@@ -306,7 +457,7 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "one_tensor_many_names": {"names": rng.randrange(100, 20_000), "size": rng.randrange(10_000, 10**6)},
         "meta_tensors": {"rows": rng.randrange(10**6, 10**10)},
         "empty_tensors": {"count": rng.randrange(1_000, 200_000), "name": rng.choice(["x", "encoder.", "a.b."])},
-        "classifier_tensors": {"count": rng.randrange(1_000, 90_000)},
+        "classifier_tensors": {"count": rng.randrange(1_000, 40_000)},
         "endless_labels": {"labels": rng.randrange(10**8, 10**15)},
         "shared_keys": {"key": rng.randrange(2_000, 65_000), "count": rng.randrange(10_000, 100_000)},
         "nested_settings": {"megabytes": rng.randrange(17, 20)},
@@ -316,10 +467,29 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "multiplying_decoder": {"steps": rng.randrange(20, 500)},
         "endless_frame": {"ids": rng.randrange(1_000, 50_000), "times": rng.randrange(1_000, 20_000)},
         "long_piece": {"size": rng.randrange(10**5, 5_000_000)},
-        "large_trie": {"pieces": rng.randrange(190_000, 220_000), "seed": rng.randrange(1 << 30)},
+        "large_trie": {"pieces": rng.randrange(25_000, 200_000), "seed": rng.randrange(1 << 30)},
+        "sparse_trie": {"pieces": rng.randrange(1_000, 2_000), "size": rng.randrange(500, 1_000)},
         "repeated_piece": {"pieces": rng.randrange(50_000, 200_000)},
+        "large_vocabulary": {"megabytes": rng.randrange(65, 160)},
+        "deflated_weights": {"megabytes": rng.randrange(70, 200)},
         "endless_vocab_txt": {"lines": rng.randrange(2_000_000, 6_000_000)},
         "packed_arrays": {"images": rng.randrange(60_000, 120_000)},
+        "deflated_lines": {"megabytes": rng.randrange(70, 200)},
+        "deflated_array": {"megabytes": rng.randrange(70, 200)},
+        "repeated_text": {"size": rng.randrange(10**6, 10**7), "rows": rng.randrange(1_000, 10**5)},
+        "repeated_in_a_list": {"size": rng.randrange(10**5, 10**6), "times": rng.randrange(1_000, 10**5)},
+        "packed_page": {"megabytes": rng.randrange(70, 200)},
+        "many_formats": {"count": rng.randrange(300_000, 5_000_000)},
+        "many_strings": {"count": rng.randrange(300_000, 10_000_000)},
+        "endless_row": {"cells": rng.randrange(500_000, 10_000_000)},
+        "distant_row": {"number": rng.randrange(1_100_000, 10**18)},
+        "large_sheet": {"megabytes": rng.randrange(70, 200)},
+        "billion_laughs": {"depth": rng.randrange(8, 30)},
+        "blank_image": {
+            "side": rng.randrange(6_000, 20_000),
+            "mode": rng.choice(["L", "RGB"]),
+            "kind": rng.choice(["png", "gif", "tiff"]),
+        },
     }
     return BOMBS[kind](folder / kind, **sizes[kind])
 
@@ -336,65 +506,75 @@ class Opened(NamedTuple):
     seconds: float  # of CPU time
 
 
-_OPEN = """
-import json, resource, sys, time
-from pathlib import Path
-import torch, allmask
-from allmask.errors import AllmaskError
-from allmask.text import Tokenizer
-from allmask.vision import datasets
-import allmask.checkpoints.reader, safetensors, torch._subclasses.fake_tensor
+def open_one(path: Path) -> None:
+    """Open a path as its name asks for."""
+    from allmask.data import list_of, read_records, text
+    from allmask.text import Tokenizer
+    from allmask.vision import datasets, images
 
-def peak():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-def open_one(path):
     if path.suffix == ".npz":
         datasets.read(path)
     elif path.name in ("tokenizer.json", "vocab.txt"):
         Tokenizer.load(path).encode("a cat, 一只猫")
+    elif path.name.startswith("image."):
+        images.read_all([path], 32, 32, 3)
+    elif path.name.startswith(("train.", "tagged.")):
+        list(read_records(path, {"source": list_of(text) if path.name.startswith("tagged.") else text}))
     else:
         allmask.load(path)
 
-def memory():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
-soft = 4 << 30
-resource.setrlimit(resource.RLIMIT_AS, (int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + soft,) * 2)
-for line in sys.stdin:
-    path = Path(line.rstrip("\\n"))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before, start, words, refused = memory(), time.process_time(), "", False
-    try:
-        open_one(path)
-    except AllmaskError as error:
-        words, refused = str(error), True
-    except BaseException as error:
-        words = f"{type(error).__name__}: {error}"
-    print(json.dumps([refused, words, peak() - before, time.process_time() - start]), flush=True)
-"""
+def _open_all(paths: IO[str], answers: IO[str]) -> None:
+    """Open one path after another, and write what happened to each."""
+    for module in ("openpyxl", "PIL.Image", "pyarrow.compute", "pyarrow.parquet", "torch._subclasses.fake_tensor"):
+        import_module(module)  # which must not count
+    page = resource.getpagesize()
+
+    def pages(number: int) -> int:
+        return int(Path("/proc/self/statm").read_text().split()[number]) * page
+
+    resource.setrlimit(resource.RLIMIT_AS, (pages(0) + (4 << 30),) * 2)
+    for line in paths:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before, start, words, refused = pages(1) / 2**20, time.process_time(), "", False
+        try:
+            open_one(Path(line.rstrip("\n")))
+        except AllmaskError as error:
+            words, refused = str(error), True
+        except BaseException as error:
+            words = f"{type(error).__name__}: {error}"
+        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+        print(json.dumps([refused, words, peak - before, time.process_time() - start]), file=answers, flush=True)
 
 
 class Opener:
-    """A process that opens one path after another, under a limit of memory: `opener(path)` says what happened."""
+    """A process that opens one path after another, under a limit of memory: `opener(path)` says what happened.
+
+    It is a fork of this one, so that it need not import anything.
+    """
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-c", _OPEN], env=environment, text=True, **pipes)
+        torch.empty(1, device="meta").normal_()  # imports much
+        (paths, self.to), (self.answers, answers) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                os.close(self.to)
+                os.close(self.answers)
+                _open_all(os.fdopen(paths), os.fdopen(answers, "w"))
+            finally:
+                os._exit(1)
+        os.close(paths)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(self.to, "w"), os.fdopen(self.answers)
 
     def __call__(self, path: Path) -> Opened:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(path, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        if not line:
-            return Opened(False, f"the process ended with {self.process.wait()}", float("inf"), 0.0)
-        return Opened(*json.loads(line))
+        print(path, file=self.stdin, flush=True)
+        line = self.stdout.readline()
+        return Opened(*json.loads(line)) if line else Opened(False, "its process ended", float("inf"), 0.0)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.stdin.close()
+        self.stdout.close()

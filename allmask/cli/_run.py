@@ -151,7 +151,7 @@ def _check_files(given: Mapping[str, Any]) -> None:
 def drive(command: str, asked: Request) -> None:
     """Start the run that was requested, or resume it, and print its result."""
     from allmask.runs import driver
-    from allmask.runs.folder import is_finished, saved_plan
+    from allmask.runs.folder import final_problem, is_finished, saved_plan
     from allmask.runs.plan import Plan
 
     out, quiet = asked.out, asked.quiet
@@ -159,7 +159,7 @@ def drive(command: str, asked: Request) -> None:
 
         def resumed() -> Plan:
             check_resumed(command, out, asked.given)
-            if is_finished(out):
+            if is_finished(out) and final_problem(out) is None:
                 note(f"{out}: this run is finished")
             return saved_plan(out)
 

@@ -10,7 +10,7 @@ from typer import Argument
 from allmask.checkpoints.sources import BUNDLED, resolve
 from allmask.cli import AsJson, emit
 from allmask.errors import CheckpointError, DataError
-from allmask.files import MANIFEST, META, verify
+from allmask.files import MANIFEST, META, beginning_problem, read_json, verify
 from allmask.options import CORPORA
 from allmask.runs.options import CONFIG, saved_values
 
@@ -48,10 +48,24 @@ def command(
         }
         for part in _parts(path)
     ]
+    rows += _metrics(path)
     width = max(len(row["folder"]) for row in rows)
     lines = (f"{row['folder']:<{width}}  {row['bytes'] / 1e6:9.1f} MB  {row['problem'] or 'intact'}" for row in rows)
     emit(as_json, rows, "\n".join(lines))
     return CheckpointError.exit_code if any(row["problem"] for row in rows) else 0
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the row of metrics.jsonl, compared with the newest checkpoint that is whole; none without one."""
+    for part in sorted((run / "checkpoints").glob("step-*"), reverse=True):
+        if verify(part) is None:
+            seal = read_json(part / "state.json").get("metrics")
+            if seal is None:
+                break
+            file = run / "metrics.jsonl"
+            size = file.stat().st_size if file.is_file() else 0
+            return [{"folder": str(file), "problem": beginning_problem(file, seal), "bytes": size}]
+    return []
 
 
 def _parts(folder: Path) -> list[Path]:

@@ -9,15 +9,27 @@ from __future__ import annotations
 import csv
 import json
 import re
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from allmask.data.columns import Wanted, first_repeated
 from allmask.data.fields import Bad, Cell, Maybe, required, show
-from allmask.data.source import DataFile, Line, data_file, decode, kind, lines, open_bytes, unreadable
+from allmask.data.source import (
+    DataFile,
+    Line,
+    data_file,
+    decode,
+    kind,
+    lines,
+    open_bytes,
+    unpacked_limit,
+    unpacks_to_much,
+    unreadable,
+)
 from allmask.errors import DataError, ResourceError
 
 Row = tuple[str, dict[str, Any] | Bad]  # its location, its cells by column
@@ -28,6 +40,12 @@ _CLOSE = 'close the quote (a quote inside a quoted cell is written twice: "")'
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SEPARATORS = ",;\t|"  # of csv files; of two that fit equally well, the first
 _SAMPLED = 20  # records from which the separator is guessed
+_CHUNK = 1 << 20  # bytes of XML that are examined at a time
+_ELEMENTS = 200_000  # of a part of a workbook, rows aside; Excel has at most 65,490 formats of cells
+_EXCEL_ROWS, _EXCEL_CELLS = 1_048_576, 100_000_000  # of a sheet: what Excel can have; what is read
+_ENTITY = re.compile(rb"<\0?!\0?E\0?N\0?T\0?I\0?T\0?Y")  # in UTF-8 or UTF-16
+_PARQUET_BYTES = 16 << 20  # decoded at a time, at most, if each row may have the longest text of a column
+_PARQUET_VALUES = 4_000_000  # in lists, per group of rows, that need no explanation
 
 
 def rows_of(wanted: Wanted, limit: int) -> Iterator[Row]:
@@ -41,7 +59,18 @@ def rows_of(wanted: Wanted, limit: int) -> Iterator[Row]:
         raise DataError(f'{file}: unknown kind of file "{file.path.suffix}"', hint)
     if reader is _text_rows and "tokens" in wanted.checkers:  # tagged text in columns, not one text per line
         reader = _column_rows
-    return reader(wanted, limit)
+    rows = reader(wanted, limit)
+    return _bounded(file, rows) if reader in (_parquet_rows, _xlsx_rows) else rows
+
+
+def _bounded(file: DataFile, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows of a compressed table, until they are far more than it can hold: a long text may be stored once."""
+    most, seen = unpacked_limit(file.path), 0
+    for where, row in rows:
+        seen += 0 if isinstance(row, Bad) else sum(len(cell) for cell in row.values() if isinstance(cell, str | list))
+        if seen > most:
+            raise unpacks_to_much(file, most)
+        yield where, row
 
 
 def _given_rows(wanted: Wanted, items: Sequence[Any]) -> Iterator[Row]:
@@ -346,7 +375,10 @@ def _xlsx_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
     """The first sheet that is not empty; its first row names the columns. A cell is text, as in a csv file."""
     openpyxl = excel(wanted.file)
     try:
+        check_workbook(wanted.file)
         book = openpyxl.load_workbook(wanted.file.path, read_only=True, data_only=True)
+    except DataError:
+        raise
     except Exception as error:  # whatever a damaged archive or its XML raises
         reason = " ".join(str(error).split())
         raise DataError(f"{wanted.file}: not a readable .xlsx file: {reason}", "save it again in Excel") from None
@@ -354,8 +386,7 @@ def _xlsx_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
         for sheet in book.worksheets:
             sheet.reset_dimensions()  # as written in the file, they may be wrong
             rows = ((number, cells) for number, cells in enumerate(sheet.iter_rows(values_only=True), 1))
-            rows = ((number, [*map(_excel_cell, cells)]) for number, cells in rows)
-            rows = ((number, cells) for number, cells in rows if any(cells))
+            rows = _filled_rows(wanted.file, rows)
             first = next(rows, None)
             if first is not None:
                 if len(book.worksheets) > 1:
@@ -364,6 +395,46 @@ def _xlsx_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
                 return
     finally:
         book.close()
+
+
+def check_workbook(file: DataFile) -> None:
+    """Refuse a workbook whose XML unpacks to far more than the file, or has very many elements outside of rows.
+
+    openpyxl reads rows one at a time, and everything else into memory, at up to 2 kB for an element of five bytes.
+    """
+    with zipfile.ZipFile(file.path) as archive:
+        most, size = unpacked_limit(file.path), file.path.stat().st_size
+        if sum(info.file_size for info in archive.infolist()) > most:
+            raise unpacks_to_much(file, most)
+        for info in archive.infolist():
+            allowed = max(_ELEMENTS, 2 * size) if info.filename.endswith("/sharedStrings.xml") else _ELEMENTS
+            elements, rest = 0, b""
+            with archive.open(info) as stream:
+                while chunk := stream.read(_CHUNK):
+                    if _ENTITY.search(rest + chunk):
+                        raise DataError(f"{file}: {info.filename} defines entities", "save it again in Excel")
+                    at = chunk.rfind(b"</row>")
+                    elements = elements + chunk.count(b"<") if at < 0 else chunk.count(b"<", at)
+                    if elements > allowed:
+                        what = f"{info.filename} has more than {allowed:,} elements that are not in rows"
+                        raise DataError(f"{file}: {what}", "save it again in Excel, or as .csv")
+                    rest = chunk[-16:]
+
+
+def _filled_rows(
+    file: DataFile, rows: Iterator[tuple[int, tuple[Any, ...]]]
+) -> Iterator[tuple[int, list[Cell]]]:  # fmt: skip
+    """Yield the rows that have a cell. openpyxl adds the empty ones, up to any number that a row claims to have."""
+    seen = 0
+    for number, cells in rows:
+        seen += len(cells)
+        if number > _EXCEL_ROWS or seen > _EXCEL_CELLS:
+            what = f"more than {_EXCEL_ROWS:,} rows" if number > _EXCEL_ROWS else f"more than {_EXCEL_CELLS:,} cells"
+            raise DataError(f"{file}: {what}", "no sheet of Excel has so many: save it again, or as .csv")
+        if cells and any(cell is not None for cell in cells):
+            made = [*map(_excel_cell, cells)]
+            if any(made):
+                yield number, made
 
 
 def _sheet_rows(wanted: Wanted, first: tuple[int, list[Cell]], rows: Iterator[tuple[int, list[Cell]]]) -> Iterator[Row]:
@@ -413,13 +484,15 @@ def _parquet_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
 
     path = wanted.file.path
     try:
-        with parquet.ParquetFile(path, pre_buffer=False) as opened:
+        lists = _lists_of_texts(parquet.read_metadata(path))  # each text in memory once, however often it is in a list
+        with parquet.ParquetFile(path, pre_buffer=False, read_dictionary=lists) as opened:
             columns = opened.schema_arrow.names
             wanted.label_names = _names_in(opened.schema_arrow.metadata)
             fit = wanted.header(columns, str(path))
             used = {*fit.columns.values(), fit.names_column}
             chosen, number = [name for name in columns if wanted.file.whole or name in used], 0
-            for batch in opened.iter_batches(_PARQUET_ROWS, columns=chosen, use_threads=False):
+            at_once = _parquet_rows_at_once(wanted.file, opened, chosen)
+            for batch in opened.iter_batches(at_once, columns=chosen, use_threads=False):
                 cells = dict(zip(batch.schema.names, batch.columns, strict=True))
                 for index in range(batch.num_rows):
                     number += 1
@@ -435,6 +508,52 @@ def _parquet_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
         raise DataError(f"{path}: not a readable parquet file: {reason}", "it may be cut off: copy it again") from None
 
 
+def _lists_of_texts(metadata: Any) -> list[str]:
+    """Return the paths of columns with lists of texts."""
+    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    return [one.path for one in columns if one.max_repetition_level > 0 and one.physical_type == "BYTE_ARRAY"]
+
+
+def _parquet_rows_at_once(file: DataFile, opened: Any, chosen: Sequence[str]) -> int:
+    """Return how many rows can be decoded at a time; refuse columns that unpack to far more than the file.
+
+    A text may be stored once for many rows, in a dictionary, or as the beginning that it shares with the one before.
+    """
+    most, longest, size = unpacked_limit(file.path), 1, file.path.stat().st_size
+    with file.path.open("rb") as stream:
+        for group in map(opened.metadata.row_group, range(opened.metadata.num_row_groups)):
+            for number in range(group.num_columns):
+                column = group.column(number)
+                if column.path_in_schema.split(".")[0] not in chosen:
+                    continue
+                unpacked = column.total_uncompressed_size
+                if unpacked > most:
+                    raise unpacks_to_much(file, most)
+                is_list = opened.schema.column(number).max_repetition_level > 0
+                if is_list and column.num_values > max(_PARQUET_VALUES, size):
+                    what = f"{column.path_in_schema} has {column.num_values:,} values in {group.num_rows:,} rows"
+                    raise DataError(f"{file}: {what}", "write shorter lists")
+                if "DELTA_BYTE_ARRAY" in column.encodings:
+                    longest = max(longest, unpacked)
+                elif column.has_dictionary_page:
+                    longest = max(longest, _page_size(stream, column.dictionary_page_offset))
+    return max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // longest))
+
+
+def _page_size(stream: BinaryIO, offset: int) -> int:
+    """Return the uncompressed size of a page, the second of the numbers (zigzag varints after a type) in its header."""
+    stream.seek(offset)
+    header, at, values = stream.read(16), 0, []
+    for _ in range(2):
+        at, value, shift = at + 1, 0, 0
+        while at < len(header) and header[at] & 0x80:
+            value, shift, at = value | (header[at] & 0x7F) << shift, shift + 7, at + 1
+        value |= (header[at] if at < len(header) else 0) << shift
+        values.append(value >> 1)
+        at += 1
+    return values[1]
+
+
 def _names_in(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
     """Return the names of numbered labels that the `datasets` library keeps in a parquet file; () if there are none."""
     try:
@@ -448,7 +567,26 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
 _OF_LABELS = ("label", "labels", "tags", "ner_tags")
 
 
+def _list_bytes(cell: Any) -> int:
+    """Return how much the lists of a cell hold."""
+    import pyarrow as arrow
+    from pyarrow import compute
+
+    if isinstance(cell, arrow.StructScalar):
+        return sum(map(_list_bytes, cell.values())) if cell.is_valid else 0
+    values = getattr(cell, "values", None)
+    if not isinstance(values, arrow.Array):
+        return 0
+    while isinstance(values, arrow.ListArray | arrow.LargeListArray):
+        values = values.flatten()
+    if isinstance(values, arrow.DictionaryArray):
+        return compute.sum(compute.take(compute.binary_length(values.dictionary), values.indices)).as_py() or 0
+    return values.nbytes
+
+
 def _parquet_value(cell: Any, name: str, limit: int) -> Any:
+    if _list_bytes(cell) > limit:
+        raise Bad("cell too long", f"{show(name)} is longer than {limit:,} bytes", "split it")
     try:
         value = cell.as_py()
     except UnicodeDecodeError as error:

@@ -27,6 +27,7 @@ from allmask.files import special_file
 log = logging.getLogger("allmask")
 MAX_LINE = 10_000_000  # bytes; a longer line means that the file lost its line ends
 _CHUNK = 1 << 20  # bytes read at a time from a line that is too long
+_SMALL, _TIMES = 32 << 20, 100  # of compressed data: bytes that need no explanation; how often the file, for more
 _BOMS = {  # UTF-32's first: it begins like one of UTF-16
     codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
@@ -166,12 +167,47 @@ class _AsUtf8(io.RawIOBase):
         return count
 
 
+# ---- compressed data -----------------------------------------------------------------------------------------------
+
+
+def unpacked_limit(*paths: Path, small: int = _SMALL, times: int = _TIMES) -> int:
+    """Return the most bytes that compressed files may unpack to. Texts shrink to a third or a tenth, seldom to less."""
+    sizes = (path.stat().st_size for path in paths if path.is_file())  # a missing one is refused when it is opened
+    return max(small, times * sum(sizes))
+
+
+def unpacks_to_much(path: str | Path | DataFile, limit: int) -> DataError:
+    hint = "no usual data does that; if you trust it, unpack it, or save it as .jsonl"
+    return DataError(f"{path}: a small file that unpacks to more than {limit:,} bytes", hint)
+
+
+class _Unpacked(io.RawIOBase):
+    """A decompressed stream that ends with an error after `limit` bytes."""
+
+    def __init__(self, source: gzip.GzipFile, path: Path, limit: int):
+        self.source, self.path, self.limit, self.seen = source, path, limit, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        count = self.source.readinto(buffer)
+        self.seen += count
+        if self.seen > self.limit:
+            raise unpacks_to_much(self.path, self.limit)
+        return count
+
+
 @contextmanager
 def _opened(file: str | Path | DataFile) -> Iterator[io.BufferedIOBase]:
     path = Path(file)
     try:
-        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as stream:
-            yield stream  # type: ignore[misc]
+        if path.suffix.lower() != ".gz":
+            with path.open("rb") as stream:
+                yield stream
+            return
+        with gzip.open(path, "rb") as unpacked:
+            yield io.BufferedReader(_Unpacked(unpacked, path, unpacked_limit(path)), _CHUNK)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{file}: cannot be decompressed: {error}", "the file may be cut off: copy it again") from None
     except OSError as error:

@@ -48,7 +48,10 @@ def start(plan: Plan, out: Path, quiet: bool = False, group: Group = SINGLE_PROC
 
 
 def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dict[str, Any]:
-    """Continue an interrupted run, exactly as if it had not been stopped; a finished one stays as it is."""
+    """Continue an interrupted run, exactly as if it had not been stopped; a finished one stays as it is.
+
+    If the model of a finished run is damaged, it is made again from the checkpoints that are left.
+    """
     result = group.shared(finished_result(out) if group.lead else None)
     if result is not None:
         return result
@@ -59,13 +62,21 @@ def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dic
             _expect_processes(plan, group)
             lock.enter_context(locked(out))
             checkpoint.remove_unfinished(out)
+            damage = None
             if not plan.job.several:
                 rebuilt = run_folder.rebuilt_result(out)
                 if rebuilt is not None:
                     return rebuilt
-                run_folder.expect_start(out)
-            data = plan.job.reopen(plan, out, quiet, trusted=False)
+                damage = run_folder.final_problem(out)
+                if damage is None:
+                    run_folder.expect_start(out)
+            if damage is None:
+                data = plan.job.reopen(plan, out, quiet, trusted=False)
+            else:
+                data = plan.job.read(plan, out, quiet)  # as for a new run: start/ is made again
             _expect_same_data(plan, data, out)
+            if damage is not None:
+                run_folder.reopen_finished(plan, data, out, damage)
             return plan, data
 
         begun = group.first(first, alone=True)
@@ -129,6 +140,7 @@ def _run(
     result = train(
         model, watched(work), plan.settings, out, resume=True, quiet=quiet, group=group, evaluations=evaluations,
         held_out=job.evaluation_size(data, work), identity=run_folder.identity_of(out),
+        ended=(out / run_folder.RESULT).is_file(),
     )  # fmt: skip
 
     def end() -> dict[str, Any]:

@@ -10,12 +10,14 @@ runs/a/
   loss.png           the loss by step
   result.json        the result, as printed at the end
   final/             the trained model; written last when a run ends
+  final.damaged/     what was left of it, if it was damaged and has been made again
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from allmask.training import Result, checkpoint
 from allmask.training.log import points, read_metrics
 
 log = logging.getLogger("allmask")
-RESULT, FINAL = "result.json", "final"
+RESULT, FINAL, DAMAGED = "result.json", "final", "final.damaged"
 
 
 def write_config(plan: Plan, checksums: dict[str, str], out: Path) -> None:
@@ -72,8 +74,12 @@ def is_finished(out: Path) -> bool:
 
 
 def finished_result(out: Path) -> dict[str, Any] | None:
-    """Return the result of a finished run; None if it is not finished, or its result.json is damaged."""
+    """Return the result of a finished run; None if it is not finished, or if its model or result.json is damaged."""
     if not is_finished(out):
+        return None
+    problem = verify(out / FINAL)
+    if problem is not None:
+        log.warning("%s: %s", out / FINAL, problem)
         return None
     try:
         found = json.loads((out / RESULT).read_text(encoding="utf-8"))
@@ -83,6 +89,36 @@ def finished_result(out: Path) -> dict[str, Any] | None:
         pass
     log.warning("%s: damaged", out / RESULT)
     return None
+
+
+def final_problem(out: Path) -> str | None:
+    """Return what is wrong with the model of a run that was finished; None if nothing is, or it was not finished."""
+    if (out / FINAL).is_dir():
+        return verify(out / FINAL)
+    return "missing" if (out / RESULT).is_file() and not (out / START).is_dir() else None
+
+
+def reopen_finished(plan: Plan, data: Any, out: Path, problem: str) -> None:
+    """Prepare a finished run whose model is damaged for making it again from the checkpoints that are left.
+
+    start/, which was removed, is made again. It must be the one that the run began with.
+    """
+    final, lost = out / FINAL, f"{out / FINAL}: {problem}"
+    if not checkpoint.history(out, identity_of(out)).steps:
+        raise CheckpointError(f"{lost}; no checkpoint is whole either", "copy the folder again, or train again")
+    remove_folder(out / START)
+    try:
+        plan.job.save(plan.job.begin(plan, data)[1], data, out / START)
+        expect_start(out)
+    except CheckpointError as error:
+        remove_folder(out / START)
+        why = f"it cannot be made again, since the model that it began with cannot: {error.message}"
+        raise CheckpointError(lost, f"{why}\ncopy the folder again, or train again") from error
+    remove_folder(out / DAMAGED)
+    if final.is_dir():
+        os.rename(final, out / DAMAGED)
+        log.warning("%s: moved to %s", final, DAMAGED)
+    log.warning("%s: made again from the checkpoints", final)
 
 
 def rebuilt_result(out: Path) -> dict[str, Any] | None:

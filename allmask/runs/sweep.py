@@ -131,7 +131,7 @@ class Trial:
     def advance(self, one: One, evaluations: int | None) -> None:
         """Train up to a number of evaluations (None: to the end). Work done before an interruption is not repeated."""
         reached = evaluations is not None and len(scores_in(self.folder)) >= evaluations
-        if reached or is_finished(self.folder) or self.diverged:
+        if reached or self.diverged or finished_result(self.folder) is not None:
             return
         try:
             with suppress(Paused):

@@ -15,7 +15,9 @@ from allmask.errors import CheckpointError
 MAX_BYTES = 64 << 20  # of a file; twice as much as the largest vocabularies of published models take
 MAX_PIECES = 1_500_000  # of a vocabulary; and merges of a BPE
 _MAX_PIECE = 1_000  # bytes of one piece; far longer ones overflow the stack of the Rust library
-_MAX_NODES = 3_000_000  # of the trie of a unigram model, about 350 bytes each
+_NODE = 350  # bytes of a node of the trie that the Rust library makes of a unigram model
+_MAX_NODES, _USUAL_NODES = 3_000_000, 5  # of a trie; and per piece: published vocabularies have 1 to 3
+_SMALL, _TIMES = 100 << 20, 20  # bytes of a trie that need no explanation; how often the file, for larger ones
 _MAX_GROWTH = 512.0  # characters that one character may become; ALBERT has 324, others 18 or fewer
 _UNICODE = 18.0  # characters that NFKD makes of U+FDFA, the longest
 _MAX_FRAME = 64  # special tokens around a text
@@ -29,8 +31,13 @@ def check_pieces(path: Path, pieces: Collection[str], unigram: bool = False) -> 
     longest = max(map(len, pieces), default=0)
     if longest > _MAX_PIECE:
         raise CheckpointError(f"{path}: a piece has {longest:,} characters; at most {_MAX_PIECE:,} are read", _HINT)
-    if unigram and 4 * sum(map(len, pieces)) > _MAX_NODES and _nodes(pieces) > _MAX_NODES:
-        raise CheckpointError(f"{path}: the pieces have more than {_MAX_NODES:,} different beginnings", _HINT)
+    if not unigram:
+        return
+    size = path.stat().st_size if path.is_file() else 0
+    most = min(_MAX_NODES, max(_SMALL // _NODE, _TIMES * size // _NODE, _USUAL_NODES * len(pieces)))
+    if 4 * sum(map(len, pieces)) > most and _nodes(pieces) > most:
+        what = f"the pieces have more than {most:,} different beginnings, which would take {most * _NODE >> 20:,} MB"
+        raise CheckpointError(f"{path}: {what}", _HINT)
 
 
 def _nodes(pieces: Collection[str]) -> int:

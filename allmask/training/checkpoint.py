@@ -44,7 +44,7 @@ from allmask.training.process_group import Group
 
 STATE = "state.json"
 PARTS = ("model", "optimizer", "average")  # of a state; the last only with --ema
-RUN = "run"  # in state.json: the identity of the run, if it has one
+RUN, METRICS = "run", "metrics"  # in state.json: the identity of the run, if it has one; the seal of metrics.jsonl
 _STEP, _PARTIAL = re.compile(r"step-(\d{8,})"), re.compile(r"\.step-\d+\.partial")  # names of checkpoints; unfinished
 Place = Callable[[str, Tensor], Tensor]  # name and whole tensor -> the part of it that this process needs
 

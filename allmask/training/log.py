@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from allmask.errors import UsageError
-from allmask.files import explain_os_errors, write_atomically
+from allmask.files import Seal, beginning_problem, explain_os_errors, write_atomically
 
+log = logging.getLogger("allmask")
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
 _BLUE, _ORANGE, _GREEN = "#5B84D7", "#E39A57", "#5BA886"
 Points = tuple[list[int], list[float]]
@@ -20,17 +23,26 @@ SCORES = {  # metrics of evaluations; the first one found is plotted
 class Metrics:
     """Writes metrics.jsonl: a JSON object per line, for each step and each evaluation.
 
-    A resumed run drops the lines after its checkpoint. Of several processes only the first one writes. `tensorboard`
-    writes a curve per metric, too; it is an extra: `pip install tensorboard`.
+    A resumed run drops the lines after its checkpoint. A checkpoint has the `seal` of the lines before it: if they are
+    no longer the same, a warning says so. Of several processes only the first one writes. `tensorboard` writes a curve
+    per metric, too; it is an extra: `pip install tensorboard`.
     """
 
-    def __init__(self, run: Path, step: int = 0, tensorboard: bool = False, write: bool = True):
+    def __init__(
+        self, run: Path, step: int = 0, tensorboard: bool = False, write: bool = True, sealed: Seal | None = None,
+    ):  # fmt: skip
         self.path, self.write = run / METRICS, write
         self.board: Any = None
+        self.size, self.hash = 0, hashlib.sha256()
         if not write:
             return
-        kept = [line for line in read_metrics(run) if line["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        problem = None if sealed is None else beginning_problem(self.path, sealed)
+        if problem is not None:
+            what = "lines that cannot be read are dropped, and the curve may be wrong. The weights do not depend on it"
+            log.warning("%s: %s; %s", self.path, problem, what)
+        kept = "".join(json.dumps(line) + "\n" for line in read_metrics(run) if line["step"] <= step)
+        write_atomically(self.path, kept)
+        self._count(kept)
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -44,14 +56,25 @@ class Metrics:
         if not self.write:
             return
         hint = "the checkpoints are untouched; free some space and run again with --resume"
+        line = json.dumps(values) + "\n"
         with explain_os_errors(self.path, hint), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(line)
+        self._count(line)
         if self.board is None:
             return
         for name, value in values.items():
             if name != "step" and isinstance(value, int | float):
                 curve = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
                 self.board.add_scalar(curve, value, values["step"])
+
+    def _count(self, text: str) -> None:
+        self.size += len(text.encode())
+        self.hash.update(text.encode())
+
+    @property
+    def seal(self) -> Seal | None:
+        """Size and SHA-256 of the lines so far, for the checkpoint; None if another process writes them."""
+        return {"bytes": self.size, "sha256": self.hash.hexdigest()} if self.write else None
 
     def close(self) -> None:
         if self.board is not None:

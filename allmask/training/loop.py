@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from allmask.data import Batch, Loader, plan_epoch
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError, out_of_memory
+from allmask.files import Seal
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import resolve_precision
 from allmask.losses import Losses
@@ -197,6 +198,7 @@ class Result:
 def train(
     model: nn.Module, work: Workload, settings: Settings, run: Path, resume: bool = False, quiet: bool = False,
     group: Group = SINGLE_PROCESS, evaluations: int | None = None, held_out: int = 0, identity: str = "",
+    ended: bool = False,
 ) -> Result:  # fmt: skip
     """Train in place. In the end the model has the weights of the best evaluation, or of the last step.
 
@@ -205,7 +207,8 @@ def train(
 
     Without `settings.eval_every` there are `evaluations` evaluations, by default a number that suits the steps and the
     `held_out` tokens. `identity` is a word that tells this run from others: it is written into its checkpoints, and
-    those of other runs are not loaded, counted or removed.
+    those of other runs are not loaded, counted or removed. `ended`: the run was finished before, so its checkpoints may
+    have no optimizer; the newest one then needs no more steps.
     """
     if group.size == 1:
         expect_alone()
@@ -213,7 +216,7 @@ def train(
     with _memory_hints(settings, getattr(work, "step_spec", StepSpec()), group):
         trainer = Trainer(
             model, work, settings, run, quiet or not group.lead, group, evaluations=evaluations, held_out=held_out,
-            identity=identity,
+            identity=identity, ended=ended,
         )  # fmt: skip
         if resume:
             trainer.restore()
@@ -244,8 +247,11 @@ class Trainer:
     evaluations: int | None = None
     held_out: int = 0
     identity: str = ""
+    ended: bool = False
     saved_step: int | None = None  # of the last checkpoint
     history: checkpoint.History = field(default_factory=checkpoint.History)
+    metrics: Metrics | None = None
+    sealed_metrics: Seal | None = None  # size and checksum of metrics.jsonl in the checkpoint
 
     def __post_init__(self):
         self.step_spec: StepSpec = getattr(self.work, "step_spec", StepSpec())
@@ -315,7 +321,8 @@ class Trainer:
 
     def run_to_end(self) -> Result:
         started = time.monotonic()
-        metrics = Metrics(self.run, self.step, self.settings.tensorboard, write=self.group.lead)
+        metrics = Metrics(self.run, self.step, self.settings.tensorboard, self.group.lead, self.sealed_metrics)
+        self.metrics = metrics
         bar = Progress(self.steps, "step", self.step, self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
@@ -479,6 +486,8 @@ class Trainer:
             best = {name: getattr(self.best, name) for name in ("value", "metrics", "loss", "stderr", "metric")}
         numbers = {"best": best, **{name: getattr(self, name) for name in SAVED_NUMBERS}}
         numbers |= {checkpoint.RUN: self.identity} if self.identity else {}
+        sealed = self.sealed_metrics if self.metrics is None else self.metrics.seal
+        numbers |= {checkpoint.METRICS: sealed} if sealed else {}
         average = None if self.average is None else self.average.tensors()
         optimizer = checkpoint.optimizer_tensors(self.optimizer)
         state = checkpoint.State(self.step, self.model.state_dict(), optimizer, numbers, average)
@@ -495,7 +504,7 @@ class Trainer:
 
         def look() -> checkpoint.History:
             found = checkpoint.history(self.run, self.identity)
-            if not found.resumable:
+            if not found.resumable and not (self.ended and found.weights):
                 self._expect_no_checkpoint(found)
             return found
 
@@ -503,21 +512,24 @@ class Trainer:
         if self.group.lead:
             for line in self.history.notes:
                 log.warning("%s", line)
-        if not self.history.resumable:
+        if not self.history.steps:
             return
-        newest = self.history.resumable[0]
+        self.stopping = not self.history.resumable  # a finished run: its last weights are all that is left
+        newest = (self.history.resumable or self.history.weights)[0]
         if self.history.damaged and self.group.lead:
             log.warning("%s: continuing from step %d", self.run, newest)
         folder = checkpoint.folder_of(self.run, newest)
         state = self.strategy.load(folder, self.optimizer)
         self.model.load_state_dict(state.model)
-        checkpoint.restore_optimizer(self.optimizer, state.optimizer)
+        if state.optimizer:
+            checkpoint.restore_optimizer(self.optimizer, state.optimizer)
         if self.average is not None:
             self.average.restore(state.average or {})
         self.step = self.saved_step = state.step
         self.best = None if state.numbers["best"] is None else Score(**state.numbers["best"])
         for name in SAVED_NUMBERS:
             setattr(self, name, state.numbers[name])
+        self.sealed_metrics = state.numbers.get(checkpoint.METRICS)
 
     def _expect_no_checkpoint(self, found: checkpoint.History) -> None:
         """Refuse to begin again if there was a checkpoint: it must not be lost without a word."""

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from allmask.data import source
 from allmask.errors import DataError, ResourceError, UsageError
 from allmask.options import IMAGE_SETS
 from allmask.vision.images import (
@@ -165,6 +166,8 @@ def _read_folder(folder: Path, size: int | None, channels: int | None, limit: in
     header = _common_header([file for file, _ in files], size, channels)
     side = (header.height, header.width) if size is None else (size, size)
     shape = (len(files), channels or header.channels, *side)
+    if size is None:  # not scaled: what the files unpack to
+        limit = min(limit, source.unpacked_limit(*(file for file, _ in files)))
     check_size(folder, math.prod(shape), limit)
     pixels = torch.empty(shape, dtype=torch.uint8)
     for number, (file, _) in enumerate(files):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from allmask.data import source
 from allmask.data.source import unreadable
 from allmask.errors import AllmaskError, CheckpointError, DataError, ResourceError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LIMIT = 4 << 30  # default limit of a data set, in bytes of pixels
-_SMALL, _RATIO = 64 << 20, 32  # of a compressed file: bytes that need no explanation, and the ratio of larger ones
+_SMALL, _RATIO = 64 << 20, 32  # of compressed arrays: bytes that need no explanation, and the ratio of larger ones
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")  # the only decoders that are used
 _MAX_CLASSES = 65_536  # a larger label is a mistake
@@ -108,8 +109,7 @@ def unpacked_limit(path: Path, limit: int) -> int:
 
     MNIST shrinks to a fifth; sorted labels to far less, but they are few bytes.
     """
-    size = path.stat().st_size if path.is_file() else 0  # a missing one is refused when it is opened
-    return min(limit, max(_SMALL, _RATIO * size))
+    return min(limit, source.unpacked_limit(path, small=_SMALL, times=_RATIO))
 
 
 def check_size(where: str | Path, size: int, limit: int) -> None:
@@ -180,8 +180,12 @@ def read_header(file: Path) -> Header:
             raise DataError(f"{file}: {width:,} × {height:,} pixels; more than {_MAX_PIXELS:,}", "make it smaller")
         if image.mode not in _CHANNELS:
             raise DataError(f"{file}: pixels of kind {image.mode}; expected 8 bits a channel", "save it as 8-bit")
-        turned = _orientation(image) in (5, 6, 7, 8)
-        return Header(*((height, width) if turned else (width, height)), _CHANNELS[image.mode])
+        turned, channels = _orientation(image) in (5, 6, 7, 8), _CHANNELS[image.mode]
+        most = source.unpacked_limit(file)
+        if width * height * channels > most:
+            what = f"{width:,} × {height:,} pixels in {file.stat().st_size:,} bytes"
+            raise DataError(f"{file}: {what}; at most {most:,} bytes are unpacked from that", "make it smaller")
+        return Header(*((height, width) if turned else (width, height)), channels)
 
 
 def read_pixels(file: Path, channels: int, size: tuple[int, int] | None = None, crop: bool = True) -> Tensor:
@@ -224,7 +228,8 @@ def read_all(images: Sequence[Path | np.ndarray], height: int, width: int, chann
 def _converted(image: Image, channels: int, size: tuple[int, int] | None, crop: bool = True) -> Tensor:
     from PIL import Image, ImageOps
 
-    image = image.convert(_MODES[channels])
+    if image.mode != _MODES[channels]:
+        image = image.convert(_MODES[channels])
     if size is not None:
         bilinear = Image.Resampling.BILINEAR
         image = ImageOps.fit(image, size, bilinear) if crop else image.resize(size, bilinear)

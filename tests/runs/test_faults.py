@@ -305,6 +305,71 @@ def test_a_finished_run_with_a_damaged_result_is_reported(final: Path, tmp_path:
     assert ran.code == 0 and "4 steps\nlast evaluation: " in ran.out and "result.json: damaged" in ran.err
 
 
+def test_a_finished_run_with_a_damaged_model_is_made_again(final: Path, tmp_path: Path, caplog):
+    """Once it said "finished". A flipped bit in its weights, or its manifest; then the whole folder removed."""
+    run = Path(shutil.copytree(final, tmp_path / "run"))
+    expected = {file.name: file.read_bytes() for file in (run / "final").iterdir()}
+    assert len(expected) >= 6
+    for name in ("model.safetensors", "manifest.json", None):
+        caplog.clear()
+        if name is None:
+            shutil.rmtree(run / "final")
+        else:
+            flip(run / "final" / name, bit=1)
+        result = driver.resume(run, quiet=True)
+        assert result["steps"] == 4 and result["final"] == str(run / "final")
+        assert {file.name: file.read_bytes() for file in (run / "final").iterdir()} == expected
+        assert "final: made again from the checkpoints" in caplog.text and not (run / "start").exists()
+        assert name is None or ("moved to final.damaged" in caplog.text and (run / "final.damaged" / name).is_file())
+        caplog.clear()
+        assert driver.resume(run, quiet=True) == result and not caplog.text
+
+
+def test_a_damaged_model_that_cannot_be_made_again_stays(
+    final: Path, values: dict[str, Any], tmp_path: Path, monkeypatch, cli
+):
+    run = Path(shutil.copytree(final, tmp_path / "run"))
+    flip(run / "final" / "model.safetensors")
+    damaged = (run / "final" / "model.safetensors").read_bytes()
+    with monkeypatch.context() as patch:  # the model that it began with is another one by now
+        patch.setattr(Plan.from_dict(values).job.__class__, "begin", lambda *_: (None, load(values["model"])))
+        ran = cli("finetune", "--resume", "--out", run)
+    assert (
+        ran.code == 4
+        and "model.safetensors is damaged" in ran.err
+        and "not the model that this run began with" in ran.err
+    )
+    flip(run / "checkpoints" / "step-00000004" / "model.safetensors")
+    ran = cli("finetune", "--resume", "--out", run)
+    assert ran.code == 4 and "model.safetensors is damaged" in ran.err and "no checkpoint is whole either" in ran.err
+    assert "finished" not in ran.err and (run / "final" / "model.safetensors").read_bytes() == damaged
+    assert sorted(item.name for item in run.iterdir()) == sorted(item.name for item in final.iterdir())
+
+
+def test_a_changed_number_in_metrics_is_noticed(run: Path, final: Path, caplog, cli):
+    """It is valid JSON still: only the checksum in the checkpoint tells."""
+    file = run / "metrics.jsonl"
+    text = file.read_text()
+    first = json.loads(text.splitlines()[0])
+    file.write_text(text.replace(str(first["loss"]), str(first["loss"] + 1), 1))
+    ran = cli("verify", run)
+    assert ran.code == 4 and "metrics.jsonl" in ran.out and "damaged: its beginning" in ran.out
+    driver.resume(run, quiet=True)
+    assert "metrics.jsonl: damaged" in caplog.text and "The weights do not depend on it" in caplog.text
+    same_weights = (final / "final" / "model.safetensors").read_bytes()
+    assert (run / "final" / "model.safetensors").read_bytes() == same_weights
+    assert cli("verify", run).code == 0  # as it is now
+
+
+def test_metrics_that_are_whole_or_longer_are_not_mentioned(run: Path, caplog):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 1.0}\n{"step')  # killed after step 4, before its checkpoint
+    driver.resume(run, quiet=True)
+    assert "metrics.jsonl" not in caplog.text and [line["step"] for line in read_metrics(run)] == [1, 2, 2, 3, 4, 4]
+    run.joinpath("metrics.jsonl").unlink()
+    assert files.beginning_problem(run / "metrics.jsonl", {"bytes": 3, "sha256": ""}) == "missing"
+
+
 def test_leftovers_are_removed_by_the_next_run(run: Path, values: dict[str, Any], tmp_path: Path):
     def litter(folder: Path) -> None:
         for name in (f".final.{DEAD}.partial", f"..final.{DEAD}.partial.{DEAD}.partial", f".start.{DEAD}.partial"):
