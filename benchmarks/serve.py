@@ -1,16 +1,17 @@
 """Titles and embeddings over HTTP under load: latency and requests per second, against other servers.
 
     python benchmarks/serve.py [--quick] [--only titles|embeddings] [--seconds 10] [--peers PYTHON]
-    python benchmarks/serve.py --soak 30                   # memory over 30 minutes, 8 clients
+    python benchmarks/serve.py --soak 30 [--rate 5]        # memory over 30 minutes, 8 clients
 
 Embeddings: MiniLM, texts of 8 to 64 tokens, vectors of length 1. Titles: 128 source tokens and exactly 16 new ones,
 greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers cannot cache a prefix mask. One text per
 request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
 embeddings, infinity-emb with ONNX Runtime, the fastest server for CPUs that pip installs. They need packages that
 allmask does not: --peers names the Python of an environment with fastapi and infinity-emb[server,optimum]. All servers
-run at the same time and are loaded in turn. Each computes with one thread unless --threads says more: threads that
-share a core with another program wait for each other. Overhead: the mean latency of one client, less the mean time that
-the server says it computed.
+run at the same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that
+others use, choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU
+time of a server per request, which depends less on what else the machine does. Overhead: the mean latency of one
+client, less the mean time that the server says it computed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Case:
     """A server, and what is asked of it."""
 
     name: str
-    url: str
+    server: Running
     path: str
     content: Callable[[str], Any]
 
@@ -57,15 +58,16 @@ def main() -> None:
     parser.add_argument("--only", choices=("titles", "embeddings"))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each server, number of clients and round")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="of an environment with the peers")
-    parser.add_argument("--threads", type=int, default=1, help="of each server; ONNX Runtime takes all cores by itself")
+    parser.add_argument("--threads", type=int, default=cores(), help="of each server (ONNX Runtime always takes all)")
     parser.add_argument("--workers", type=int, default=1, help="processes of allmask")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="watch the memory of allmask instead")
+    parser.add_argument("--rate", type=float, help="requests per second of the soak; without it, as many as it can")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # inherited by all servers
     if given.soak:
-        print(json.dumps(soak(given.soak)))
+        print(json.dumps(soak(given.soak, given.rate)))
         return
     seconds, clients = (1.0, (1, 4)) if given.quick else (given.seconds, CLIENTS)
     for job in ("titles", "embeddings"):
@@ -80,7 +82,7 @@ def main() -> None:
             os.environ["OMP_NUM_THREADS"] = str(given.threads)
             os.environ.pop("MKL_NUM_THREADS")
             about = timing.versions("starlette", "uvicorn") | peer_versions(given.peers)
-            about |= {"cores": len(os.sched_getaffinity(0)), "threads": given.threads, "workers": given.workers}
+            about |= {"cores": cores(), "threads": given.threads, "workers": given.workers}
             about |= {"overhead of HTTP and queue, ms": round(overhead, 2)}
             timing.show(f"{job.capitalize()} over HTTP", rows, about, given.json)
 
@@ -94,12 +96,14 @@ async def measure(
     for case in cases:
         await load(case, texts, 2, 1.0)  # warm up
     times: dict[tuple[str, int], list[float]] = {}
+    work: dict[tuple[str, int], list[float]] = {}
     rates: dict[tuple[str, int], list[float]] = {}
     for _ in range(rounds):
         for count in clients:
             for case in cases:
-                start = time.perf_counter()
+                start, worked = time.perf_counter(), case.server.cpu()
                 taken = await load(case, texts, count, seconds)
+                work.setdefault((case.name, count), []).append(case.server.cpu() - worked)
                 times.setdefault((case.name, count), []).extend(taken)
                 rates.setdefault((case.name, count), []).append(len(taken) / (time.perf_counter() - start))
     rows = []
@@ -107,24 +111,28 @@ async def measure(
         cuts = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
         rate = statistics.mean(rates[name, count])
         ours = statistics.mean(rates["allmask", count])
+        cpu, our_cpu = (sum(work[who, count]) / len(times[who, count]) for who in (name, "allmask"))
         rows.append({
             "clients": count, "server": name, "p50 ms": round(1000 * cuts[49], 2), "p99 ms": round(1000 * cuts[98], 2),
-            "requests/s": round(rate, 1), "allmask ×": round(ours / rate, 2) if rate else "-",
+            "requests/s": round(rate, 1), "allmask ×": round(ours / rate, 2), "CPU ms": round(1000 * cpu, 2),
+            "in CPU ×": round(cpu / our_cpu, 2),
         })  # fmt: skip
     return rows
 
 
-async def load(case: Case, texts: list[str], clients: int, seconds: float) -> list[float]:
-    """Keep so many clients busy for a while; return the time that each request took."""
+async def load(case: Case, texts: list[str], clients: int, seconds: float, pause: float = 0.0) -> list[float]:
+    """Keep so many clients busy for a while; return the time that each request took. They pause after each answer."""
     end, times = time.perf_counter() + seconds, []
     rng = random.Random(0)
 
     async def ask() -> None:
-        client = Client(case.url)
+        client = Client(case.server.url)
         while (start := time.perf_counter()) < end:
             answer = await client.post(case.path, case.content(rng.choice(texts)))
             assert answer.status == 200, answer
             times.append(time.perf_counter() - start)
+            if pause:
+                await asyncio.sleep(pause)
         await client.close()
 
     await asyncio.gather(*(ask() for _ in range(clients)))
@@ -136,7 +144,7 @@ async def overhead_of(case: Case, texts: list[str], seconds: float) -> float:
 
     async def computed() -> tuple[float, float]:
         name = "allmask_batch_seconds"
-        return await metric(case.url, f"{name}_sum"), await metric(case.url, f"{name}_count")
+        return await metric(case.server.url, f"{name}_sum"), await metric(case.server.url, f"{name}_count")
 
     before = await computed()
     taken = await load(case, texts, 1, seconds)
@@ -171,13 +179,13 @@ def titles_texts() -> list[str]:
 def titles(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
     server = stack.enter_context(serving("allmask-en", "--tasks", "title", "--workers", given.workers))
     options = {"min_new": NEW, "max_new": NEW}
-    yield Case("allmask", server.url, "/v1/tasks/title", lambda text: {"input": text, **options})
+    yield Case("allmask", server, "/v1/tasks/title", lambda text: {"input": text, **options})
     if has(given.peers, "fastapi"):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         peer_writer(folder)
         for dtype in ("float32", "bfloat16"):
-            url = stack.enter_context(peer(given.peers, "titles", folder, dtype))
-            yield Case(f"transformers {dtype}", url, "/predict", lambda text: {"input": text})
+            server = stack.enter_context(peer(given.peers, "titles", folder, dtype))
+            yield Case(f"transformers {dtype}", server, "/predict", lambda text: {"input": text})
 
 
 def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
@@ -188,16 +196,16 @@ def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
     def ask(text: str) -> Any:
         return {"model": "minilm", "input": text}
 
-    yield Case("allmask", server.url, "/v1/embeddings", ask)
+    yield Case("allmask", server, "/v1/embeddings", ask)
     folder = str(resolve("minilm"))
     if has(given.peers, "fastapi"):
         for dtype in ("float32", "bfloat16"):
-            url = stack.enter_context(peer(given.peers, "embeddings", folder, dtype))
-            yield Case(f"transformers {dtype}", url, "/predict", lambda text: {"input": text})
+            server = stack.enter_context(peer(given.peers, "embeddings", folder, dtype))
+            yield Case(f"transformers {dtype}", server, "/predict", lambda text: {"input": text})
     if has(given.peers, "infinity_emb"):
         made = stack.enter_context(tempfile.TemporaryDirectory())
-        url = stack.enter_context(infinity(given.peers, folder, Path(made)))
-        yield Case("infinity-emb ONNX", url, "/embeddings", ask)
+        server = stack.enter_context(infinity(given.peers, folder, Path(made)))
+        yield Case("infinity-emb ONNX", server, "/embeddings", ask)
 
 
 JOBS = {"titles": titles, "embeddings": embeddings}
@@ -238,16 +246,16 @@ def peer_writer(folder: str) -> None:
 
 
 @contextmanager
-def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[str]:
+def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[Running]:
     values = {"PEER_MODEL": folder, "PEER_TASK": task, "PEER_DTYPE": dtype, "PEER_NEW": str(NEW)}
     port = free_port()
     words = ["-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "serve_peer:app", "--log-level", "error"]
-    with started([python, *words, "--port", str(port)], port, values, "/predict", {"input": "a"}) as url:
-        yield url
+    with started([python, *words, "--port", str(port)], port, values, "/predict", {"input": "a"}) as server:
+        yield server
 
 
 @contextmanager
-def infinity(python: str, folder: str, made: Path) -> Iterator[str]:
+def infinity(python: str, folder: str, made: Path) -> Iterator[Running]:
     """infinity-emb with an ONNX graph that optimum exports from the same folder; it finds it in its working folder."""
     code = "import sys; from optimum.onnxruntime import ORTModelForFeatureExtraction as M; from transformers import "
     code += "AutoTokenizer as T; M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2]); "
@@ -258,8 +266,12 @@ def infinity(python: str, folder: str, made: Path) -> Iterator[str]:
     words += ["--engine", "optimum", "--device", "cpu", "--port", str(port), "--log-level", "error"]
     words += ["--no-bettertransformer", "--pooling-method", "mean"]
     quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}, made) as url:
-        yield url
+    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}, made) as server:
+        yield server
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def free_port() -> int:
@@ -271,7 +283,7 @@ def free_port() -> int:
 @contextmanager
 def started(
     command: list[str], port: int, environment: dict[str, str], path: str, content: Any, folder: Path | None = None
-) -> Iterator[str]:
+) -> Iterator[Running]:
     """Start a server and wait until it answers."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
     url = f"http://127.0.0.1:{port}"
@@ -282,13 +294,13 @@ def started(
         except OSError:
             return False
 
-    with subprocess.Popen(command, env=env, cwd=folder) as process:
+    with subprocess.Popen(command, env=env, cwd=folder, text=True) as process:
         try:
             while not asyncio.run(answers()):
                 if process.poll() is not None:
                     raise RuntimeError(f"{command[0]} ended with {process.returncode}")
                 time.sleep(0.5)
-            yield url
+            yield Running(process, url)
         finally:
             process.terminate()
 
@@ -296,30 +308,27 @@ def started(
 # ---- memory ------------------------------------------------------------------------------------------------------
 
 
-def soak(minutes: float) -> dict[str, Any]:
-    """Load titles and embeddings with 8 clients; report memory by the minute, and what the last half added."""
-    texts, memory = embeddings_texts(), []
+def soak(minutes: float, rate: float | None = None) -> dict[str, Any]:
+    """Ask for titles and embeddings, 4 clients each; report memory every 15 s, and what the last half added."""
+    texts, memory, clients = embeddings_texts(), [], 4
+    parts = max(4, round(minutes * 4))
+    pause = 2 * clients / rate if rate else 0.0
 
     async def run(server: Running) -> int:
-        title = Case("titles", server.url, "/v1/tasks/title", lambda text: {"input": text})
-        embed = Case("vectors", server.url, "/v1/embeddings", lambda text: {"model": "minilm", "input": text})
+        title = Case("titles", server, "/v1/tasks/title", lambda text: {"input": text})
+        embed = Case("vectors", server, "/v1/embeddings", lambda text: {"model": "minilm", "input": text})
         count = 0
-        for _ in range(max(4, round(minutes * 4))):
-            taken = await asyncio.gather(load(title, texts, 4, minutes * 60 / max(4, round(minutes * 4))),
-                                         load(embed, texts, 4, minutes * 60 / max(4, round(minutes * 4))))  # fmt: skip
-            count += sum(map(len, taken))
+        for _ in range(parts):
+            both = (load(case, texts, clients, minutes * 60 / parts, pause) for case in (title, embed))
+            count += sum(map(len, await asyncio.gather(*both)))
             memory.append(server.memory())
+            print(memory[-1], "MB after", count, "requests", file=sys.stderr, flush=True)
         return count
 
     with serving("allmask-en", "minilm", "--tasks", "title,embed") as server:
         requests = asyncio.run(run(server))
-    half = len(memory) // 2
-    return {
-        "minutes": minutes,
-        "requests": requests,
-        "memory_mb": memory,
-        "last_half_added_mb": memory[-1] - memory[half],
-    }
+    added = memory[-1] - memory[len(memory) // 2]
+    return {"minutes": minutes, "requests": requests, "memory_mb": memory, "last_half_added_mb": added}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,15 @@ class Running:
                 total += pages * os.sysconf("SC_PAGE_SIZE")
         return total >> 20
 
+    def cpu(self) -> float:
+        """CPU time in seconds, with that of its children."""
+        total = 0
+        for pid in [self.pid, *_children(self.pid)]:
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += int(words[11]) + int(words[12])  # user and system
+        return total / os.sysconf("SC_CLK_TCK")
+
     def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout)

@@ -1,8 +1,10 @@
 """The queue of a model, and the one thread that computes for it.
 
-What waits together and asks for the same (task and options) is computed together. Nothing waits for company: the
-thread takes all that fits as soon as it is free. A result has the same bits alone and in a batch, so neither clients
-nor tests can tell how requests were grouped. The unit is an input, not a request: a long list is computed in several
+What waits together and asks for the same (task and options) is computed together. A request that finds the thread idle
+is computed at once. After a batch, the thread waits for as many inputs as that had, but only for a small part of the
+time that it took: clients that were just answered together ask again together, and otherwise the first of them would be
+computed alone while the others wait for it. A result has the same bits alone and in a batch, so neither clients nor
+tests can tell how requests were grouped. The unit is an input, not a request: a long list is computed in several
 batches.
 """
 
@@ -25,6 +27,7 @@ log = logging.getLogger("allmask")
 Compute = Callable[[list[Any]], Iterable[Any]]  # inputs in, as many results out
 LONGEST_RETRY = 60  # seconds
 MEMORY = 0.9  # of the moving average of the time per input
+PATIENCE = 0.05  # of the time that a batch took: so long the next one waits to be as large
 
 
 class Abandoned(Exception):
@@ -87,20 +90,26 @@ class Batcher:
         """Put a request into the queue; called in the event loop, whose `Job.future` has the results."""
         job = Job(key, inputs, tokens, compute, asyncio.get_running_loop().create_future())
         with self.changed:
-            room = self.limits[0] - len(self.waiting)
-            if len(inputs) > room:
-                self._drop_gone()
-                room = self.limits[0] - len(self.waiting)
             if self.closed:
                 raise Closed
-            if len(inputs) > room:
-                seconds = min(LONGEST_RETRY, max(1, math.ceil(self.per_input * len(self.waiting))))
-                message = f"{len(self.waiting)} inputs wait already; the queue holds {self.limits[0]}"
-                raise Problem(429, message, f"try again in {seconds} s", {"Retry-After": str(seconds)})
+            self._expect_room(len(inputs))
             self.waiting.extend((job, number) for number in range(len(inputs)))
             self.waits(len(self.waiting))
             self.changed.notify()
         return job
+
+    def expect_room(self, inputs: int) -> None:
+        """Refuse a request for which the queue has no room at the moment."""
+        with self.changed:
+            self._expect_room(inputs)
+
+    def _expect_room(self, inputs: int) -> None:
+        if len(self.waiting) + inputs > self.limits[0]:
+            self._drop_gone()
+        if len(self.waiting) + inputs > self.limits[0]:
+            seconds = min(LONGEST_RETRY, max(1, math.ceil(self.per_input * len(self.waiting))))
+            message = f"{len(self.waiting)} inputs wait already; the queue holds {self.limits[0]}"
+            raise Problem(429, message, f"try again in {seconds} s", {"Retry-After": str(seconds)})
 
     def check(self) -> None:
         """Raise Abandoned if nobody waits for what is being computed; called by what computes, now and then."""
@@ -118,17 +127,20 @@ class Batcher:
     # ---- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        before, patience = 0, 0.0  # inputs of the last batch; seconds to wait for as many
         while True:
             with self.changed:
-                while not self.waiting and not self.closed:
-                    self.changed.wait()
+                if before > 1:
+                    self.changed.wait_for(lambda before=before: self.closed or len(self.waiting) >= before, patience)
+                self.changed.wait_for(lambda: self.closed or self.waiting)
                 if not self.waiting:
                     return
                 self.current = self._take()
                 self.waits(len(self.waiting))
+            before, start = len(self.current), time.perf_counter()
             if self.current:
                 self._compute(self.current)
-            self.current = []
+            self.current, patience = [], PATIENCE * (time.perf_counter() - start)
 
     def _drop_gone(self) -> None:
         self.waiting = deque(entry for entry in self.waiting if not entry[0].gone)

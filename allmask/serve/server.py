@@ -10,10 +10,9 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -25,8 +24,7 @@ from allmask.serve.settings import Settings
 
 log = logging.getLogger("allmask")
 HEADER_SECONDS = 10.0  # for the head of a request to arrive; then the connection is closed
-LINGER = 0.5  # seconds after the last answer in which a request may still arrive on an open connection
-SWITCH_SECONDS = 0.0005  # after which a thread must let another one run: the one that computes has to resume at once
+LINGER = 1.0  # seconds after the last answer in which a request may still arrive on an open connection
 BACKLOG = 2048
 
 
@@ -90,9 +88,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.state.draining = True
-        await asyncio.sleep(0)  # accept what waits to be accepted
-        for server in self.servers:
-            server.close()
+        await self._stop_listening(sockets or [])
         loop = asyncio.get_running_loop()
         end, last = loop.time() + self.grace, loop.time()
         while self.server_state.connections and loop.time() < end and not self.force_exit:
@@ -103,6 +99,21 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
         self.app.state.models.close()
+
+    async def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        """Stop to listen; connections that were made, but not accepted yet, are accepted first, not reset."""
+        loop, waiting = asyncio.get_running_loop(), []
+        for listener in sockets:
+            with suppress(BlockingIOError, NotImplementedError):  # the second: Windows
+                loop.remove_reader(listener.fileno())
+                while True:
+                    waiting.append(listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        config, state = self.config, self.server_state
+        for connection in waiting:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(lambda: Protocol(config, state, self.lifespan.state, loop), connection)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -128,7 +139,6 @@ def serve(
     app: Starlette, settings: Settings, listener: socket.socket, ready: Callable[[], None] = lambda: None
 ) -> None:
     """Serve until a signal ends it; call `ready` once requests are accepted."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is not HTTP is answered with 400, not logged
     config = uvicorn.Config(
         app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=BACKLOG,

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -95,6 +96,7 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
         if not 1 <= len(call.inputs) <= settings.max_items:
             hint = "split it" if call.inputs else 'pass {"input": "…"}'
             raise UsageError(f"{len(call.inputs)} inputs; expected 1 to {settings.max_items}", hint)
+        model.batcher.expect_room(len(call.inputs))  # first: what is refused should cost little
         records = list(predictor.read(DataFile(INPUT, items=call.inputs)))
         length = sum(map(_characters, records))
         if length > INLINE:
@@ -230,10 +232,15 @@ def _is_of(kind: type, value: Any) -> bool:
 
 def options_of(predictor: Predictor) -> dict[str, tuple[Field[Any], type]]:
     """Return the declaration and the type of each option that a predictor takes."""
-    hints = get_type_hints(predictor.declared)
+    return _declared_options(predictor.declared, predictor.options)
+
+
+@cache
+def _declared_options(declared: type, names: frozenset[str]) -> dict[str, tuple[Field[Any], type]]:
+    hints = get_type_hints(declared)
     found = {}
-    for entry in fields(predictor.declared):
-        if entry.name in predictor.options:
+    for entry in fields(declared):
+        if entry.name in names:
             kind = hints[entry.name]
             if get_origin(kind) in (Union, UnionType):
                 kind = next(one for one in get_args(kind) if one is not type(None))

@@ -132,3 +132,23 @@ def test_every_request_gets_its_own_results(requests: list[tuple[str, list[int]]
 
     found = trial(body, queue=100, batch=batch)
     assert all(len(inputs) <= batch for inputs in found.batches)
+
+
+def test_clients_that_were_answered_together_are_computed_together_again(monkeypatch: pytest.MonkeyPatch):
+    """Each of three clients asks four times, and each at another moment; the first request after a batch waits."""
+    from allmask.serve import batching
+
+    monkeypatch.setattr(batching, "PATIENCE", 1e6)
+
+    async def body(batcher: Batcher, slow: Slow) -> None:
+        async def client(number: int) -> None:
+            for _ in range(4):
+                await batcher.submit("a", [number], [1], slow).future
+                await asyncio.sleep(0.01 * number)
+
+        clients = asyncio.gather(*map(client, (1, 2, 3)))
+        await asyncio.sleep(0)  # they have asked
+        slow.may.set()
+        await clients
+
+    assert [sorted(batch) for batch in trial(body).batches] == [[0], *[[1, 2, 3]] * 4]
