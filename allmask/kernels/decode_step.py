@@ -1,4 +1,4 @@
-"""Structures and calls of decode_step.c: one decoding step, or all of greedy search, in one call (VNNI or AVX2)."""
+"""Structures and calls of decode_step.c: one decoding step, or all of greedy search, in one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ Written = structure(**pointers("tokens counts log_probability"), **int64s("writt
 
 def library() -> Any:
     """The compiled decode_step.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2)
+    x86 = build.AVX512_VNNI, build.AVX_VNNI, build.AVX2
+    return build.library(SOURCE, *x86, build.NEON_I8MM, build.NEON_DOT, build.NEON)
 
 
 def step(
