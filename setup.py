@@ -1,4 +1,4 @@
-"""Build a wheel with compiled kernels for x86-64; everything else about the package is in pyproject.toml.
+"""Build a wheel with compiled kernels for x86-64, or for ARM where it is built there; the rest is in pyproject.toml.
 
 `python -m build` and `pip wheel` compile each C file for each instruction set that it supports, with the flags of
 `allmask/kernels/compiling.py`, which name no processor; allmask chooses among them when it runs. Without a C compiler,
@@ -19,6 +19,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+MACHINE = platform.machine()
 KERNELS = Path(__file__).parent / "allmask" / "kernels"
 spec = importlib.util.spec_from_file_location("compiling", KERNELS / "compiling.py")  # importing allmask needs torch
 assert spec is not None and spec.loader is not None
@@ -31,7 +32,7 @@ class BuildWithKernels(build_py):
         super().run()
         folder = Path(self.build_lib, "allmask", "kernels", "prebuilt")
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier build
-        if self.editable_mode or not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        if self.editable_mode or not sys.platform.startswith("linux") or MACHINE not in ("x86_64", "aarch64"):
             return
         folder.mkdir(parents=True)
         for source, instructions in compiling.variants(sorted(KERNELS.glob("*.c"))):
@@ -53,7 +54,7 @@ class Wheel(bdist_wheel):
             return "py3", "none", "any"
         needed = {version for file in libraries for version in re.findall(rb"GLIBC_(\d+)\.(\d+)", file.read_bytes())}
         major, minor = max((int(major), int(minor)) for major, minor in needed)
-        return "py3", "none", f"manylinux_{major}_{minor}_x86_64"
+        return "py3", "none", f"manylinux_{major}_{minor}_{MACHINE}"
 
 
 setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": Wheel})

@@ -1,6 +1,6 @@
 """Translation with transformer-base: decoding and a training step, against transformers and CTranslate2.
 
-    python benchmarks/translate.py [--quick] [--json]
+    python benchmarks/translate.py [--only writing] [--quick] [--json] [--isa avx2]
 
 Decoding: 64 source tokens, exactly 32 new ones, one text and sixteen, greedy and five beams. Weights are random, the
 same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 tokens), decoded by
@@ -49,21 +49,23 @@ PAD = CONFIG.vocab_size - 1  # of Marian, and its start token
 
 
 def main() -> None:
-    options = timing.arguments(__doc__)
+    options = timing.arguments(__doc__, ("writing", "training"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
     model, marian = Model.fresh(CONFIG, ["lm"], rng), MarianMTModel(marian_config()).eval()
     about = timing.versions("transformers", "ctranslate2")
-    writers = {precision: pair_writer_for(model.eval(), precision) for precision in PRECISIONS}
-    rows = writing_rows(marian, writers, rng, options.quick)
-    sources = torch.randint(2, PAD, (4, SOURCE), generator=rng).tolist()
-    tokens = torch.randint(2, PAD, (8, 4), generator=rng)
-    cosines = {"min cosine of logits to fp32": timing.agreement(writers, sources, tokens)}
-    timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | cosines, options.json)
-    del writers
-    rows = training_rows(model, marian, rng, options.quick)
-    timing.show("\nTraining transformer-base", rows, about, options.json)
+    if options.only != "training":
+        writers = {precision: pair_writer_for(model.eval(), precision) for precision in PRECISIONS}
+        rows = writing_rows(marian, writers, rng, options.quick)
+        sources = torch.randint(2, PAD, (4, SOURCE), generator=rng).tolist()
+        tokens = torch.randint(2, PAD, (8, 4), generator=rng)
+        cosines = {"min cosine of logits to fp32": timing.agreement(writers, sources, tokens)}
+        timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | cosines, options.json)
+        del writers
+    if options.only != "writing":
+        rows = training_rows(model, marian, rng, options.quick)
+        timing.show("\nTraining transformer-base", rows, about, options.json)
 
 
 def marian_config() -> MarianConfig:

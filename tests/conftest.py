@@ -28,9 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say aloud that the browser was not used: a count of skipped tests does not tell."""
+    """Say aloud that no browser or no ARM processor was there: a count of skipped tests does not tell."""
     reasons = {str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])}
-    for reason in sorted(reason for reason in reasons if "browser tests" in reason):
+    for reason in sorted(reason for reason in reasons if "browser tests" in reason or "ARM tests" in reason):
         terminalreporter.write_line(reason.removeprefix("Skipped: "), yellow=True)
 
 

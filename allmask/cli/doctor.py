@@ -284,13 +284,13 @@ def _rate(action: Callable[[], Any], amount: int) -> float:
 
 
 def _problems(found: dict[str, Any]) -> list[str]:
-    """Return what is wrong, in words. A processor without AVX2, or kernels that are switched off, are not."""
+    """Return what is wrong, in words. An old processor, or kernels that are switched off, are not."""
     from allmask.kernels import build
 
     problems = [f"{check['check']}: {check['value']}" for check in found["self_test"]["checks"] if check["ok"] is False]
     fine = ("intact", "installed, without checksums")
     problems += [f"weights {name}: {state}" for name, state in found["weights"].items() if state not in fine]
-    expected = build.has(build.AVX2) and os.environ.get("ALLMASK_KERNELS") != "0"
+    expected = build.has(build.baseline()) and os.environ.get("ALLMASK_KERNELS") != "0"
     reasons = [row["problem"] for row in found["kernels"] if "problem" in row and " has no " not in row["problem"]]
     problems += [f"kernels: {reason}" for reason in dict.fromkeys(reasons) if expected]
     problems += [

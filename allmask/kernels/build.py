@@ -1,10 +1,11 @@
 """Find or compile the C files of this package, load them, and pass tensors to them.
 
 Every kernel is optional: where it cannot be had safely, `library` returns None and torch computes instead, which is
-logged once. A wheel contains compiled kernels for x86-64. Where it has none that fits, a C file is compiled on first
-use and kept in the user's cache folder, or in the folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches all
-kernels off. `python -m allmask.kernels.build` compiles all of them for all processors, for the image of a machine that
-will have no compiler. `ALLMASK_ISA=avx2` computes as on a processor without AVX-512, to see what others see.
+logged once. A wheel contains compiled kernels for x86-64 or ARM. Where it has none that fits, a C file is compiled on
+first use and kept in the user's cache folder, or in the folder that ALLMASK_KERNELS names; `ALLMASK_KERNELS=0` switches
+all kernels off. `python -m allmask.kernels.build` compiles all of them for all processors of this architecture, for the
+image of a machine that will have no compiler. `ALLMASK_ISA=avx2` computes as on a processor without AVX-512, to see
+what others see.
 
 A library in a cache is code that somebody may have put there, or that a disk may have damaged. So the file, its folder
 and every parent must belong to this user or to root, and nobody else may be able to write to them. The SHA-256 of the
@@ -39,7 +40,11 @@ from allmask.kernels.compiling import AVX512 as AVX512
 from allmask.kernels.compiling import AVX512_BF16 as AVX512_BF16
 from allmask.kernels.compiling import AVX512_VNNI as AVX512_VNNI
 from allmask.kernels.compiling import AVX_VNNI as AVX_VNNI
-from allmask.kernels.compiling import checksum, compiled, library_name, variants
+from allmask.kernels.compiling import NEON as NEON
+from allmask.kernels.compiling import NEON_BF16 as NEON_BF16
+from allmask.kernels.compiling import NEON_DOT as NEON_DOT
+from allmask.kernels.compiling import NEON_I8MM as NEON_I8MM
+from allmask.kernels.compiling import baseline, checksum, compiled, is_for, library_name, variants
 
 log = logging.getLogger("allmask")
 
@@ -71,13 +76,14 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
         refused[source.name] = "switched off by ALLMASK_KERNELS=0"
         return None
     instructions = next(filter(has, choices), None)
-    if instructions is None and has(AVX2):
-        refused[source.name] = _lacking(choices[-1])
+    if instructions is None and has(baseline()):
+        own = [choice for choice in choices if is_for(choice, platform.machine())]
+        refused[source.name] = _lacking(own[-1]) if own else f"there is none for {platform.machine()}"
         log.info("%s is not used: %s", source.name, refused[source.name])
         return None
     try:
         if instructions is None:
-            raise RuntimeError(_lacking(AVX2))
+            raise RuntimeError(_lacking(baseline()))
         return _load(source, tuple(instructions))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:  # or no home, or Windows
         refused[source.name] = str(error)

@@ -1,4 +1,5 @@
-/* One decoding step, or all steps of greedy or beam search, with VNNI or AVX2. `TorchEngine` and search.py are the same in torch.
+/* One decoding step, or all steps of greedy or beam search, with VNNI, AVX2 or NEON. `TorchEngine` and search.py are
+   the same in torch.
 
    Weights and precision are those of products.h; keys and values of the text are bf16 or fp32, everything else is fp32.
    All rows that continue a text read its keys and values in place; the tokens that a row generated are found by `path`

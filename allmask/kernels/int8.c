@@ -1,4 +1,4 @@
-/* Int8 linear layers of many rows, with AVX-512 VNNI or AVX2. int8_layers.py computes the same in torch.
+/* Int8 linear layers of many rows, with VNNI, AVX2 or NEON. int8_layers.py computes the same in torch.
 
    Rows are processed in chunks, so that intermediate results stay in the cache. Hidden states are fp32; the inputs and
    outputs of attention are fp32 or bf16. */

@@ -1,4 +1,4 @@
-"""Quantized linear layers: packing and quantization of weights, and calls of int8.c (VNNI or AVX2).
+"""Quantized linear layers: packing and quantization of weights, and calls of int8.c (VNNI, AVX2 or NEON).
 
 Weights have one scale per output, activations one per token. Sums of int8 products are exact, so the result of a token
 does not depend on the number of tokens. `PackedLinear` also holds bf16 and fp32 weights, for decode_step.c.
@@ -23,6 +23,7 @@ from allmask.kernels.build import int64s, pointer, pointers, structure
 
 SOURCE = Path(__file__).with_suffix(".c")
 KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}  # as in products.h
+FORMATS = ("unsigned", "limited", "signed")  # of int8 weights, as in products.h
 ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 OUTPUTS = 64  # per block of packed weights
 LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
@@ -32,7 +33,8 @@ EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many 
 
 def library() -> Any:
     """The compiled int8.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2)
+    x86 = build.AVX512_VNNI, build.AVX_VNNI, build.AVX2
+    return build.library(SOURCE, *x86, build.NEON_I8MM, build.NEON_DOT, build.NEON)
 
 
 # ---- quantization ------------------------------------------------------------------------------------------------
@@ -46,11 +48,12 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in) to int8 for the instructions of this processor, with a scale (out, 1) per output."""
-    return limited(weight) if _signed_weights() else quantize(weight)
+    return limited(weight) if weight_format() == "limited" else quantize(weight)
 
 
-def _signed_weights() -> bool:
-    return library() is not None and bool(library().signed_weights())
+def weight_format() -> str:
+    """The format of packed int8 weights on this processor."""
+    return FORMATS[0 if library() is None else library().weight_format()]
 
 
 def limited(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,20 +117,26 @@ FeedForward = structure(expand=Linear, contract=Linear, **int64s("activation"))
 def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Pack a weight (out, in) for products.h: blocks of 64 outputs, within a block input by input.
 
-    For int8 (`dtype` is uint8), also return an offset and a scale per output. Its blocks interleave 4 inputs of 16
-    outputs. One operand of the products is unsigned: the weights, to which 128 is added, or the inputs, whose added 128
-    the offset takes away again.
+    For int8 (`dtype` is uint8), also return an offset and a scale per output.
     """
     outputs, inputs = weight.shape
     rows = F.pad(weight.detach().float(), (0, 0, 0, -outputs % OUTPUTS))
     if dtype != torch.uint8:
         return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None, None
     quantized, scale = quantize_weight(rows)
-    blocks = quantized.view(-1, 4, LANES, inputs // 4, 4).permute(0, 3, 1, 2, 4)
-    if _signed_weights():
-        offset = -128 * quantized.sum(1, dtype=torch.int32)
-        return blocks.contiguous().view(torch.uint8), offset, scale[:, 0].contiguous()
-    return (blocks.to(torch.int16) + 128).to(torch.uint8).contiguous(), None, scale[:, 0].contiguous()
+    return *pack_int8(quantized, weight_format()), scale[:, 0].contiguous()
+
+
+def pack_int8(quantized: Tensor, format: str) -> tuple[Tensor, Tensor | None]:
+    """Pack int8 weights (out, in), where `out` is a multiple of 64, and return them with an offset per output.
+
+    Blocks interleave 4 inputs of 16 outputs. On x86 one operand of the products is unsigned: the weights, to which 128
+    is added, or the inputs ("limited"), whose added 128 the offset takes away again.
+    """
+    blocks = quantized.view(-1, 4, LANES, quantized.shape[1] // 4, 4).permute(0, 3, 1, 2, 4).contiguous()
+    if format == "unsigned":
+        return blocks.view(torch.uint8) ^ 128, None
+    return blocks.view(torch.uint8), -128 * quantized.sum(1, dtype=torch.int32) if format == "limited" else None
 
 
 class PackedLinear(NamedTuple):

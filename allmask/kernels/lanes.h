@@ -1,17 +1,21 @@
-/* Vectors of sixteen numbers: one register with AVX-512, two with AVX2. Code written with them compiles for both. */
+/* Vectors of sixteen numbers: one register with AVX-512, two with AVX2, four with NEON. Code written with them compiles
+   for all three. */
 
 #ifndef LANES
 #define LANES 16
 
-#include <immintrin.h>
 #include <stdint.h>
 
 #define UNROLLED _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
-#ifdef __AVX512F__
+#if defined __aarch64__
 
-#define REGISTERS 32
+#include "lanes_neon.h"
+
+#elif defined __AVX512F__
+
+#include <immintrin.h>
 
 typedef __m512 vec;
 typedef __m512i ints;
@@ -76,7 +80,7 @@ INLINE void save_bf16(uint16_t *to, int64_t n, vec x) { /* the first n, to the n
 
 #else
 
-#define REGISTERS 16
+#include <immintrin.h>
 
 typedef struct { __m256 a, b; } vec;
 typedef struct { __m256i a, b; } ints;

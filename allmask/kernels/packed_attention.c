@@ -19,8 +19,12 @@
 #include "lanes.h"
 #include "threads.h"
 
-#define ROWS (REGISTERS / 4) /* of a tile: ROWS × LANES sums take half of the registers */
-#define STRIP 32             /* queries at a time */
+#ifdef __AVX512F__
+#define ROWS 8 /* of a tile: ROWS × LANES sums take a quarter of the registers, with AVX2 and NEON half of them */
+#else
+#define ROWS 4
+#endif
+#define STRIP 32 /* queries at a time */
 
 typedef float real __attribute__((may_alias));
 typedef uint32_t unit __attribute__((may_alias));
@@ -55,20 +59,42 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE mask among(int64_t j, int64_t seen) { return first(seen - j); }
 
 /* bf16 products; on processors without them this library is never called with bf16. */
+#ifdef __aarch64__
+INLINE halves to_bf16(vec x) { return rounded(x); }
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+INLINE float32x4_t four_pairs(float32x4_t sum, uint32x4_t a, int32x4_t b) {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_s32(b));
+}
+INLINE vec multiply_add_pairs(vec sum, unit a, ints b) {
+    return EACH_THREE(vec, four_pairs, sum, SAME(mask, vdupq_n_u32(a)), b);
+}
+#else
+INLINE vec multiply_add_pairs(vec sum, unit a, ints b) { return (void)a, (void)b, sum; }
+#endif
+INLINE ints paired(halves even, halves odd) {
+    uint16x8x2_t left = vzipq_u16(even.a, odd.a), right = vzipq_u16(even.b, odd.b);
+    return (ints){{vreinterpretq_s32_u16(left.val[0]), vreinterpretq_s32_u16(left.val[1]),
+                   vreinterpretq_s32_u16(right.val[0]), vreinterpretq_s32_u16(right.val[1])}};
+}
+#else
+typedef __m256i halves; /* sixteen numbers of 16 bits */
+INLINE halves load_halves(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE void save_halves(void *to, halves x) { _mm256_storeu_si256((__m256i *)to, x); }
 #ifdef __AVX512BF16__
-INLINE __m256i to_bf16(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
+INLINE halves to_bf16(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
 INLINE vec multiply_add_pairs(vec sum, unit a, ints b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
 }
 
 /* Two rows of 16 bf16 numbers as units, the first row in the low halves */
-INLINE ints paired(__m256i even, __m256i odd) {
+INLINE ints paired(halves even, halves odd) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
 #else
-INLINE __m256i to_bf16(vec x) { return (void)x, _mm256_setzero_si256(); }
+INLINE halves to_bf16(vec x) { return (void)x, _mm256_setzero_si256(); }
 INLINE vec multiply_add_pairs(vec sum, unit a, ints b) { return (void)a, (void)b, sum; }
-INLINE ints paired(__m256i even, __m256i odd) { return (void)even, (void)odd, no_ints(); }
+INLINE ints paired(halves even, halves odd) { return (void)even, (void)odd, no_ints(); }
+#endif
 #endif
 
 /* sum + a · b, where the unit a is broadcast */
@@ -124,6 +150,20 @@ INLINE void transpose(ints a[LANES]) { /* four times a perfect shuffle of the ro
         memcpy(a, b, sizeof b);
     }
 }
+#elif defined __aarch64__
+INLINE void transpose(ints a[LANES]) { /* sixteen blocks of four by four, each at the place of its mirror image */
+    ints b[LANES];
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            int32x4x2_t top = vtrnq_s32(a[4 * i].q[j], a[4 * i + 1].q[j]);
+            int32x4x2_t bottom = vtrnq_s32(a[4 * i + 2].q[j], a[4 * i + 3].q[j]);
+            for (int k = 0; k < 2; k++) {
+                b[4 * j + k].q[i] = vcombine_s32(vget_low_s32(top.val[k]), vget_low_s32(bottom.val[k]));
+                b[4 * j + k + 2].q[i] = vcombine_s32(vget_high_s32(top.val[k]), vget_high_s32(bottom.val[k]));
+            }
+        }
+    memcpy(a, b, sizeof b);
+}
 #else
 INLINE void transpose_eight(__m256i a[8]) { /* pairs, then fours, then halves */
     __m256i b[8];
@@ -178,9 +218,7 @@ INLINE const unit *along_tokens(int half, const unit *rows, int64_t count, int64
     for (int64_t j = 0; j < count; j += 2)
         for (int64_t d = 0; d < width; d += LANES) {
             const unit *first = rows + j * pitch + d / 2;
-            ints pair = paired(_mm256_loadu_si256((const __m256i *)first),
-                               _mm256_loadu_si256((const __m256i *)(first + pitch)));
-            save_ints(to + j / 2 * width + d, pair);
+            save_ints(to + j / 2 * width + d, paired(load_halves(first), load_halves(first + pitch)));
         }
     return to;
 }
@@ -190,7 +228,7 @@ INLINE const unit *along_keys(int half, const float *weights, int64_t rows, int6
     if (!half) return (const unit *)weights;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < keys; j += LANES)
-            _mm256_storeu_si256((__m256i *)(to + (r * wide + j) / 2), to_bf16(load(weights + r * wide + j)));
+            save_halves(to + (r * wide + j) / 2, to_bf16(load(weights + r * wide + j)));
     return to;
 }
 
@@ -206,7 +244,7 @@ INLINE const unit *along_queries(int half, const float *weights, int64_t rows, i
 }
 
 INLINE void store(int half, vec x, char *to, int64_t at) {
-    if (half) _mm256_storeu_si256((__m256i *)(to + 2 * at), to_bf16(x));
+    if (half) save_halves(to + 2 * at, to_bf16(x));
     else save((float *)(to + 4 * at), x);
 }
 

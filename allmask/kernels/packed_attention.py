@@ -162,5 +162,5 @@ def _contiguous_heads(x: Tensor) -> Tensor:
 def _library(dtype: torch.dtype) -> Any:
     """The compiled kernel; for bf16 only where the processor has bf16 products, without which bf16 is slow anyway."""
     if dtype == torch.bfloat16:
-        return build.library(SOURCE, build.AVX512_BF16)
-    return build.library(SOURCE, build.AVX512, build.AVX2) if dtype == torch.float32 else None
+        return build.library(SOURCE, build.AVX512_BF16, build.NEON_BF16)
+    return build.library(SOURCE, build.AVX512, build.AVX2, build.NEON) if dtype == torch.float32 else None

@@ -1,4 +1,5 @@
-/* Linear layers, norms and activations of fp32 rows, with VNNI (AVX-512 or AVX-VNNI) or AVX2; for decode_step.c and int8.c.
+/* Linear layers, norms and activations of fp32 rows, with VNNI (AVX-512 or AVX-VNNI), AVX2 or NEON; for decode_step.c and
+   int8.c.
 
    Weights are int8 with one scale per output, bf16 or fp32. With int8 weights the activations are quantized to int8,
    too, with one scale per token. The result of a row does not depend on the other rows. */
@@ -14,7 +15,7 @@
 typedef enum { INT8, BF16, FP32 } Kind;
 typedef struct {
     const void *weight;
-    const int32_t *offset;                   /* of int8 sums: -128 times the sum of signed weights, else NULL */
+    const int32_t *offset;                   /* of int8 sums: -128 times the sum of LIMITED weights, else NULL */
     const float *scale, *bias, *input_scale; /* inputs are multiplied by input_scale, unless NULL, then quantized */
     int64_t in, out, kind;                   /* in is a multiple of 16 */
 } Linear;
@@ -71,13 +72,96 @@ static void normalize(const float *x, float *y, Norm norm, int64_t n, double eps
 /* `Int8` stores a quantized activation. `Weights` holds STEP inputs for each of sixteen outputs, `Activations` those inputs of
    one row. `dot_int8` adds the dot products to sixteen sums, exactly.
 
-   The instructions multiply unsigned by signed bytes. With VNNI, which adds four products to 32 bits at once, the weights
-   are unsigned: 128 is added to them. AVX2 adds products in 16 bits, and the activations are unsigned: 128 is added to
-   them. Weights are signed and so small that no sum of four products overflows; see `limited` in int8.py. */
+   The instructions of x86 multiply unsigned by signed bytes. With VNNI, which adds four products to 32 bits at once, the
+   weights are unsigned: 128 is added to them. AVX2 adds products in 16 bits, and the activations are unsigned: 128 is added
+   to them. Weights are signed and so small that no sum of four products overflows; see `limited` in int8.py. NEON
+   multiplies signed bytes. */
 
-#ifdef __AVX512F__
+typedef enum { UNSIGNED, LIMITED, SIGNED } Format; /* of weights; as in int8.py */
 
-#define SIGNED_WEIGHTS 0
+#if defined __aarch64__
+
+#define FORMAT SIGNED
+#define STEP 8
+#define ROWS 4
+#define VECTORS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+
+typedef int8_t Int8;
+typedef struct { int8x16_t first[4], second[4]; } Weights; /* four inputs, then four more, of four outputs in each register */
+typedef int8x8_t Activations;
+
+INLINE void save_int8(Int8 *to, ints x) {
+    int16x8_t a = vcombine_s16(vqmovn_s32(x.q[0]), vqmovn_s32(x.q[1]));
+    int16x8_t b = vcombine_s16(vqmovn_s32(x.q[2]), vqmovn_s32(x.q[3]));
+    vst1q_s8(to, vcombine_s8(vqmovn_s16(a), vqmovn_s16(b)));
+}
+
+INLINE Weights load_weights(const uint8_t *from) {
+    Weights w;
+    UNROLLED for (int i = 0; i < 4; i++) {
+        w.first[i] = vreinterpretq_s8_u8(vld1q_u8(from + 16 * i));
+        w.second[i] = vreinterpretq_s8_u8(vld1q_u8(from + 4 * OUTPUTS + 16 * i));
+    }
+    return w;
+}
+
+INLINE Activations load_activations(const Int8 *from) { return vld1_s8(from); }
+
+#ifdef __ARM_FEATURE_DOTPROD
+
+INLINE void dot_int8(ints *sum, Weights w, Activations x) {
+    UNROLLED for (int i = 0; i < 4; i++) {
+        sum->q[i] = vdotq_lane_s32(sum->q[i], w.first[i], x, 0);
+        sum->q[i] = vdotq_lane_s32(sum->q[i], w.second[i], x, 1);
+    }
+}
+
+#else
+
+INLINE int8x8_t four_twice(Activations x, const int second) {
+    int32x2_t fours = vreinterpret_s32_s8(x);
+    return vreinterpret_s8_s32(second ? vdup_lane_s32(fours, 1) : vdup_lane_s32(fours, 0));
+}
+
+INLINE void dot_int8(ints *sum, Weights w, Activations x) { /* two products fit in 16 bits: 2 · 127 · 127 < 2^15 */
+    const int8x8_t x0 = four_twice(x, 0), x1 = four_twice(x, 1);
+    UNROLLED for (int i = 0; i < 4; i++) {
+        int16x8_t low = vmlal_s8(vmull_s8(vget_low_s8(w.first[i]), x0), vget_low_s8(w.second[i]), x1);
+        int16x8_t high = vmlal_s8(vmull_s8(vget_high_s8(w.first[i]), x0), vget_high_s8(w.second[i]), x1);
+        sum->q[i] = vaddq_s32(sum->q[i], vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    }
+}
+
+#endif
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+
+/* One instruction multiplies two rows by two outputs, eight inputs each. So while two rows are summed, a register of the
+   first has both rows of two outputs, and one of the second those of the next two; `separate` sorts them. */
+#define PAIRS_OF_ROWS
+
+INLINE void dot_two_rows(ints *even, ints *odd, Weights w, Activations x0, Activations x1) {
+    const int8x16_t rows = vcombine_s8(x0, x1);
+    UNROLLED for (int i = 0; i < 4; i++) {
+        int32x4x2_t outputs = vzipq_s32(vreinterpretq_s32_s8(w.first[i]), vreinterpretq_s32_s8(w.second[i]));
+        even->q[i] = vmmlaq_s32(even->q[i], rows, vreinterpretq_s8_s32(outputs.val[0]));
+        odd->q[i] = vmmlaq_s32(odd->q[i], rows, vreinterpretq_s8_s32(outputs.val[1]));
+    }
+}
+
+INLINE void separate(ints *even, ints *odd) {
+    UNROLLED for (int i = 0; i < 4; i++) {
+        int32x4_t two = even->q[i], next = odd->q[i];
+        even->q[i] = vcombine_s32(vget_low_s32(two), vget_low_s32(next));
+        odd->q[i] = vcombine_s32(vget_high_s32(two), vget_high_s32(next));
+    }
+}
+
+#endif
+
+#elif defined __AVX512F__
+
+#define FORMAT UNSIGNED
 #define STEP 4
 #define ROWS 6          /* rows of activations per pass over a block of weights: 6 × 4 vectors of sums fit in registers */
 #define VECTORS(rows) 4 /* of sums per row */
@@ -110,7 +194,7 @@ INLINE __m256i sixteen_bits(ints x) { return _mm256_permute4x64_epi64(_mm256_pac
 
 #ifdef __AVXVNNI__
 
-#define SIGNED_WEIGHTS 0
+#define FORMAT UNSIGNED
 #define STEP 4
 
 typedef int8_t Int8;
@@ -137,7 +221,7 @@ INLINE void dot_int8(ints *sum, Weights w, Activations x) {
 
 #else
 
-#define SIGNED_WEIGHTS 1
+#define FORMAT LIMITED
 #define STEP 8
 
 typedef uint8_t Int8;
@@ -171,8 +255,7 @@ INLINE void dot_int8(ints *sum, Weights w, Activations x) {
 #endif
 #endif
 
-/* Whether weights are signed and limited, and not unsigned */
-int signed_weights(void) { return SIGNED_WEIGHTS; }
+int weight_format(void) { return FORMAT; }
 
 INLINE vec scaled(const float *x, const float *input_scale, int64_t i) {
     vec v = load(x + i);
@@ -201,7 +284,7 @@ INLINE void quantize(Inputs row, const float *input_scale, int64_t n, float top)
         save_int8(row.quantized + i, v);
     }
     *row.scale = top / 127.f;
-    *row.shift = SIGNED_WEIGHTS ? 0 : 128 * sum_of_ints(sum); /* to be subtracted, because 128 was added to the weights */
+    *row.shift = FORMAT == UNSIGNED ? 128 * sum_of_ints(sum) : 0; /* to be subtracted, because 128 was added to the weights */
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
@@ -212,18 +295,30 @@ INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, 
     const int vectors = VECTORS(rows);
     ints sum[ROWS][4];
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
-        sum[r][c] = SIGNED_WEIGHTS ? load_ints(f->offset + start + at + 16 * c) : no_ints();
+        sum[r][c] = FORMAT == LIMITED ? load_ints(f->offset + start + at + 16 * c) : no_ints();
     for (int64_t k = 0; k < f->in; k += STEP, w += STEP * OUTPUTS) {
         Weights part[4];
         UNROLLED for (int c = 0; c < vectors; c++) part[c] = load_weights(w + 64 * c);
         /* load the next block while this one is multiplied: weights are not in the cache */
         UNROLLED for (int i = 0; i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
-            _mm_prefetch((const char *)w + OUTPUTS * (f->in + i) + 64 * c, _MM_HINT_T1);
-        UNROLLED for (int r = 0; r < rows; r++) {
+            __builtin_prefetch(w + OUTPUTS * (f->in + i) + 64 * c, 0, 2);
+        int r = 0;
+#ifdef PAIRS_OF_ROWS
+        UNROLLED for (; r + 1 < rows; r += 2) {
+            Activations even = load_activations(in.quantized + r * f->in + k);
+            Activations odd = load_activations(in.quantized + (r + 1) * f->in + k);
+            UNROLLED for (int c = 0; c < vectors; c++) dot_two_rows(&sum[r][c], &sum[r + 1][c], part[c], even, odd);
+        }
+#endif
+        UNROLLED for (; r < rows; r++) {
             Activations x = load_activations(in.quantized + r * f->in + k);
             UNROLLED for (int c = 0; c < vectors; c++) dot_int8(&sum[r][c], part[c], x);
         }
     }
+#ifdef PAIRS_OF_ROWS
+    UNROLLED for (int r = 0; r + 1 < rows; r += 2) UNROLLED for (int c = 0; c < vectors; c++)
+        separate(&sum[r][c], &sum[r + 1][c]);
+#endif
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++) {
         vec whole = to_floats(sub_ints(sum[r][c], all_ints(in.shift[r])));
         vec factor = load(f->scale + start + at + 16 * c);

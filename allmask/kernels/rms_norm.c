@@ -1,4 +1,4 @@
-/* RMS norm (arXiv 1910.07467) of fp32 rows and its gradients, with AVX-512 or AVX2.
+/* RMS norm (arXiv 1910.07467) of fp32 rows and its gradients, with AVX-512, AVX2 or NEON.
 
        y  = x · r · weight,   r = 1 / sqrt(mean(x²) + epsilon)
        x_grad = r · h - x · r³ · mean(h · x),   h = grad · weight

@@ -31,7 +31,7 @@ _pack = struct.Struct("PPPPPqqqd").pack  # the struct Call
 @cache
 def library() -> Any:
     """The compiled rms_norm.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512, build.AVX2)
+    return build.library(SOURCE, build.AVX512, build.AVX2, build.NEON)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None = None) -> Tensor:

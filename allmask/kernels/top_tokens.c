@@ -1,5 +1,5 @@
-/* The log-sum-exp of rows of logits and their largest values, with AVX-512 or AVX2. top_tokens.py computes the same in
-   torch where this cannot be compiled. */
+/* The log-sum-exp of rows of logits and their largest values, with AVX-512, AVX2 or NEON. top_tokens.py computes the
+   same in torch where this cannot be compiled. */
 
 #include "logits.h"
 

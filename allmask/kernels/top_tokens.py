@@ -21,7 +21,7 @@ MAX_COUNT = 64  # above it, torch is faster
 
 def library() -> Any:
     """The compiled top_tokens.c; None if it cannot be compiled."""
-    return build.library(SOURCE, build.AVX512, build.AVX2)
+    return build.library(SOURCE, build.AVX512, build.AVX2, build.NEON)
 
 
 def log_totals(logits: Tensor) -> Tensor:

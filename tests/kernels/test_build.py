@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from allmask.errors import UsageError
-from allmask.kernels import build
+from allmask.kernels import build, compiling, decode_step, int8, packed_attention
 
 CODE = "int twice(int x) { return 2 * x; }\n"
 
@@ -71,8 +72,8 @@ def none_and_why(source, caplog) -> str:
     other = source.with_name("other.c")
     other.write_text(CODE)
     with caplog.at_level("INFO", logger="allmask"):
-        assert build.library(source, build.AVX512, build.AVX2) is None
-        assert build.library(other, build.AVX2) is None
+        assert build.library(source, build.AVX512, build.AVX2, build.NEON) is None
+        assert build.library(other, build.AVX2, build.NEON) is None
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith(SLOWER) and "\n" not in line
     return line.removeprefix(SLOWER)
@@ -97,10 +98,72 @@ def test_a_compiler_that_fails(source, tmp_path, monkeypatch, caplog, avx2):
     assert none_and_why(source, caplog) == f"{compiler} failed: error: no stdio.h"
 
 
-def test_arm(source, monkeypatch, caplog):
+@pytest.fixture
+def arm(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(build, "_cpu_flags", lambda: {"Features", ":", "fp", "asimd"})
-    assert none_and_why(source, caplog) == "this processor (aarch64) has no avx2, fma"
+
+
+# As Linux describes a Raspberry Pi 4, a Neoverse N1 and a Neoverse V1, and how GCC is told to compile for each.
+OLD = "fp asimd evtstrm crc32 cpuid"
+DOT = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
+NEW = f"{DOT} sha3 asimdfhm dit uscat ilrcpc flagm sve i8mm svebf16 bf16 dgh rng"
+ARM = {
+    OLD: ("-march=armv8-a", "-march=armv8-a", None),
+    DOT: ("-march=armv8.2-a+dotprod", "-march=armv8-a", None),
+    NEW: ("-march=armv8.2-a+dotprod+i8mm", "-march=armv8-a", "-march=armv8.2-a+bf16"),
+}
+
+
+@pytest.mark.parametrize("features", ARM)
+def test_what_is_compiled_on_arm(features, arm, monkeypatch):
+    """For int8 products, for attention in fp32 and in bf16: the best that the processor has, and nothing else."""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor : 0\nFeatures\t: {features}\n")
+    monkeypatch.setattr(build, "_cpu_flags", build._cpu_flags.__wrapped__)
+    asked: list[str | None] = []
+
+    def library(source, *choices):
+        chosen = next(filter(build.has, choices), None)
+        asked.append(chosen and compiling.compiler_flags(chosen)[-1])
+
+    monkeypatch.setattr(build, "library", library)
+    for binding in (int8, decode_step):
+        binding.library()
+    for dtype in (torch.float32, torch.bfloat16):
+        packed_attention._library(dtype)
+    products, attention, half = ARM[features]
+    assert asked == [products, products, attention, half]
+
+
+def test_an_arm_processor_without_neon(source, arm, monkeypatch, caplog):
+    monkeypatch.setattr(build, "_cpu_flags", lambda: {"Features", ":", "fp"})
+    assert none_and_why(source, caplog) == "this processor (aarch64) has no asimd"
+
+
+def test_a_kernel_that_this_arm_processor_cannot_run(source, arm, monkeypatch, caplog):
+    """One line for those who ask for details: the other kernels run."""
+    monkeypatch.setattr(build, "_cpu_flags", lambda: set(OLD.split()))
+    with caplog.at_level("INFO", logger="allmask"):
+        assert build.library(source, build.AVX512_BF16, build.NEON_BF16) is None
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage().endswith("this processor (aarch64) has no asimdrdm, atomics, bf16")
+    build.library.cache_clear()
+    assert build.library(source, build.AVX512_BF16) is None
+    assert build.refused["twice.c"] == "there is none for aarch64"
+
+
+def test_arm_without_a_compiler(source, arm, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(build, "_cpu_flags", lambda: set(NEW.split()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert none_and_why(source, caplog) == "there is no C compiler (cc, gcc or clang)"
+
+
+def test_only_kernels_of_the_own_architecture_are_compiled_in_advance(source, arm, monkeypatch):
+    arms = [build.NEON, build.NEON_DOT, build.NEON_I8MM, build.NEON_BF16]
+    assert [each for _, each in compiling.variants([source])] == arms
+    assert [each for _, each in compiling.variants([packed_attention.SOURCE])] == [build.NEON, build.NEON_BF16]
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert not set(arms) & {each for _, each in compiling.variants([source, int8.SOURCE])}
 
 
 def test_an_old_processor(source, monkeypatch, caplog):
