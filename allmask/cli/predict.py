@@ -112,9 +112,7 @@ def command(
 
     show_log(quiet)
     usual = usual_reading(model)
-    source = read_options(
-        file, columns, encoding, whole=True, usual=usual.columns, usual_encoding=usual.encoding
-    )
+    source = read_options(file, columns, encoding, whole=True, usual=usual.columns, usual_encoding=usual.encoding)
     is_stdin = str(file) == "-"
     if is_stdin and (columns or encoding):
         raise UsageError("stdin is read line by line, as UTF-8", "leave out --columns and --encoding, or name a file")
