@@ -14,9 +14,12 @@ from torch import Tensor
 
 import allmask
 from allmask import Mask
+from allmask.checkpoints import resolve
 from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.model import Model
+from allmask.tasks.common.generator import TextGenerator
+from allmask.tasks.task import load_task
 
 ENGINES = ["plain", "fp32", "bf16", "int8"]
 BATCH, TOKENS = 3, 13
@@ -134,6 +137,19 @@ def test_a_text_alone_is_as_in_a_batch(engine: tuple[str, Model]):
         assert torch.cosine_similarity(alone[0], together[row, :length], dim=-1).min() > 0.995
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, precision: str):
+    """Writing has engines of its own. Alone, with others, and with others of the same length."""
+    task = load_task(resolve("allmask-en"))
+    writer = TextGenerator(model, task, precision)
+    texts = ["A tool that makes small pictures of large ones.", "Sorts numbers, fast, in any order and any language."]
+    others = ["A game that plays small parts of large songs.", "Draws letters, well, in any size and any colour."]
+    together = writer(texts, beams=1, max_new=5)
+    assert all(together) and together == [writer(text, beams=1, max_new=5) for text in texts]
+    assert together[0] == writer([texts[0], others[1]], beams=1, max_new=5)[0]
+    assert together[1] == writer([others[0], texts[1]], beams=1, max_new=5)[1]
+
+
 def test_int8_in_torch_differs_as_the_warning_says(model: Model, monkeypatch: pytest.MonkeyPatch, caplog):
     """Roundings differ, so the cosine is not 1; it is named where it happens."""
     if not build.has(build.AVX2):
@@ -142,6 +158,6 @@ def test_int8_in_torch_differs_as_the_warning_says(model: Model, monkeypatch: py
     exact, compiled = (hidden(each, ids, mask)[VALID] for each in (model, freeze(model, "int8")))
     monkeypatch.setattr(build, "library", lambda *_: None)
     in_torch = hidden(freeze(model, "int8"), ids, mask)[VALID]
-    assert "rounds elsewhere than the C kernels: hidden states have a cosine of about 0.998" in caplog.text
-    for other in (exact, compiled):
-        assert torch.cosine_similarity(in_torch, other, dim=-1).mean() > 0.997
+    assert "rounds elsewhere than the C kernels: hidden states have a mean cosine of 0.998 to 0.999" in caplog.text
+    for one, other in ((in_torch, exact), (in_torch, compiled), (compiled, exact)):
+        assert 0.9975 < torch.cosine_similarity(one, other, dim=-1).mean() < 0.9995
