@@ -17,7 +17,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import signal
 import struct
 import time
@@ -526,6 +525,8 @@ def open_one(path: Path) -> None:
 
 def _open_all(paths: IO[str], answers: IO[str]) -> None:
     """Open one path after another, and write what happened to each."""
+    import resource  # which Windows lacks
+
     for module in ("openpyxl", "PIL.Image", "pyarrow.compute", "pyarrow.parquet", "torch._subclasses.fake_tensor"):
         import_module(module)  # which must not count
     page = resource.getpagesize()

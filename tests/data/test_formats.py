@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
-from allmask.data import DataFile, Maybe, label, list_of, read_records, text
+from allmask.data import DataFile, Maybe, formats, label, list_of, read_records, text
 from allmask.data.formats import columns_of
 from allmask.errors import DataError, ResourceError
+from tests import hostile
 
 PAIR = {"source": text, "target": text}
 
@@ -159,3 +163,60 @@ def test_excel_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ResourceError) as caught:
         read(tmp_path / "a.xlsx")
     assert "pip install openpyxl" in (caught.value.hint or "")
+
+
+# ---- compressed data that is large, but not absurd -----------------------------------------------------------------
+
+
+def test_parquet_texts_that_are_stored_once_are_read_as_often_as_they_occur(tmp_path: Path):
+    """A dictionary of 4 MB, beginnings that texts share, and lists; what pyarrow reads is the reference."""
+    long, rows = "北京" * 700_000, 7
+    table = pyarrow.table(
+        {
+            "source": [long if row % 2 else "短" for row in range(rows)],
+            "target": ["prefix " * 1_000 + str(row) for row in range(rows)],
+            "tokens": [["一", "只", "猫"] * (row + 1) for row in range(rows)],
+        }
+    )
+    encodings = {"target": "DELTA_BYTE_ARRAY"}
+    parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=["source", "tokens"], column_encoding=encodings,
+                        dictionary_pagesize_limit=1 << 30, compression="zstd")  # fmt: skip
+    found = list(read_records(tmp_path / "a.parquet", {"source": text, "target": text, "tokens": list_of(text)}))
+    assert [record.fields for record in found] == table.to_pylist()
+
+
+def test_the_size_of_a_dictionary_decides_how_many_rows_are_decoded_at_once(tmp_path: Path):
+    """Each text of a dictionary has four bytes for its length before it."""
+    texts = ["a" * 3_000_000, "b" * 999_000]
+    file = tmp_path / "a.parquet"
+    for compression in ("none", "zstd"):
+        parquet.write_table(pyarrow.table({"source": texts * 9}), file, compression=compression,
+                            dictionary_pagesize_limit=1 << 30)  # fmt: skip
+        column = parquet.read_metadata(file).row_group(0).column(0)
+        with file.open("rb") as stream:
+            assert formats._page_size(stream, column.dictionary_page_offset) == 3_999_008
+        with parquet.ParquetFile(file) as opened:
+            assert formats._parquet_rows_at_once(DataFile(file), opened, ["source"]) == (16 << 20) // 3_999_008
+
+
+def test_rows_and_strings_of_an_excel_file_are_not_bombs(tmp_path: Path):
+    """More elements than a part other than rows may have, but in rows; and strings that cells share."""
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet()
+    sheet.append(["source", *map(str, range(60))])
+    for row in range(1_000):
+        sheet.append([f"文 {row}", *range(60)])
+    book.save(tmp_path / "a.xlsx")
+    found = [record.fields["source"] for record in read_records(tmp_path / "a.xlsx", {"source": text})]
+    assert found == [f"文 {row}" for row in range(1_000)]
+    found = list(read_records(hostile.many_strings(tmp_path / "b", 100), {"source": text, "target": text}))
+    assert [record.fields for record in found] == [{"source": "a cat", "target": "一只猫"}]
+
+
+def test_a_gz_file_that_shrinks_a_lot_is_read(tmp_path: Path):
+    line = json.dumps({"source": "一只猫坐在垫子上。" * 20}, ensure_ascii=False) + "\n"
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.write(line * 2_000)
+    assert (tmp_path / "a.jsonl.gz").stat().st_size * 100 < len(line.encode()) * 2_000 < 32 << 20
+    assert sum(1 for _ in read_records(tmp_path / "a.jsonl.gz", {"source": text})) == 2_000
