@@ -163,7 +163,7 @@ def test_nothing_is_loaded_from_elsewhere():
 def test_each_chinese_page_and_its_english_one_are_linked():
     pairs = [("README.md", "README.zh.md")] * (ROOT / "README.zh.md").exists()
     pairs += [(f"docs/{page.name}", f"docs/zh/{page.name}") for page in ROOT.glob("docs/zh/*.md")]
-    assert len(pairs) == 6
+    assert len(pairs) == 7
     for english, chinese in pairs:
         assert f"]({os.path.relpath(ROOT / english, (ROOT / chinese).parent)})" in (ROOT / chinese).read_text("utf-8")
         if english != "README.md":

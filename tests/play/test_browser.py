@@ -114,6 +114,10 @@ def test_the_board(opened: Page, tmp_path: Path):
     page.get_by_role("radio", name="causal").click()
     assert page.locator("#matrix .yes").count() == 8 * 9 // 2
     assert page.locator("#verdicts .bad").count() == 0
+    page.get_by_role("radio", name="turns").click()  # [CLS] 北 京 are read, 欢 [SEP] written, 你 好 read, [SEP] written
+    assert page.locator("#matrix .yes").count() == 3 * 3 + 4 + 5 + 2 * 7 + 8
+    assert page.locator("#verdicts .bad").count() == 0
+    page.get_by_role("radio", name="causal").click()
     # a click that breaks the order: 3 reads 5, so 4, which reads 3, knows the next token after two layers
     cell(page, 3, 5).click()
     page.locator(".path-card").wait_for()
@@ -218,6 +222,17 @@ def test_titles_and_claims(opened: Page):
     page.keyboard.press("ArrowRight")
     page.locator("[data-claim=C14] button").click()
     page.locator("[data-claim=C14].holds img").wait_for()
+
+
+def test_claims_and_errors_in_chinese(browser: Any, address: str):
+    opened = Page(browser, address, locale="zh-CN")
+    page = opened.open()
+    page.fill("#source", "北" * 80)
+    page.locator("#text-problem", has_text="个词元：棋盘最多 64 个，请缩短。").wait_for()
+    assert opened.said.pop().startswith("Failed to load resource")  # the browser notes each answer of 422
+    page.locator("#tab-claims").click()
+    page.locator("[data-claim=C14] h3", has_text="C14 · 正弦位置的平移是旋转").wait_for()
+    opened.close()
 
 
 def test_text_is_never_taken_for_html(opened: Page):

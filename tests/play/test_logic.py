@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import pytest
 import torch
 
 import allmask
+from allmask.claims.claim import all_claims
+from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.mask.prover import prove
 from allmask.play.board import Board, Fields
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+from allmask.play.api import Api
+from allmask.play.weights import Shelf, words_of
 
 CASES = 150
 KEYS = ("layers", "is_order", "order", "group", "empty_rows", "scored", "influence", "reachable", "leaks")
@@ -56,18 +63,18 @@ def node() -> list[str]:
 def cases() -> dict[str, Any]:
     rng = random.Random(0)
     boards = [board(rng) for _ in range(CASES)]
-    for number, kind in enumerate(("bidirectional", "causal", "reverse", "permutation", "prefix")):
+    for number, kind in enumerate(("bidirectional", "causal", "reverse", "permutation", "prefix", "turns")):
         tokens = 6
         targets = [0, 0, 0, 1, 1, 1]
         order = {
             "bidirectional": [0] * tokens, "causal": list(range(tokens)), "reverse": list(range(tokens))[::-1],
-            "permutation": [3, 1, 0, 2, 5, 4], "prefix": [0, 0, 0, 1, 2, 3],
+            "permutation": [3, 1, 0, 2, 5, 4], "prefix": [0, 0, 0, 1, 2, 3], "turns": [0, 0, 1, 2, 2, 3],
         }[kind]  # fmt: skip
         named = {"kind": kind, "order": order, "group": [0] * tokens, "isTarget": targets, "edits": [[2, number]]}
         boards.append({**named, "window": rng.choice([None, 3]), "layers": None, "scored": [2, 3]})
     kinds = [[rng.randint(0, 1) for _ in range(rng.randint(1, 9))] for _ in range(10)]
     kinds = [sorted(flags) for flags in kinds]
-    return {"boards": boards, "kinds": kinds, "orders": [[3, 0.5, 3, 1], [-1, 7, 7]]}
+    return {"boards": boards, "kinds": kinds, "orders": [[3, 0.5, 3, 1], [-1, 7, 7]], "messages": messages()}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +126,12 @@ def test_a_path_is_a_shortest_chain_of_reads(found: dict[str, Any]):
                 assert all(proof["visible"][a][b] for a, b in zip(path or [], (path or [])[1:], strict=False))
 
 
+def halves(flags: list[int]) -> list[bool]:
+    """True in the second half of the source, which may be longer by one, and of the target."""
+    source, target = flags.count(0), flags.count(1)
+    return [half for n in (source, target) for half in [False] * (n - n // 2) + [True] * (n // 2)]
+
+
 def test_kinds_are_those_of_python(cases: dict[str, Any], found: dict[str, Any]):
     for flags, made in zip(cases["kinds"], found["made"], strict=True):
         is_target = torch.tensor([flags]).bool()
@@ -128,6 +141,7 @@ def test_kinds_are_those_of_python(cases: dict[str, Any], found: dict[str, Any])
             "causal": Mask.causal(valid),
             "reverse": Mask.reverse(valid),
             "prefix": Mask.prefix(is_target),
+            "turns": Mask.turns(torch.tensor([halves(flags)])),
             "packed": Mask.packed(Mask.bidirectional(valid), is_target.long()),
             "pairs": Mask.permutation(torch.arange(len(flags))[None] // 2),
         }
@@ -159,3 +173,29 @@ def test_all_words_are_there_in_both_languages():
     used = set(re.findall(r'\bt\("([\w.]+)"', code)) | set(re.findall(r'data-t(?:-label)?="([\w.]+)"', code))
     assert english == chinese and used <= english
     assert {key for key in english if "." not in key and not re.search(rf"[\"'`]{key}[\"'`]", code)} == set()
+
+
+def messages() -> list[str]:
+    """What users of the page can be told, caught where it is raised."""
+    shelf = Shelf([])
+    shelf.weights["tiny"] = None  # type: ignore[assignment]
+    causes: list[Callable[[], Any]] = [
+        lambda: Fields({"source": "a" * 1001}).text("source", 1000),
+        lambda: Fields({"target": "\ud800"}).text("target", 1000),
+        lambda: words_of("a " * 70, ""),
+        lambda: shelf.find("none", "a"),
+        lambda: Api(shelf).titles(Fields({"source": " "})),
+    ]
+    said = []
+    for cause in causes:
+        with pytest.raises(UsageError) as raised:
+            cause()
+        said += [raised.value.message, raised.value.hint]
+    return [text for text in said if text]
+
+
+def test_claims_and_errors_are_there_in_chinese(cases: dict[str, Any], found: dict[str, Any]):
+    assert found["claims"] == [claim.name for claim in all_claims()]
+    assert len(cases["messages"]) == 10
+    for text in found["messages"]:
+        assert re.search("[\u4e00-\u9fff]", text), text

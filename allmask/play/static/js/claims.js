@@ -1,8 +1,9 @@
 // The claims board: a tile for each claim, with a button that runs it.
 
 import { get, post } from "./api.js";
+import { CLAIMS_ZH } from "./claims_zh.js";
 import { h, put, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { currentLanguage, explained, t } from "./i18n.js";
 import { onChange, state } from "./state.js";
 
 let claims = null;
@@ -23,7 +24,7 @@ export function startClaims() {
 
 function complain(error) {
   $("claims-problem").hidden = false;
-  $("claims-problem").textContent = `${error.message}. ${error.hint ?? ""}`;
+  $("claims-problem").textContent = explained(error);
 }
 
 async function run(name) {
@@ -48,13 +49,16 @@ function show() {
 function tile(claim) {
   const { result } = claim;
   const level = running === claim.name ? "running" : (result?.level ?? "none");
+  const chinese = currentLanguage() === "zh" ? CLAIMS_ZH[claim.name] : null;
+  const [title, statement] = chinese ?? [claim.title, claim.statement];
+  const lang = chinese ? "zh-Hans" : "en";
   const verdict = running === claim.name ? t("running") : result ? t(`level.${result.level}`) : t("notRun");
   return h("article", { class: `tile ${level}`, "data-claim": claim.name },
-    h("h3", { lang: "en" }, `${claim.name} · ${claim.title}`),
+    h("h3", { lang }, `${claim.name} · ${title}`),
     h("p", { class: "level", role: "status" }, verdict, result ? h("small", {}, ` ${t("seconds", { seconds: result.seconds })}`) : null),
     result ? h("p", { class: "figure", lang: "en" }, result.figure) : null,
     result?.plot ? h("img", { src: `/play/api/claims/${claim.name}.svg?${claim.ran ?? 0}`, alt: result.figure, loading: "lazy" }) : null,
-    h("p", { lang: "en" }, claim.statement),
+    h("p", { lang }, statement),
     h("details", {}, h("summary", {}, t("criterion")), h("p", { lang: "en" }, claim.criterion), h("p", { class: "hint", lang: "en" }, `${t("claimSource")}: ${claim.source}`)),
     claim.quick ? runButton(claim) : h("p", { class: "hint" }, t("inTerminal"), " ", h("code", {}, `allmask claims ${claim.name}`)),
   );

@@ -1,5 +1,6 @@
 // The language of the page.
 
+import { inChinese } from "./problems.js";
 import { WORDS } from "./words.js";
 
 let language = "en";
@@ -23,3 +24,9 @@ export function useLanguage(name) {
 
 /** A number of layers in words; null is any number. */
 export const layersText = (n) => (n == null ? t("anyLayers") : n === 1 ? t("oneLayer") : t("nLayers", { n }));
+
+/** An error as a sentence: what is wrong, and what to do. */
+export function explained({ message, hint }) {
+  const parts = [message, hint].filter(Boolean);
+  return language === "zh" ? `${parts.map(inChinese).join("：")}。` : parts.join(". ");
+}

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { debounced, h, put, roving, $ } from "./dom.js";
-import { layersText, t } from "./i18n.js";
+import { explained, layersText, t } from "./i18n.js";
 import { boardRequest, change, onChange, state } from "./state.js";
 
 let attention = null; // { layers, heads, tokens, bytes } of the present board
@@ -62,7 +62,7 @@ const fetchSoon = debounced(async () => {
     change({ lens: state.lens });
   } catch (error) {
     busy = false;
-    $("lens-help").textContent = `${error.message} ${error.hint}`;
+    $("lens-help").textContent = explained(error);
   }
 }, 200);
 

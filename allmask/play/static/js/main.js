@@ -4,7 +4,7 @@ import { latest } from "./api.js";
 import { startAxis } from "./axis.js";
 import { startClaims } from "./claims.js";
 import { debounced, h, put, roving, $ } from "./dom.js";
-import { currentLanguage, t, useLanguage } from "./i18n.js";
+import { currentLanguage, explained, t, useLanguage } from "./i18n.js";
 import { startLenses } from "./lens.js";
 import { KINDS } from "./mask.js";
 import { startMatrix } from "./matrix.js";
@@ -100,7 +100,7 @@ async function tokenize(later = null) {
     change({ ...maskAfter(later), tokens: found.tokens, isTarget: state.isTarget, special: found.special, model: found.model });
   } catch (error) {
     $("text-problem").hidden = false;
-    $("text-problem").textContent = `${error.message}. ${error.hint}`;
+    $("text-problem").textContent = explained(error);
   }
 }
 

@@ -12,6 +12,7 @@ export function arrange(kind, isTarget, seed = 1) {
     case "causal": return { order: index, group: zeros };
     case "reverse": return { order: index.map((i) => n - 1 - i), group: zeros };
     case "prefix": return { order: counted(isTarget), group: zeros };
+    case "turns": return { order: inTurns(turnsOf(isTarget)), group: zeros };
     case "pairs": return { order: index.map((i) => Math.floor(i / 2)), group: zeros };
     case "permutation": return { order: shuffled(n, seed), group: zeros };
     case "packed": return { order: zeros, group: isTarget.map(Number) };
@@ -19,11 +20,23 @@ export function arrange(kind, isTarget, seed = 1) {
   }
 }
 
-export const KINDS = ["bidirectional", "causal", "prefix", "reverse", "permutation", "pairs", "packed"];
+export const KINDS = ["bidirectional", "causal", "prefix", "turns", "reverse", "permutation", "pairs", "packed"];
 
 function counted(flags) {
   let count = 0;
   return flags.map((flag) => (count += Number(flag)));
+}
+
+/** Which tokens of a chat are written, not read: the second half of each text, so each text is a round. */
+export function turnsOf(isTarget) {
+  const length = (flag) => isTarget.filter((other) => Boolean(other) === flag).length;
+  const seen = { true: 0, false: 0 };
+  return isTarget.map((flag) => ++seen[Boolean(flag)] > Math.ceil(length(Boolean(flag)) / 2));
+}
+
+/** A new time for each token that is written, and for the first token that is read after those. */
+function inTurns(written) {
+  return counted(written.map((flag, i) => flag || (i > 0 && written[i - 1])));
 }
 
 /** A permutation that depends on the seed alone, so that a shared address shows the same one. */

@@ -1,5 +1,7 @@
 // The board as a Python program.
 
+import { turnsOf } from "./mask.js";
+
 /** A program that builds the mask of the board and proves it; a test runs it and compares the matrices. */
 export function asPython(board, kind, isTarget, layers) {
   const n = board.order.length;
@@ -9,6 +11,8 @@ export function asPython(board, kind, isTarget, layers) {
   const valid = `torch.ones(1, ${n}, dtype=torch.bool)`;
   if (kind === "prefix") {
     lines.push(`is_target = ${list(isTarget)}.bool()`, `mask = Mask.prefix(is_target${window})`);
+  } else if (kind === "turns") {
+    lines.push(`is_target = ${list(turnsOf(isTarget).map(Number))}.bool()`, `mask = Mask.turns(is_target${window})`);
   } else if (["bidirectional", "causal", "reverse"].includes(kind)) {
     lines.push(`mask = Mask.${kind}(${valid}${window})`);
   } else if (kind === "permutation") {

@@ -1,6 +1,6 @@
 // What the page knows, who is told when it changes, and the address that says the same.
 
-import { KINDS, arrange } from "./mask.js";
+import { KINDS, arrange, turnsOf } from "./mask.js";
 
 export const EXAMPLES = {
   en: { source: "What would you like to eat", target: "boiled chicken" },
@@ -51,10 +51,11 @@ export function boardRequest() {
   return { source, target, order, group, window, edits: edits.map((cell) => cell.split(",").map(Number)) };
 }
 
-/** The positions that bear loss: those before a target token; all of them, if there is no target. */
+/** The positions that bear loss: those before a token that is written; all of them, if there is none. */
 export function scored() {
   const all = [...state.tokens.keys()];
-  return state.isTarget.some(Boolean) ? all.filter((i) => state.isTarget[i + 1]) : all;
+  const written = state.kind === "turns" ? turnsOf(state.isTarget) : state.isTarget;
+  return written.some(Boolean) ? all.filter((i) => written[i + 1]) : all;
 }
 
 /** A token for people: with its number where the same one stands twice. */

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h, put, $ } from "./dom.js";
-import { currentLanguage, t } from "./i18n.js";
+import { currentLanguage, explained, t } from "./i18n.js";
 import { LONG } from "./samples.js";
 import { onChange } from "./state.js";
 
@@ -42,7 +42,7 @@ async function write() {
     );
   } catch (error) {
     $("title-problem").hidden = false;
-    $("title-problem").textContent = `${error.message}. ${error.hint}`;
+    $("title-problem").textContent = explained(error);
   } finally {
     button.disabled = false;
     button.textContent = t("titlesGo");

@@ -2,7 +2,7 @@
 
 import { postForFile } from "./api.js";
 import { h, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { explained, t } from "./i18n.js";
 import { asPython } from "./python.js";
 import { boardRequest, change, onChange, state } from "./state.js";
 
@@ -41,6 +41,6 @@ async function download(format) {
     link.remove();
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   } catch (error) {
-    $("said").textContent = `${error.message}. ${error.hint}`;
+    $("said").textContent = explained(error);
   }
 }

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h, percent, put, s, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { explained, t } from "./i18n.js";
 import { onChange } from "./state.js";
 
 const COLUMN = 96;
@@ -25,7 +25,7 @@ async function search() {
     for (const kind of kinds) trees.push({ kind, ...(await post("beams", { ...asked, kind })) });
     show();
   } catch (error) {
-    put($("tree"), h("p", { class: "problem" }, `${error.message}. ${error.hint}`));
+    put($("tree"), h("p", { class: "problem" }, explained(error)));
   } finally {
     $("beam-go").disabled = false;
   }

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { debounced, h, put, $ } from "./dom.js";
-import { layersText, t } from "./i18n.js";
+import { explained, layersText, t } from "./i18n.js";
 import { promised } from "./mask.js";
 import { influence, pathBetween, prove } from "./prover.js";
 import { boardRequest, change, nameOf, onChange, scored, state } from "./state.js";
@@ -123,6 +123,6 @@ const askProver = debounced(async () => {
     $("prover").classList.toggle("bad", !agrees);
     $("proof").textContent = found.text;
   } catch (error) {
-    $("prover").textContent = `${error.message} ${error.hint ?? ""}`;
+    $("prover").textContent = explained(error);
   }
 }, 250);

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h, percent, put, $ } from "./dom.js";
-import { t } from "./i18n.js";
+import { explained, t } from "./i18n.js";
 import { boardRequest, onChange, state } from "./state.js";
 
 const MOST = 8; // results that are kept
@@ -43,7 +43,7 @@ async function run(what) {
     if (what === "fill") outcome = filled(await post("fill", { ...boardRequest(), hidden: [...hidden] }));
     else outcome = written(await post("write", { ...boardRequest(), how: what === "write" ? "title" : "continue" }));
   } catch (error) {
-    outcome = [h("p", { class: "problem" }, `${error.message}. ${error.hint}`)];
+    outcome = [h("p", { class: "problem" }, explained(error))];
   }
   runs = [{ what, mask, outcome }, ...runs].slice(0, MOST);
   show();

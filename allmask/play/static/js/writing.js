@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h, percent, put, still, $ } from "./dom.js";
-import { currentLanguage, t } from "./i18n.js";
+import { currentLanguage, explained, t } from "./i18n.js";
 import { SAMPLES } from "./samples.js";
 import { onChange } from "./state.js";
 
@@ -52,7 +52,7 @@ async function asked(wanted) {
     return found;
   } catch (error) {
     $("write-problem").hidden = false;
-    $("write-problem").textContent = `${error.message}. ${error.hint}`;
+    $("write-problem").textContent = explained(error);
     return [];
   } finally {
     $("write-go").disabled = false;
