@@ -67,6 +67,7 @@ def test_greedy_at_once_equals_step_by_step(name, monkeypatch):
     assert_at_once_equals_step_by_step(writer, GREEDY["no pair twice"], monkeypatch)
 
 
+@torch.no_grad()
 def read_again(model, start, rows):
     """The next logits of each (source, written), by one pass over the whole of it alone."""
     found = []
