@@ -31,7 +31,7 @@ $(BIN)/python:
 
 # allmask, what it needs to run, and the weights; no tools for developers
 $(RUNTIME): pyproject.toml constraints.txt $(wildcard weights/*/pyproject.toml weights/*/*/manifest.json) | $(BIN)/python
-	@$(INSTALL) -e '.[zh]'
+	@$(INSTALL) -e '.[zh,serve]'
 	@$(INSTALL) --no-deps --force-reinstall ./weights/allmask-en ./weights/allmask-zh
 	@touch $@
 

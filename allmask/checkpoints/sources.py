@@ -38,7 +38,10 @@ def resolve(source: str | Path) -> Path:
         if not (path / "config.yaml").is_file() or (path / "config.json").is_file():
             return path
         if not (path / "final").is_dir():
-            raise CheckpointError(f"{path}: a run that is not finished", "finish it with --resume")
+            raise CheckpointError(
+                f"{path}: a run that is not finished",
+                f"finish it: allmask finetune (or train, pretrain) --resume --out {path}",
+            )
         return path / "final"
     name = str(source)
     if name in BUNDLED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,6 +94,7 @@ def _text(report: Report, stops: bool) -> str:
     rows.append(("split", f"{report.train:,} to learn from, {report.held_out:,} held out{how}"))
     if report.labels:
         rows.append(("labels", _listed([f"{name} ({count:,})" for name, count in report.labels.items()], 12)))
+        rows += [("", f"{' and '.join(names)} differ only in capitals or spaces") for names in _alike(report.labels)]
     if report.numbers:
         rows.append(("labels", "numbers: " + ", ".join(f"{name} {value:g}" for name, value in report.numbers.items())))
     for one in report.lengths:
@@ -118,6 +120,14 @@ def _text(report: Report, stops: bool) -> str:
     if stops:
         return "\n".join([*lines, "", "a run would stop at the first problem: fix them, or pass --on-bad-record skip"])
     return "\n".join([*lines, "", "it can be trained on"])
+
+
+def _alike(labels: Iterable[str]) -> list[list[str]]:
+    """Return groups of labels that may be one, written in different ways."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault("".join(label.split()).casefold(), []).append(label)
+    return [names for names in groups.values() if len(names) > 1]
 
 
 def _columns(report: Report) -> list[tuple[str, str]]:

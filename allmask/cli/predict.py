@@ -131,7 +131,7 @@ def command(
         if out is None and not as_json:
             again = {"--columns": columns, "--encoding": encoding}
             flags = [word for flag, value in again.items() if value for word in (flag, value)]
-            command = shlex.join(["allmask", "predict", model, str(file), *flags])
+            command = ["allmask", "predict", model, str(file), *flags]
             total = _show(predictor, options, rows, on_bad_record, skipped, command)
         else:
             with output(out or "-", array=out is None) as put:
@@ -171,7 +171,12 @@ def _count(predictor: Predictor, file: DataFile, on_bad_record: str, skipped: Co
 
 
 def _show(
-    predictor: Predictor, options: dict[str, Any], rows: Rows, on_bad_record: str, skipped: Counter[str], command: str
+    predictor: Predictor,
+    options: dict[str, Any],
+    rows: Rows,
+    on_bad_record: str,
+    skipped: Counter[str],
+    command: list[str],
 ) -> int:
     """Print the first records with their predictions, and how to have them all; return the number of all."""
     total = _count(predictor, rows.file, on_bad_record, skipped)
@@ -189,7 +194,7 @@ def _show(
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
     ending = rows.file.path.suffix.lower()
     example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
-    print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {command} -o {example}")
+    print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {shlex.join([*command, '-o', example])}")
     return total
 
 

@@ -57,7 +57,9 @@ def command(
         raise UsageError("--page has no key to send", "leave out the key, or --page")
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
-        raise ResourceError(f"allmask serve needs {', '.join(absent)}", "pip install 'allmask[serve]'")
+        raise ResourceError(
+            f"allmask serve needs {', '.join(absent)}", f"pip install {' '.join(absent).replace('_', '-')}"
+        )
     show_log()
     from allmask.checkpoints import resolve
 

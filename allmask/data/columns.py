@@ -50,13 +50,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 FIELDS = (*ALIASES, "question", "answer", "answers", "start", "id")  # what --columns may name
 _OTHER_TASKS = {"label": "classify", "tags": "tag"}  # for a file that has this field and no target
+_NEXT_FIELD = re.compile(r",(?=\s*\w+\s*=)")
 _NAMED = ("label", "tags")  # fields whose values may be numbers that have names
 
 
 def parse_columns(given: str) -> dict[str, str]:
-    """Read --columns: `source=body,target=subject`; an item in double quotes may contain a comma."""
+    """Read --columns: `source=body,target=subject`. A name may contain commas; one with `,x=` needs double quotes."""
     found: dict[str, str] = {}
-    for item in next(csv.reader([given], skipinitialspace=True), []):
+    quoted = '"' in given
+    for item in next(csv.reader([given], skipinitialspace=True), []) if quoted else _NEXT_FIELD.split(given):
         name, equals, column = (part.strip() for part in item.partition("="))
         if not (name and equals and column):
             raise UsageError(f'--columns: "{item}" is not FIELD=COLUMN', "write --columns source=body,target=subject")
@@ -217,7 +219,9 @@ class Wanted:
             if match is None:
                 what, _ = missing(column, list(columns), "")
                 close = closest(column, columns)
-                hint = "check --columns" if close is None else f"did you mean --columns {name}={close}?"
+                wanted = f"{name}={close}"
+                shown = wanted if re.fullmatch(r"[\w=.-]+", wanted) else f'"{wanted}"'
+                hint = "check --columns" if close is None else f"did you mean --columns {shown}?"
                 raise DataError(f"{where}: no column {what.removeprefix('no ')} (--columns {name}={column})", hint)
             chosen[name] = match
         for name, column in self.file.usual.items():

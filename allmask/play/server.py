@@ -29,7 +29,7 @@ try:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 except ImportError as error:
-    raise ResourceError("starlette is not installed", 'pip install "allmask[serve]"') from error
+    raise ResourceError("starlette is not installed", "pip install starlette uvicorn") from error
 
 
 class SafeHeaders:
@@ -81,7 +81,7 @@ def run(
     try:
         import uvicorn
     except ImportError as error:
-        raise ResourceError("uvicorn is not installed", 'pip install "allmask[serve]"') from error
+        raise ResourceError("uvicorn is not installed", "pip install starlette uvicorn") from error
     import socket
 
     listening = socket.socket()

@@ -51,6 +51,16 @@ def test_what_the_model_would_cut(cli, bert: Path, tmp_path: Path, no_weights):
     assert "labels      b (2), a (2)" in ran.out and "4 to learn from, 0 held out" in ran.out
 
 
+def test_labels_that_may_be_one(cli, bert: Path, tmp_path: Path, no_weights):
+    rows = [
+        {"text": f"red {label}", "label": label}
+        for label in ("gut", "Gut", "schlecht", "好", "very good", "Very  good")
+    ]
+    ran = cli("check", tiny.write_jsonl(tmp_path / "a.jsonl", rows), bert, "--task", "classify")
+    assert "gut and Gut differ only in capitals or spaces" in ran.out
+    assert "very good and Very  good differ" in ran.out and ran.out.count("differ only") == 2
+
+
 def test_problems_with_their_lines(cli, bert: Path, tmp_path: Path):
     lines = ["text,label", *(f"red {number},{number % 2}" for number in range(5)), *["blue,"] * 12]
     file = tmp_path / "a.csv"

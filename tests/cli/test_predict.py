@@ -374,6 +374,9 @@ def test_without_out_the_first_ten_are_shown(cli, titles: Path, file: Path):
     assert f"{file}:11" not in ran.out and "  prediction  " in ran.out
     last = ran.out.splitlines()[-1]
     assert last == f"10 of 40 records; for all of them: allmask predict {titles} {file} -o in-predictions.jsonl"
+    spaced = file.with_name("in two.jsonl")
+    spaced.write_bytes(file.read_bytes())
+    assert cli("predict", titles, spaced).out.endswith(f"'{spaced}' -o 'in two-predictions.jsonl'\n")
 
 
 def test_excel(cli, titles: Path, tmp_path: Path):

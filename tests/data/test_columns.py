@@ -171,7 +171,8 @@ def test_names_in_a_parquet_of_datasets(tmp_path: Path):
 
 def test_options(tmp_path: Path):
     assert parse_columns('source=body, "target=a, b"') == {"source": "body", "target": "a, b"}
-    for wrong in ("body", "source=", "=body", "", "source=a,source=b"):
+    assert parse_columns("source=a, b ,target = c, d, e") == {"source": "a, b", "target": "c, d, e"}
+    for wrong in ("body", "source=", "=body", "", "source=a,source=b", "body,target=a"):
         with pytest.raises(UsageError, match="--columns"):
             parse_columns(wrong)
     (tmp_path / "names.txt").write_text("负面\n正面\n", encoding="utf-8")
@@ -179,6 +180,11 @@ def test_options(tmp_path: Path):
     for wrong in ("a", "a,,b", "a,b,a"):
         with pytest.raises(UsageError, match="--label-names"):
             parse_names(wrong)
+    path = table(tmp_path, 'body,"Short, subject"', "a,b")
+    assert first(path, PAIR, columns=parse_columns("target=Short, subject")) == {"source": "a", "target": "b"}
+    with pytest.raises(DataError) as wrong_name:
+        first(path, PAIR, columns={"target": "Short, subjekt"})
+    assert wrong_name.value.hint == 'did you mean --columns "target=Short, subject"?'
     path = table(tmp_path, "body,subject")
     with pytest.raises(UsageError) as caught:
         first(path, PAIR, columns={"body": "source"})
