@@ -205,8 +205,7 @@ class FastWriter(_EngineWriter):
         mask = self.slow.mask(valid)
         if self.slow.leftwards or not _new_tokens_see_all(mask, valid):
             return self.slow.begin(prompts)
-        hidden, layers = self._read(ids, mask, valid.sum(1))
-        texts = Texts.of(layers, valid.sum(1), self.engine.text_dtype)
+        hidden, texts = self._read(ids, mask, valid.sum(1))
         position = mask.position.masked_fill(~valid, -1).amax(1)
         return self.engine.logits(hidden.to(self.engine.dtype)), Rows.begin(texts, position, self.engine.dtype)
 
@@ -217,11 +216,16 @@ class FastWriter(_EngineWriter):
     def _segment(self) -> int:
         return self.slow.segments[1]
 
-    def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, list[BeamKeyValue]]:
+    def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, Texts]:
         """The hidden state (S, W) of each text's last token, and the keys and values of all tokens in each layer."""
         flat, index = mask.flatten()
         flat_ids, route, layers = ids.flatten()[index][None], Route.find(flat), []
         x = self.body.embed(flat_ids, flat, None, torch.full_like(flat_ids, self.slow.segments[0]))
+        if self.body.whole is not None and self.engine.text_dtype == torch.bfloat16:
+            found = self.body.whole.read(x, route, index // mask.shape[1])
+            if found is not None:
+                hidden, keys, values = found
+                return self.body.norm(hidden), Texts.padded(keys, values, lengths)
         for layer in self.body.layers[:-1]:
             x, read = layer(x, route)
             layers.append(BeamKeyValue.begin(read, mask.shape, index))
@@ -230,7 +234,8 @@ class FastWriter(_EngineWriter):
         layers.append(BeamKeyValue.begin(read, mask.shape, index))
         where = torch.empty(ids.numel(), dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
         x = x[0, where.view(ids.shape).gather(1, last)]  # (S, 1, W)
-        return self.body.norm(top.query_stream(x, Route.find(mask.gather(last), mask), layers[-1]))[:, 0], layers
+        hidden = self.body.norm(top.query_stream(x, Route.find(mask.gather(last), mask), layers[-1]))[:, 0]
+        return hidden, Texts.of(layers, lengths, self.engine.text_dtype)
 
 
 class FastPairWriter(_EngineWriter):
