@@ -19,6 +19,7 @@ from allmask.files import MANIFEST, listed, verify
 from allmask.mask import Mask, expect_mask
 from allmask.nn.build import (
     HEADS,
+    Uninitialized,
     build_body,
     build_heads,
     build_lm_head,
@@ -360,7 +361,7 @@ def _assemble(
     where: str | Path = "model", labels: Labels | None = None,
 ) -> Model:  # fmt: skip
     """Build a model on the meta device and assign it these tensors; `where` is their origin, for errors."""
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialized():
         model = Model(config, heads, tokenizer, labels)
     checkpoints.check(where, model.state_dict(), tensors)
     model.load_state_dict(tensors, assign=True)

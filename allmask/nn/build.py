@@ -111,14 +111,14 @@ def reads_pooler(config: Config, labels: Labels) -> bool:
 
 def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
     """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
-    with torch.device("meta"), _Uninitialized():
+    with torch.device("meta"), Uninitialized():
         parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
     built = {part: module.state_dict() for part, module in parts.items() if module is not None}
     return {f"{part}.{name}": tensor for part, tensors in built.items() for name, tensor in tensors.items()}
 
 
-class _Uninitialized(TorchFunctionMode):
-    """Modules are built without initial values: on the meta device there are none, but torch takes its time."""
+class Uninitialized(TorchFunctionMode):
+    """Modules are built without initial values: on the meta device there are none, but torch imports its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
