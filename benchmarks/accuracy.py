@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy.py [--titles acl/test.jsonl] [--model allmask-en] [--quick] [--json] [--isa avx2]
 
-Vectors: 2,000 pieces of docstrings of 4 to 128 tokens, MiniLM; the lowest cosine must be 0.99 or more. Titles: greedy, of
-the first 500 pairs of a jsonl file with `source` and `target`. The error of a difference is that of its mean over texts.
+Vectors: 2,000 pieces of docstrings of 4 to 128 tokens, MiniLM; the lowest cosine must be 0.99 or more. Titles: greedy,
+of the first 500 pairs of a jsonl file with `source` and `target`, with the standard error of the mean difference.
 """
 
 from __future__ import annotations
