@@ -22,11 +22,15 @@ from allmask.decoding import Writer
 Case = Callable[[], object]
 
 
-def arguments(description: str | None, parts: tuple[str, ...] = ()) -> argparse.Namespace:
-    """Parse the options; `parts` are the values of --only."""
+def arguments(
+    description: str | None, parts: tuple[str, ...] = (), add: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.Namespace:
+    """Parse the options; `parts` are the values of --only, `add` adds options of one benchmark."""
     parser = argparse.ArgumentParser(description=description, parents=[environment.PARSER])
     if parts:
         parser.add_argument("--only", choices=parts, help="only this table")
+    if add is not None:
+        add(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     return parser.parse_args()

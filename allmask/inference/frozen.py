@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,8 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         log.warning("int8 is for Transformers; this model is computed in bf16 or fp32")
         precision = "auto"
     hidden = torch.float32 if precision == "int8" else resolve_precision(precision, device)
-    frozen = copy.deepcopy(model).to(hidden).requires_grad_(False).eval()
+    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}  # immutable, and slow to copy
+    frozen = copy.deepcopy(model, shared).to(hidden).requires_grad_(False).eval()
     _replace(frozen, Dropout, lambda _: nn.Identity())  # so that `train()` does not turn it on again
     for module in frozen.modules():
         if isinstance(module, Attention):

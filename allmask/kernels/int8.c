@@ -3,7 +3,9 @@
    Rows are processed in chunks, so that intermediate results stay in the cache. Hidden states are fp32; the inputs and
    outputs of attention are fp32 or bf16. */
 
+#include "attention_call.h"
 #include "products.h"
+#include "threads.h"
 
 #define CHUNK 48 /* rows at a time, a multiple of ROWS */
 
@@ -67,6 +69,12 @@ static float activate_row(int64_t kind, float *x, int64_t n) { /* compiled once 
 
 /* ---- the parts of a layer; each returns 0 if there is no memory ---------------------------------------------------- */
 
+/* The norm of a residual step, of rows of `width` numbers */
+int normalize_rows(const Residual *residual, int64_t rows, int64_t width, const float *x, float *y) {
+    for (int64_t r = 0; r < rows; r++) normalize(x + r * width, y + r * width, residual->norm, width, residual->epsilon);
+    return 1;
+}
+
 /* One row: y = x + step, then the norm if it comes after */
 static void add_residual(const Residual *residual, const float *x, const float *step, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++) y[i] = x[i] + step[i];
@@ -74,9 +82,9 @@ static void add_residual(const Residual *residual, const float *x, const float *
 }
 
 /* y (rows, out) = f(h), h (rows, in), both fp32 or bf16; with a `residual` y = x + f(h) in fp32, the end of the attention
-   step, where h is the output of attention */
-int apply_linear(const Linear *f, const Residual *residual, int64_t rows, const void *h, int64_t h_kind, const float *x,
-                 void *y, int64_t y_kind) {
+   step, where h is the output of attention. With `before`, its norm is applied to h first, if it comes before the step. */
+static int linear_rows(const Linear *f, const Residual *before, const Residual *residual, int64_t rows, const void *h,
+                       int64_t h_kind, const float *x, void *y, int64_t y_kind) {
     float *in = aligned_alloc(64, CHUNK * (f->in + f->out) * sizeof(float) + int8_size(CHUNK, f->in));
     if (!in) return 0;
     float *step = in + CHUNK * f->in;
@@ -84,13 +92,21 @@ int apply_linear(const Linear *f, const Residual *residual, int64_t rows, const 
     for (int64_t r = 0; r < rows; r += CHUNK) {
         int64_t count = smaller(CHUNK, rows - r);
         float *to = residual || y_kind == BF16 ? step : (float *)y + r * f->out;
-        linear(f, as_fp32(h, h_kind, r * f->in, count * f->in, in), count, to, buffer);
+        const float *from = as_fp32(h, h_kind, r * f->in, count * f->in, in);
+        for (int64_t i = 0; before && before->pre && i < count; i++)
+            normalize(from + i * f->in, in + i * f->in, before->norm, f->in, before->epsilon);
+        linear(f, before && before->pre ? in : from, count, to, buffer);
         if (y_kind == BF16) to_bf16(to, count * f->out, (uint16_t *)y + r * f->out);
         for (int64_t i = 0; residual && i < count; i++)
             add_residual(residual, x + (r + i) * f->out, step + i * f->out, f->out, (float *)y + (r + i) * f->out);
     }
     free(in);
     return 1;
+}
+
+int apply_linear(const Linear *f, const Residual *residual, int64_t rows, const void *h, int64_t h_kind, const float *x,
+                 void *y, int64_t y_kind) {
+    return linear_rows(f, NULL, residual, rows, h, h_kind, x, y, y_kind);
 }
 
 /* step (count, width) = contract(activate(expand(h))); `inner` (count, ffn_width) and `buffer` are scratch */
@@ -124,4 +140,129 @@ int feed_forward(const FeedForward *part, const Residual *residual, int64_t rows
     }
     free(h);
     return 1;
+}
+
+/* ---- all layers of an encoder, for packed documents -------------------------------------------------------------- */
+
+#define GROUP 512 /* tokens that pass through all layers together, per thread: their hidden states stay in the cache */
+
+typedef struct { Linear qkv, output; FeedForward feed; Residual attention_step, feed_step; } EncoderLayer;
+typedef struct {
+    const EncoderLayer *layers;
+    int (*attend)(const Call *);                      /* of packed_attention.c; it returns 0 */
+    int64_t depth, heads, head_width, kind, threads; /* kind: of queries, keys and values, BF16 or FP32 */
+} Encoder;
+typedef struct {           /* what a writer needs of its prompts, which are the documents */
+    uint16_t *keys, *values; /* (depth, texts, heads, D, padded) and (depth, texts, heads, padded, D), in bf16 */
+    float *last;             /* (texts, width): the last hidden state of each document */
+    const int64_t *text;     /* (texts,): which text each document is */
+    int64_t texts, padded;
+} Prompts;
+
+typedef enum { PROJECT, JOIN, FEED } Part;
+typedef struct {
+    const Encoder *encoder;
+    const EncoderLayer *layer;
+    Part part;
+    int64_t rows, each; /* `each`: rows of an item */
+    float *x;
+    char *qkv, *read; /* queries, keys and values (rows, 3, heads · D); the output of attention */
+    atomic_int failed;
+} Stage;
+
+static void run_stage(const void *context, int64_t item, int64_t worker) {
+    Stage *s = (Stage *)context;
+    const EncoderLayer *layer = s->layer;
+    int64_t first = item * s->each, rows = smaller(s->each, s->rows - first), kind = s->encoder->kind, ok;
+    int64_t size = kind == BF16 ? 2 : 4;
+    float *x = s->x + first * layer->qkv.in;
+    (void)worker;
+    if (rows <= 0) return;
+    if (s->part == PROJECT)
+        ok = linear_rows(&layer->qkv, &layer->attention_step, NULL, rows, x, FP32, NULL,
+                         s->qkv + first * layer->qkv.out * size, kind);
+    else if (s->part == JOIN)
+        ok = apply_linear(&layer->output, &layer->attention_step, rows, s->read + first * layer->output.in * size, kind, x,
+                          x, FP32);
+    else ok = feed_forward(&layer->feed, &layer->feed_step, rows, x, x);
+    if (!ok) s->failed = 1;
+}
+
+static int run_part(Stage *s, Part part, int64_t rows, float *x) {
+    int64_t items = smaller(s->encoder->threads, (rows + CHUNK - 1) / CHUNK);
+    s->part = part, s->rows = rows, s->x = x;
+    s->each = (rows + items * CHUNK - 1) / (items * CHUNK) * CHUNK;
+    share_work(run_stage, s, items, items);
+    return !s->failed;
+}
+
+/* Store the keys and values of a text, which begin at token `start` */
+static void save_text(const Encoder *e, const Prompts *p, int64_t layer, int64_t text, const char *qkv, int64_t start,
+                      int64_t length) {
+    int64_t d = e->head_width, inner = e->heads * d;
+    float scratch[d];
+    for (int64_t h = 0; h < e->heads; h++) {
+        uint16_t row[d], *keys = p->keys + ((layer * p->texts + text) * e->heads + h) * d * p->padded;
+        uint16_t *values = p->values + ((layer * p->texts + text) * e->heads + h) * d * p->padded;
+        for (int64_t t = 0; t < length; t++) {
+            int64_t at = (start + t) * 3 * inner + inner + h * d;
+            to_bf16(as_fp32(qkv, e->kind, at, d, scratch), d, row);
+            for (int64_t i = 0; i < d; i++) keys[i * p->padded + t] = row[i];
+            to_bf16(as_fp32(qkv, e->kind, at + inner, d, scratch), d, values + t * d);
+        }
+    }
+}
+
+typedef struct { char *qkv, *read; float *statistics; int64_t *documents; } Scratch;
+
+/* Compute the layers for some documents, whose first token is x, in place; `first` is the number of the first document */
+static int run_layers(const Encoder *e, const int64_t *documents, int64_t number, int64_t tokens, float *x,
+                      const Prompts *prompts, int64_t first, Scratch s) {
+    int64_t width = e->layers->qkv.in, d = e->head_width, inner = e->heads * d, size = e->kind == BF16 ? 2 : 4;
+    Stage stage = {.encoder = e, .qkv = s.qkv, .read = s.read};
+    Call call = {.q = s.qkv, .k = s.qkv + inner * size, .v = s.qkv + 2 * inner * size, .out = s.read, .tops = s.statistics,
+                 .sums = s.statistics + e->heads * tokens, .documents = s.documents, .number = number, .tokens = tokens,
+                 .heads = e->heads, .width = d, .q_row = 3 * inner, .k_row = 3 * inner, .v_row = 3 * inner,
+                 .half = e->kind == BF16, .threads = e->threads, .scale = 1.f / sqrtf(d)};
+    for (int64_t i = 0; i < 5 * number; i++)
+        s.documents[i] = documents[i] - (i % 5 == 0 || i % 5 == 3 ? documents[0] : 0);
+    for (int64_t number_of_layer = 0; number_of_layer < e->depth; number_of_layer++) {
+        const EncoderLayer *layer = stage.layer = e->layers + number_of_layer;
+        if (!run_part(&stage, PROJECT, tokens, x)) return 0;
+        for (int64_t i = 0; prompts && i < number; i++)
+            save_text(e, prompts, number_of_layer, prompts->text[first + i], s.qkv, s.documents[5 * i], s.documents[5 * i + 1]);
+        if (prompts && layer == e->layers + e->depth - 1) { /* of the last layer only the last tokens are needed */
+            float *last = prompts->last + first * width;
+            for (int64_t i = 0; i < number; i++) {
+                int64_t *document = s.documents + 5 * i, end = document[0] + document[1] - 1;
+                memcpy(last + i * width, x + end * width, width * sizeof(float));
+                memmove(s.qkv + i * 3 * inner * size, s.qkv + end * 3 * inner * size, inner * size); /* queries */
+                document[0] = i, document[2] = document[4], document[1] = 1;
+            }
+            call.tokens = number;
+            return !e->attend(&call) && run_part(&stage, JOIN, number, last) &&
+                   run_part(&stage, FEED, number, last);
+        }
+        if (e->attend(&call) || !run_part(&stage, JOIN, tokens, x) || !run_part(&stage, FEED, tokens, x)) return 0;
+    }
+    return 1;
+}
+
+/* x (tokens, width), the embedded tokens of documents one after another, become hidden states, in place; `documents` are
+   those of packed_attention.c. With `prompts` they are scratch. Returns 0 if there is no memory. */
+int encode(const Encoder *e, const int64_t *documents, int64_t number, float *x, const Prompts *prompts) {
+    int64_t width = e->layers->qkv.in, inner = e->heads * e->head_width, size = e->kind == BF16 ? 2 : 4, most = 0;
+    for (int64_t i = 0; i < number; i++) most = larger(most, documents[5 * i + 1]);
+    most += GROUP * e->threads; /* a group ends with the document that reaches GROUP */
+    Scratch s = {malloc(most * 3 * inner * size), malloc(most * inner * size), malloc(2 * e->heads * most * sizeof(float)),
+                 malloc(5 * number * sizeof(int64_t))};
+    int ok = s.qkv && s.read && s.statistics && s.documents;
+    for (int64_t first = 0, end; ok && first < number; first = end) {
+        int64_t tokens = 0;
+        for (end = first; end < number && tokens < GROUP * e->threads; end++) tokens += documents[5 * end + 1];
+        const int64_t *group = documents + 5 * first;
+        ok = run_layers(e, group, end - first, tokens, x + group[0] * width, prompts, first, s);
+    }
+    free(s.qkv), free(s.read), free(s.statistics), free(s.documents);
+    return ok;
 }

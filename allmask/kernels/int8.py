@@ -14,12 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.kernels import build
 from allmask.kernels.build import int64s, pointer, pointers, structure
+from allmask.kernels.packed_attention import library as attention_library
 
 SOURCE = Path(__file__).with_suffix(".c")
 KIND = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}  # as in products.h
@@ -27,7 +29,9 @@ FORMATS = ("unsigned", "limited", "signed")  # of int8 weights, as in products.h
 ACTIVATION = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 OUTPUTS = 64  # per block of packed weights
 LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
+KEYS = 64  # the length of prompts is padded to a multiple, as decode_step.c requires
 MIN_ROWS = 64  # per thread
+MAX_THREADS = 256  # as in threads.h
 EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many products
 
 
@@ -112,6 +116,9 @@ Linear = structure(**pointers("weight offset scale bias input_scale"), **int64s(
 Norm = structure(**pointers("weight bias"))
 Residual = structure(norm=Norm, epsilon=ctypes.c_double, **int64s("pre"))
 FeedForward = structure(expand=Linear, contract=Linear, **int64s("activation"))
+EncoderLayer = structure(qkv=Linear, output=Linear, feed=FeedForward, attention_step=Residual, feed_step=Residual)
+Encoder = structure(**pointers("layers attend"), **int64s("depth heads head_width kind threads"))
+Prompts = structure(**pointers("keys values last text"), **int64s("texts padded"))
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -159,6 +166,14 @@ class PackedLinear(NamedTuple):
         weight, input_scale = smooth(weight, smoothing)
         return cls(*pack(weight, dtype), bias, input_scale, inputs, outputs)
 
+    def part(self, start: int, stop: int) -> PackedLinear | None:
+        """The layer with these outputs only, sharing their memory; None if they do not begin and end with a block."""
+        if start % OUTPUTS or stop % OUTPUTS:
+            return None
+        offset, scale, bias = (None if x is None else x[start:stop] for x in (self.offset, self.scale, self.bias))
+        weight = self.weight[start // OUTPUTS : stop // OUTPUTS]
+        return PackedLinear(weight, offset, scale, bias, self.input_scale, self.inputs, stop - start)
+
     @property
     def structure(self) -> ctypes.Structure:
         """The C struct, valid as long as this object lives."""
@@ -204,6 +219,18 @@ def residual_linear(packed: PackedLinear, residual: ctypes.Structure, h: Tensor,
     return y
 
 
+def normalize(residual: ctypes.Structure, x: Tensor) -> Tensor:
+    """The norm of a residual step in fp32, with the same bits as inside the other calls."""
+    x = x.float().contiguous()
+    y, width = torch.empty_like(x), ctypes.c_int64(x.shape[-1])
+
+    def run(rows: int, x: Tensor, y: Tensor) -> int:
+        return library().normalize_rows(ctypes.byref(residual), rows, width, pointer(x), pointer(y))
+
+    _on_threads(run, x, y)
+    return y
+
+
 def feed_forward(
     expand: PackedLinear, contract: PackedLinear, activation: str, x: Tensor, residual: ctypes.Structure | None = None
 ) -> Tensor:
@@ -218,6 +245,33 @@ def feed_forward(
 
     _on_threads(run, x, y)
     return y
+
+
+def encode(
+    layers: ctypes.Array, heads: int, dtype: torch.dtype, x: Tensor, documents: np.ndarray, texts: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute all layers of an encoder, an array of `EncoderLayer`, for documents one after another, (N, W).
+
+    `documents` are those of packed_attention.py, which computes attention in `dtype`. Return the hidden states (N, W).
+    If the documents are the prompts `texts` (S,), a permutation, return only the hidden states (S, W) of their last
+    tokens, but also the keys (L, S, H, D, K) of all tokens, in bf16 and padded to a multiple of 64, and their values
+    (L, S, H, K, D).
+    """
+    x, width = x.float().clone(memory_format=torch.contiguous_format), layers[0].output.inputs // heads
+    attend = ctypes.cast(attention_library(dtype).attend_documents, ctypes.c_void_p)
+    pointers = ctypes.addressof(layers), attend
+    encoder = Encoder(*pointers, len(layers), heads, width, KIND[dtype], min(torch.get_num_threads(), MAX_THREADS))
+    count, keys, values = len(documents), torch.empty(0), torch.empty(0)
+    hidden, prompts = x, None
+    if texts is not None:
+        padded = -(-int(documents[:, 1].max()) // KEYS) * KEYS
+        keys = torch.zeros(len(layers), count, heads, width, padded, dtype=torch.bfloat16)
+        values, hidden = torch.zeros_like(keys).view(*keys.shape[:3], padded, width), torch.empty(count, x.shape[1])
+        prompts = ctypes.byref(Prompts(*map(pointer, (keys, values, hidden, texts)), count, padded))
+    where = ctypes.c_void_p(documents.ctypes.data)
+    if not library().encode(ctypes.byref(encoder), where, ctypes.c_int64(count), pointer(x), prompts):
+        raise MemoryError("no memory for the layers of an encoder")
+    return hidden if texts is None else torch.empty_like(hidden).index_copy_(0, texts, hidden), keys, values
 
 
 def _contiguous(x: Tensor) -> Tensor:

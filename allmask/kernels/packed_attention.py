@@ -79,7 +79,7 @@ def _suits(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
         return False
     if not q.dtype == k.dtype == v.dtype or dropout >= 1.0 or build.is_traced():
         return False
-    return _library(q.dtype) is not None
+    return library(q.dtype) is not None
 
 
 @lru_cache(maxsize=8)  # called by every layer
@@ -150,7 +150,7 @@ def _run(options: _Options, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, **oth
         number=len(options.documents), tokens=tokens, heads=heads, width=width, half=q.dtype == torch.bfloat16,
         threads=torch.get_num_threads(), seed=options.seed, dropped=options.dropped, scale=options.scale,
     )  # fmt: skip
-    if _library(q.dtype).attend_documents(ctypes.byref(call)):
+    if library(q.dtype).attend_documents(ctypes.byref(call)):
         raise MemoryError
 
 
@@ -159,7 +159,7 @@ def _contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _library(dtype: torch.dtype) -> Any:
+def library(dtype: torch.dtype) -> Any:
     """The compiled kernel; for bf16 only where the processor has bf16 products, without which bf16 is slow anyway."""
     if dtype == torch.bfloat16:
         return build.library(SOURCE, build.AVX512_BF16, build.NEON_BF16)

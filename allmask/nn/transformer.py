@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,22 @@ from allmask.nn.relative_attention import (
     RotaryPositions,
 )
 
+
+class WholeStack(Protocol):
+    """Computes all layers of a stack at once, in inference."""
+
+    def run(self, x: Tensor, route: Route) -> Tensor | None:
+        """The hidden states (B, T, W) after the last layer; None if it cannot for this route."""
+        ...
+
+    def read(self, x: Tensor, route: Route, texts: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Of a packed row, see `int8.encode`: the hidden states of last tokens, and all keys and values.
+
+        `texts` (T,) is the number of the text to which a token belongs; each is one document.
+        """
+        ...
+
+
 Source = tuple[()] | tuple[Readable, Route]  # what a decoder layer reads by cross-attention; () in other stacks
 
 
@@ -68,6 +84,7 @@ class Stack(nn.Module):
     """Layers and the norm after them: embedded tokens and a mask in, hidden states out."""
 
     layers: Any  # a ModuleList of Layer, or of CrossLayer in a decoder; or SharedLayers
+    whole: WholeStack | None = None  # of a frozen model
     recompute = False  # activation checkpointing: save only the input of each layer, recompute the rest in the backward
 
     def __init__(self, config: Config, cross: bool = False, embedding: Embedding | None = None):
@@ -88,6 +105,8 @@ class Stack(nn.Module):
 
     def run(self, x: Tensor, route: Route, sources: Sequence[Source] | None = None) -> Tensor:
         """Return the hidden states (B, T, W) of embedded tokens; a decoder has one source per layer."""
+        if self.whole is not None and (hidden := self.whole.run(x, route)) is not None:
+            return self.norm(hidden)
         bias = self.relative(route)
         for layer, source in zip(self.layers, sources or self._no_sources, strict=True):
             x = self._run_layer(layer, x, route, bias, source)

@@ -21,6 +21,7 @@ from allmask.inference.int8_layers import Int8Layer, TorchInt8Linear, smoothing_
 from allmask.kernels import int8
 from allmask.mask import Mask
 from allmask.model import Model, load
+from allmask.nn.attention import Attention, Route
 from allmask.nn.cache import Cache
 from tests.kernels.test_int8 import need, threads  # noqa: F401
 from tests.relatives import relatives
@@ -85,6 +86,47 @@ def test_layers_in_c_equal_those_in_torch(family, monkeypatch):
     in_torch = freeze(model, "int8")
     assert sum(isinstance(module, TorchInt8Linear) for module in in_torch.modules()) == 2 * 6
     assert cosine(found, in_torch(ids).hidden) > 0.999
+
+
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "prefix"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "relu", "albert", "2017", "pre-norm"])
+def test_all_layers_at_once_equal_layer_by_layer(family, kind):
+    need()
+    model, mask = freeze(small(family, max_positions=700), "int8"), masks(690)[kind]
+    stack = getattr(model.body, "encoder", model.body)
+    assert stack.whole is not None
+    x, (flat, index) = (
+        torch.randn(1, int(mask.valid.sum()), 64, generator=torch.Generator().manual_seed(1)),
+        mask.flatten(),
+    )
+    route, texts, found = Route.find(flat), index // 690, {}
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        found[number] = stack.run(x, route)
+    torch.set_num_threads(1)
+    last, keys, values = stack.whole.read(x, route, texts)
+    stack.whole, expected, reads = None, x, []
+    for layer in stack.layers:
+        expected, read = layer(expected, route)
+        reads.append(read)
+    for number in range(3):
+        own = (texts == number).nonzero()[:, 0]
+        assert torch.equal(last[number], expected[0, own[-1]])
+        for layer, read in enumerate(reads):
+            expected_keys, expected_values = (x[0, own].bfloat16().transpose(0, 1) for x in read)  # (H, T, D)
+            assert torch.equal(keys[layer, number, :, :, : len(own)].transpose(1, 2), expected_keys)
+            assert torch.equal(values[layer, number, :, : len(own)], expected_values)
+            assert not keys[layer, number, :, :, len(own) :].any() and not values[layer, number, :, len(own) :].any()
+    expected = stack.norm(expected)
+    assert torch.equal(found[1], expected) and torch.equal(found[3], expected)
+
+
+def test_a_frozen_model_can_be_copied():
+    frozen, ids = freeze(small(), "int8"), torch.arange(1, 9)[None]
+    expected = frozen(ids).hidden
+    again = copy.deepcopy(frozen)
+    del frozen
+    assert torch.equal(again(ids).hidden, expected)
 
 
 def test_without_c_torch_computes_and_a_warning_is_logged(monkeypatch, caplog):
@@ -235,8 +277,15 @@ def test_each_linear_layer_is_smoothed_against_the_norm_it_reads(name):
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(before)
     model(torch.arange(1, 13)[None], Mask.encoder_decoder(torch.arange(12)[None] >= 7))
+    shared = {
+        linear: module.value
+        for module in model.body.modules()
+        if isinstance(module, Attention) and read[module.query] is read[module.value]
+        for linear in (module.query, module.key)
+    }
+    assert len(shared) >= 8
     for linear, norm in read.items():
-        expected = None if norm is None else int8.smoothing_scale(norm, linear.weight)
+        expected = None if norm is None else int8.smoothing_scale(norm, shared.get(linear, linear).weight)
         found = scales.get(linear)
         assert (found is None) == (expected is None)
         assert expected is None or torch.equal(found, expected)

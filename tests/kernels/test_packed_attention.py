@@ -37,7 +37,7 @@ def threads():
 
 
 def need(dtype: torch.dtype) -> None:
-    if documents._library(dtype) is None:
+    if documents.library(dtype) is None:
         pytest.skip(f"no compiler, or a processor without the instructions for {dtype}")
 
 

@@ -91,7 +91,7 @@ def _resolved(model: Model, precision: str) -> str:
     elif precision != "auto":
         return precision
     bf16 = native_bf16(model.device)
-    return "int8" if _on_cpu(model) and _has_compiled(model) else "bf16" if bf16 else "fp32"
+    return "int8" if _on_cpu(model) and _has_compiled(model, "int8") else "bf16" if bf16 else "fp32"
 
 
 def _on_cpu(model: Model) -> bool:
@@ -118,31 +118,31 @@ class Engine(Protocol):
 
 
 def _engine(model: Model, precision: str) -> Engine:
-    return (CompiledEngine if _has_compiled(model) else TorchEngine)(model, precision)
+    return (CompiledEngine if _has_compiled(model, precision) else TorchEngine)(model, precision)
 
 
-def _has_compiled(model: Model) -> bool:
-    return fits(model) and _compiled_is_right()
+def _has_compiled(model: Model, precision: str) -> bool:
+    return fits(model) and _compiled_is_right(precision, isinstance(model.body, EncoderDecoder))
 
 
 @cache
-def _compiled_is_right() -> bool:
-    """Self-check: whether the compiled step gives the logits of torch for two small models on this machine."""
+def _compiled_is_right(precision: str, pair: bool) -> bool:
+    """Self-check: whether the compiled step gives the logits of torch for a small model on this machine."""
     sizes: Any = {"vocab_size": 70, "width": 32, "heads": 2, "ffn_width": 48, "layers": 2}
     sizes |= {"max_positions": 8, "init_std": 0.1}
-    rng = torch.Generator().manual_seed(0)
-    one = Model.fresh(replace(bert_tiny(), **sizes), ["lm"], rng)
-    two = Model.fresh(replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16), ["lm"], rng)
-    cases: Any = ((one, MaskWriter, FastWriter), (two, PairWriter, FastPairWriter))
-    for model, make_slow, make_fast in cases:
-        slow = make_slow(freeze(model, "fp32"))
-        for precision in CHOICES[1:]:
-            engines = CompiledEngine(model, precision), TorchEngine(model, precision)
-            found, expected = (_some_logits(make_fast(slow, engine)) for engine in engines)
-            if not torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
-                log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
-                return False
-    return True
+    rng, make_slow, make_fast = torch.Generator().manual_seed(0), MaskWriter, FastWriter
+    config = replace(bert_tiny(), **sizes)
+    if pair:
+        make_slow, make_fast = PairWriter, FastPairWriter
+        config = replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16)
+    model = Model.fresh(config, ["lm"], rng)
+    slow = make_slow(freeze(model, "fp32"))
+    engines = CompiledEngine(model, precision), TorchEngine(model, precision)
+    found, expected = (_some_logits(make_fast(slow, engine)) for engine in engines)
+    if torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):
+        return True
+    log.warning("the compiled step in %s differs from torch's on this machine; it is not used", precision)
+    return False
 
 
 def _some_logits(writer: Writer) -> Tensor:
@@ -205,8 +205,7 @@ class FastWriter(_EngineWriter):
         mask = self.slow.mask(valid)
         if self.slow.leftwards or not _new_tokens_see_all(mask, valid):
             return self.slow.begin(prompts)
-        hidden, layers = self._read(ids, mask, valid.sum(1))
-        texts = Texts.of(layers, valid.sum(1), self.engine.text_dtype)
+        hidden, texts = self._read(ids, mask, valid.sum(1))
         position = mask.position.masked_fill(~valid, -1).amax(1)
         return self.engine.logits(hidden.to(self.engine.dtype)), Rows.begin(texts, position, self.engine.dtype)
 
@@ -217,11 +216,16 @@ class FastWriter(_EngineWriter):
     def _segment(self) -> int:
         return self.slow.segments[1]
 
-    def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, list[BeamKeyValue]]:
+    def _read(self, ids: Tensor, mask: Mask, lengths: Tensor) -> tuple[Tensor, Texts]:
         """The hidden state (S, W) of each text's last token, and the keys and values of all tokens in each layer."""
         flat, index = mask.flatten()
         flat_ids, route, layers = ids.flatten()[index][None], Route.find(flat), []
         x = self.body.embed(flat_ids, flat, None, torch.full_like(flat_ids, self.slow.segments[0]))
+        if self.body.whole is not None and self.engine.text_dtype == torch.bfloat16:
+            found = self.body.whole.read(x, route, index // mask.shape[1])
+            if found is not None:
+                hidden, keys, values = found
+                return self.body.norm(hidden), Texts.padded(keys, values, lengths)
         for layer in self.body.layers[:-1]:
             x, read = layer(x, route)
             layers.append(BeamKeyValue.begin(read, mask.shape, index))
@@ -230,7 +234,8 @@ class FastWriter(_EngineWriter):
         layers.append(BeamKeyValue.begin(read, mask.shape, index))
         where = torch.empty(ids.numel(), dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
         x = x[0, where.view(ids.shape).gather(1, last)]  # (S, 1, W)
-        return self.body.norm(top.query_stream(x, Route.find(mask.gather(last), mask), layers[-1]))[:, 0], layers
+        hidden = self.body.norm(top.query_stream(x, Route.find(mask.gather(last), mask), layers[-1]))[:, 0]
+        return hidden, Texts.of(layers, lengths, self.engine.text_dtype)
 
 
 class FastPairWriter(_EngineWriter):

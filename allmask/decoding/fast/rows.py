@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allmask.kernels.int8 import KEYS
 from allmask.nn.beam_cache import BeamKeyValue, BeamLayout
 
 CHUNK = 32  # tokens by which the buffer of rows grows
 LARGEST = 1 << 26  # numbers in a buffer that has room for all tokens at once
-KEYS = 64  # texts are padded to a multiple of this length, as decode_step.c requires
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Texts:
         space = -layers[0].text.keys.shape[2] % KEYS
         keys = torch.stack([F.pad(layer.text.keys.transpose(2, 3).to(dtype), (0, space)) for layer in layers])
         values = torch.stack([F.pad(layer.text.values.to(dtype), (0, 0, 0, space)) for layer in layers])
+        return cls.padded(keys, values, lengths)
+
+    @classmethod
+    def padded(cls, keys: Tensor, values: Tensor, lengths: Tensor) -> Texts:
         padding = torch.arange(keys.shape[-1]) >= lengths[:, None]
         return cls(keys, values, lengths.int(), padding[:, None, None] if bool(padding.any()) else None)
 
