@@ -39,8 +39,9 @@ Written = structure(**pointers("tokens counts log_probability"), **int64s("writt
 
 def library() -> Any:
     """The compiled decode_step.c; None if it cannot be compiled."""
-    x86 = build.AVX512_VNNI, build.AVX_VNNI, build.AVX2
-    return build.library(SOURCE, *x86, build.NEON_I8MM, build.NEON_DOT, build.NEON)
+    return build.library(
+        SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2, build.NEON_I8MM, build.NEON_DOT, build.NEON
+    )
 
 
 def step(

@@ -37,8 +37,9 @@ EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many 
 
 def library() -> Any:
     """The compiled int8.c; None if it cannot be compiled."""
-    x86 = build.AVX512_VNNI, build.AVX_VNNI, build.AVX2
-    return build.library(SOURCE, *x86, build.NEON_I8MM, build.NEON_DOT, build.NEON)
+    return build.library(
+        SOURCE, build.AVX512_VNNI, build.AVX_VNNI, build.AVX2, build.NEON_I8MM, build.NEON_DOT, build.NEON
+    )
 
 
 # ---- quantization ------------------------------------------------------------------------------------------------

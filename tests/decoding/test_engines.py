@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -282,6 +283,25 @@ def test_a_compiled_step_that_is_wrong_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(engines, "_compiled_is_right", engines._compiled_is_right.__wrapped__)
     assert isinstance(writer_for(model).engine, TorchEngine)
     assert "differs from torch's" in caplog.text
+
+
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_the_self_check_sees_attention(monkeypatch, caplog, stacks):
+    """A step that computes all queries as zeros, in models with one stack or with two, is found out."""
+    if not engines.fits(tiny()):
+        pytest.skip("no compiled step on this machine")
+
+    class Blind(engines.CompiledEngine):
+        def __init__(self, model: Model, precision: str):
+            model = deepcopy(model)
+            for name, parameter in model.named_parameters():
+                if "query" in name and bool(model.config.decoder_layers) == (stacks == 2):
+                    torch.nn.init.zeros_(parameter)
+            super().__init__(model, precision)
+
+    monkeypatch.setattr(engines, "CompiledEngine", Blind)
+    assert not engines._compiled_is_right.__wrapped__()
+    assert "in fp32 differs from torch's" in caplog.text
 
 
 @pytest.mark.parametrize("width, heads", [(24, 2), (40, 1)])
