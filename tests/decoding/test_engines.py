@@ -300,7 +300,7 @@ def test_the_self_check_sees_attention(monkeypatch, caplog, stacks):
             super().__init__(model, precision)
 
     monkeypatch.setattr(engines, "CompiledEngine", Blind)
-    assert not engines._compiled_is_right.__wrapped__()
+    assert not engines._compiled_is_right.__wrapped__("fp32", stacks == 2)
     assert "in fp32 differs from torch's" in caplog.text
 
 
