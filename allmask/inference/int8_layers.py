@@ -23,8 +23,8 @@ log = logging.getLogger("allmask")
 
 SLOW = (
     "int8 is computed by torch, slower than bf16 or fp32, and rounds elsewhere than the C kernels: hidden states have "
-    "a mean cosine of 0.998 to 0.999 to theirs, as both have to fp32; C needs a compiler, AVX2 or NEON, and widths that "
-    "are multiples of 16"
+    "a mean cosine of 0.998 to 0.999 to theirs, as both have to fp32; C needs a compiler, AVX2 or NEON, and widths "
+    "that are multiples of 16"
 )
 
 
