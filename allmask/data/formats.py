@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -570,16 +571,16 @@ _OF_LABELS = ("label", "labels", "tags", "ner_tags")
 def _list_bytes(cell: Any) -> int:
     """Return how much the lists of a cell hold."""
     import pyarrow as arrow
-    from pyarrow import compute
 
     if isinstance(cell, arrow.StructScalar):
         return sum(map(_list_bytes, cell.values())) if cell.is_valid else 0
-    values = getattr(cell, "values", None)
+    values: Any = getattr(cell, "values", None)
     if not isinstance(values, arrow.Array):
         return 0
     while isinstance(values, arrow.ListArray | arrow.LargeListArray):
         values = values.flatten()
     if isinstance(values, arrow.DictionaryArray):
+        compute: Any = import_module("pyarrow.compute")
         return compute.sum(compute.take(compute.binary_length(values.dictionary), values.indices)).as_py() or 0
     return values.nbytes
 
