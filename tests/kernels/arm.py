@@ -76,7 +76,8 @@ regions: dict[int, Region] = {}  # by start
 
 def _record(start: int, size: int, owner: Any, has_pointers: bool) -> None:
     regions.pop(start, None)  # the newest is the last
-    regions[start] = Region(start, size, owner, has_pointers)
+    if size:  # the address of an empty tensor is NULL
+        regions[start] = Region(start, size, owner, has_pointers)
 
 
 @contextmanager
@@ -188,7 +189,7 @@ class _Message:
 
     def _place(self, address: int) -> tuple[int, int] | None:
         for region in self.live:
-            if region.start <= address < region.start + max(region.size, 1):
+            if region.start <= address < region.start + region.size:
                 if region.start not in self.numbers:
                     self._add(ctypes.string_at(region.start, region.size), region, region.has_pointers)
                 return self.numbers[region.start], address - region.start

@@ -14,6 +14,7 @@ from allmask.decoding.fast.engines import _compiled_is_right
 from allmask.kernels import compiling, int8
 from allmask.kernels.int8 import PackedLinear
 from allmask.kernels.packed_attention import Block
+from tests.decoding.test_engines import test_search_at_once_equals_step_by_step as at_once_agrees
 from tests.decoding.test_engines import test_the_compiled_step_computes_what_torch_computes as steps_agree
 from tests.kernels import arm
 from tests.kernels.test_int8 import test_a_feed_forward_layer_is_two_linear_ones as feed_forward_agrees
@@ -105,6 +106,11 @@ def test_the_self_check_passes(cpu, caplog):
 @pytest.mark.parametrize("family", ["bert", "gpt2", "rms"])
 def test_steps(oldest, family):
     steps_agree(family, "int8")
+
+
+@pytest.mark.parametrize("rules", ["plain", "beams"])
+def test_search_in_one_call(oldest, rules, monkeypatch):
+    at_once_agrees("bert", rules, monkeypatch)
 
 
 def test_top_tokens(oldest):
