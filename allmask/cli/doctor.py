@@ -22,7 +22,7 @@ EXAMPLES = """
     allmask doctor --json
 """
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "huggingface_hub", "typer")
-_SETS = ("avx2", "fma", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amxint8", "asimd", "asimddp", "i8mm")
+_SETS = ("avx2", "fma", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amxint8", "asimd", "asimddp", "i8mm", "bf16")
 _VARIABLES = (
     "ALLMASK_KERNELS",
     "ALLMASK_ISA",
