@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from allmask.decoding.fast.engines import _compiled_is_right
+from allmask.decoding.fast.engines import CHOICES, _compiled_is_right
 from allmask.kernels import compiling, int8
 from allmask.kernels.int8 import PackedLinear
 from allmask.kernels.packed_attention import Block
@@ -100,7 +100,8 @@ def test_feed_forward_layers(oldest, activation):
 
 def test_the_self_check_passes(cpu, caplog):
     """In each precision, a model with one stack and one with two: what is checked before the step is used."""
-    assert _compiled_is_right() and not caplog.records
+    assert all(_compiled_is_right(precision, pair) for precision in CHOICES[1:] for pair in (False, True))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "rms"])
