@@ -67,8 +67,8 @@ class Interrupted(AllmaskError):
 
     kind = "interrupted"
 
-    def __init__(self, message: str, exit_code: int):
-        super().__init__(message, "continue with the same command and --resume")
+    def __init__(self, message: str, exit_code: int, hint: str = "continue with the same command and --resume"):
+        super().__init__(message, hint)
         self.exit_code = exit_code
 
 

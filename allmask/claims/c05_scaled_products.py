@@ -8,7 +8,7 @@ Criterion: Over five seeds, var(q·k)/d is within 10 % of 1 for d = 64 and 512. 
     is above 0.7 unscaled and below 0.3 with either repair, and the gradient of softmax is at least 3 times larger
     with it for the median query. (First the mean was asked for. It is nearly the same with and without, since the few
     queries for which two keys are almost equal have all of it; so the median, which is what most queries learn from.)
-    Softmax of (a, a, 2a) is 0.57612, 0.99991, 1 for a = 1, 10, 100.
+    Softmax of (a, a, 2a) is 0.5761168847658291, 0.999909208384341, 1 for a = 1, 10, 100, to 1e-15.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from allmask.claims.claim import Numbers, Trial, Verdict, judged
 from allmask.nn.init import t5
 
 WIDTHS, KEYS = (16, 64, 128, 256, 512), 64
-EXACT = (0.57611688476583, 0.99990920838434, 1.0)  # e^2a / (e^2a + 2 e^a)
+EXACT = (0.57611688476582911, 0.99990920838434098, 1.0)  # 1 / (1 + 2 e^-a)
 
 
 def measure(trial: Trial, scaled: bool = True) -> Numbers:
@@ -69,7 +69,7 @@ def judge(numbers: Numbers) -> Verdict:
     holds = all(abs(numbers["variance"][d] - 1) < 0.1 for d in ("64", "512"))
     holds = holds and widest["unscaled"] > 0.7 and max(widest["scaled"], widest["t5"]) < 0.3
     holds = holds and widest["gradients"] >= 3
-    holds = holds and all(abs(a - b) < 1e-13 for a, b in zip(numbers["softmax"], EXACT, strict=True))
+    holds = holds and all(abs(a - b) < 1e-15 for a, b in zip(numbers["softmax"], EXACT, strict=True))
     return judged(
         holds,
         f"at d = 512, var(q·k) = {512 * numbers['variance']['512']:.0f}; largest weight {widest['unscaled']:.2f}, "

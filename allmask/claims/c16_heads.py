@@ -30,7 +30,7 @@ def measure(trial: Trial, divided: bool = True) -> Numbers:
     route = Route.find(Mask.bidirectional(torch.ones(TEXTS, TOKENS, dtype=torch.bool)))
     seconds: dict[int, list[float]] = {heads: [] for heads in HEADS}
     with torch.inference_mode():
-        for _ in range(60 if trial.full else 9):
+        for _ in range(60 if trial.full else 3 if trial.brief else 9):
             for heads, layer in layers.items():
                 started = time.process_time()
                 layer(x, layer.keys_values(x), route)

@@ -29,7 +29,7 @@ def measure(trial: Trial, greedy: bool = True) -> Numbers:
     sampled = {"sample": True, "top_k": TOP, "seed": 1}
     found: Numbers = {}
     for name, options in (("greedy", {} if greedy else {**sampled, "seed": 2}), (f"top-k {TOP}", sampled)):
-        texts = write(list(BEGINNINGS), max_new=TOKENS, **options)
+        texts = write(list(BEGINNINGS[: 5 if trial.brief else None]), max_new=TOKENS, **options)
         found[name] = [repeated(text) for text in texts]
         found[f"{name}, a sample"] = texts[0]
     return found

@@ -15,6 +15,7 @@ At length: python quality/tasks.py DATA
 from __future__ import annotations
 
 from statistics import mean, pstdev
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ def measure(trial: Trial, tuned: bool = True) -> Numbers:
     return found
 
 
-def shape(width: int) -> dict[str, int]:
+def shape(width: int) -> dict[str, Any]:
     return {} if width == 64 else {"width": width, "ffn_width": 4 * width}  # 64 is the body of other claims
 
 

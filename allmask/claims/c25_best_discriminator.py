@@ -32,7 +32,7 @@ def measure(trial: Trial, trained: bool = True) -> Numbers:
     found: Numbers = {}
     for name, other in (("apart", (1.5, 1.0)), ("equal", REAL)):
         p, q = (normal_density(GRID, *law) for law in (REAL, other))
-        odds, value = fitted(other, 1500 if trained else 0)
+        odds, value = fitted(other, trial.steps(1500) if trained else 0)
         best, data = best_discriminator(p, q), np.maximum(p, q) > 0.05
         found[name] = {
             "found": (1 / (1 + np.exp(-odds))).tolist(),

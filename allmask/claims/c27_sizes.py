@@ -50,6 +50,9 @@ def judge(numbers: Numbers) -> Verdict:
 
 def draw(axes, numbers: Numbers) -> None:
     names = list(numbers["counts"])
-    axes.barh(names, [numbers["counts"][name] / 1e6 for name in names])
+    counts = [numbers["counts"][name] for name in names]
+    axes.barh(names, [count / 1e6 for count in counts])
+    axes.bar_label(axes.containers[0], [f"{count:,}" for count in counts], padding=2, fontsize=7)
     axes.invert_yaxis()
+    axes.margins(x=0.25)
     axes.set(xlabel="million parameters")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from allmask import __version__
 from allmask.errors import UsageError
-from allmask.files import did_you_mean
+from allmask.files import atomic_file, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 Numbers = dict[str, Any]  # what an experiment finds; JSON holds it
 WORDS = {"holds": "holds", "weaker": "holds here, but weaker", "fails": "does not hold here", "error": "did not run"}
 _FILE = re.compile(r"([cd])(\d\d)_\w+")
-_FIELD = re.compile(r"^(Statement|Source|Criterion|At length): ", re.MULTILINE)
+_FIELD = re.compile(r"^(Statement|Source|Criterion|Full|At length): ", re.MULTILINE)
+SHARING = (  # claims that train the same small models: one process runs them, and trains each model once
+    ("C10", "C12", "C20", "C22", "C23"),
+    ("C6", "C13"),
+    ("D5", "D14"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,17 +50,32 @@ class Trial:
     full: bool = False
     say: Callable[[str], None] = lambda message: None
     brief: bool = False
+    folder: Path | None = None  # for the parts of a long experiment
 
     def seeds(self, count: int) -> range:
         return range(1, 2 if self.brief else 1 + count * (3 if self.full else 1))
 
+    def part(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The numbers of a part of a long experiment. If it is stopped and started again, finished parts are read."""
+        if self.folder is None:
+            return compute()
+        path = self.folder / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = compute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            json.dump(found, file)
+        return found
+
     def steps(self, count: int) -> int:
         """How many steps a training has that usually has `count`."""
-        return min(count, 6) if self.brief else count
+        return min(count, 3) if self.brief else count
 
     def examples(self, count: int) -> int:
         """How many examples to make where `count` are usual."""
-        return min(count, 40) if self.brief else count
+        return min(count, 30) if self.brief else count
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,11 @@ class Claim:
     def at_length(self) -> str | None:
         """The command that shows the same in a longer run, if there is one."""
         return self._fields.get("At length")
+
+    @property
+    def in_full(self) -> str | None:
+        """What --full does beyond more repetitions, if anything."""
+        return self._fields.get("Full")
 
     @cached_property
     def module(self) -> ModuleType:
@@ -193,6 +218,15 @@ def saved_result(report: Path, claim: Claim) -> Result | None:
 def saved_results(report: Path) -> list[tuple[Claim, Result]]:
     found = ((claim, saved_result(report, claim)) for claim in all_claims())
     return [(claim, result) for claim, result in found if result]
+
+
+def together(claims: Sequence[Claim]) -> list[list[Claim]]:
+    """Put claims that share models into one list, the longest lists first: none of them is left for the end."""
+    shared = {name: number for number, names in enumerate(SHARING) for name in names}
+    found: dict[Any, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(shared.get(claim.name, claim.name), []).append(claim)
+    return sorted(found.values(), key=len, reverse=True)
 
 
 def named(names: Sequence[str]) -> list[Claim]:

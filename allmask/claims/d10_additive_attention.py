@@ -63,7 +63,7 @@ def times(trial: Trial, product: bool) -> dict[str, float]:
 
     jobs = {"dot product": by_product if product else by_network, "additive": by_network}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(40 if trial.full else 11):
+    for _ in range(40 if trial.full else 3 if trial.brief else 11):
         for name, job in jobs.items():
             started = time.process_time()
             job()

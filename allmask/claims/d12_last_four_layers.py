@@ -4,9 +4,11 @@ Statement: If a BERT is not fine-tuned but gives fixed features to another model
     better features of a token than the last layer alone.
 Source: Devlin et al. 2019, table 7 (names in texts: 96.1 against 94.9 F1).
 Criterion: allmask-en, which reads lower-case letters only, gives features of the words of Python's own reference. A
-    linear classifier tells from them which words inside a sentence had a capital letter. Over five splits into texts to
-    learn from and others, its F1 is higher with the last four layers by more than two standard errors. Weaker: it is
-    higher on average.
+    logistic regression tells from them which words inside a sentence had a capital letter. Over five splits into texts
+    to learn from and others, its F1 is higher with the last four layers by more than two standard errors. Weaker: it is
+    higher on average. (First the classifier took 60 steps of Adam on 100 paragraphs. The last four layers were ahead,
+    28.9 to 23.6, but so were four copies of the last layer, 29.2: what helped were more weights. Now it is fitted to
+    the end, with a penalty that makes copies worthless, and has 300 paragraphs.)
 """
 
 from __future__ import annotations
@@ -17,24 +19,24 @@ from statistics import mean
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import allmask
 from allmask.claims.claim import Numbers, Trial, Verdict, judged
-from allmask.claims.made_up import fit, surely_above
+from allmask.claims.made_up import surely_above
 
-PARAGRAPHS, WORDS, STEPS = 100, 32, 60
+PARAGRAPHS, WORDS, PENALTY = 300, 32, 1e-3
 
 
 def measure(trial: Trial, four: bool = True) -> Numbers:
     """`four`: otherwise the last layer stands for all four."""
-    layers, capital, paragraph = features(PARAGRAPHS // 10 if trial.brief else PARAGRAPHS, four)
+    layers, capital, paragraph = features(PARAGRAPHS // 5 if trial.brief else PARAGRAPHS, four)
     found: Numbers = {"last": [], "last four": []}
     for seed in trial.seeds(5):
         order = torch.randperm(int(paragraph.max()) + 1, generator=torch.Generator().manual_seed(seed))
         learnt = (order % 2 == 0)[paragraph]
         for name, x in (("last", layers[-1]), ("last four", torch.cat(layers, 1))):
-            found[name].append(f1(x, capital, learnt, trial.steps(STEPS)))
+            found[name].append(f1(x, capital, learnt))
     return found
 
 
@@ -71,18 +73,28 @@ def features(count: int, four: bool) -> tuple[list[Tensor], Tensor, Tensor]:
     return [torch.cat(layer).clone() for layer in found], torch.tensor(capital).float(), torch.tensor(paragraph)
 
 
-def f1(x: Tensor, capital: Tensor, learnt: Tensor, steps: int) -> float:
-    """Of a linear classifier, in percent, on the words that it has not learnt from."""
-    x = F.layer_norm(x, x.shape[1:]) / x.shape[1] ** 0.5
-    torch.manual_seed(0)
-    linear = nn.Linear(x.shape[1], 1)
+def f1(x: Tensor, capital: Tensor, learnt: Tensor) -> float:
+    """Of a logistic regression, in percent, on the words that it has not learnt from.
 
-    def loss(step: int) -> Tensor:
-        return F.binary_cross_entropy_with_logits(linear(x[learnt])[:, 0], capital[learnt])
+    Features have deviation 1/√width, so that under the penalty four copies of them are worth no more than one.
+    """
+    x = ((x - x[learnt].mean(0)) / x[learnt].std(0)).double() / x.shape[1] ** 0.5
+    capital = capital.double()
+    weight = torch.zeros(x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    rarer = (1 - capital[learnt]).sum() / capital[learnt].sum()  # so that both classes count the same
+    optimizer = torch.optim.LBFGS([weight], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")
 
-    fit(linear.parameters(), loss, steps, lr=0.3)
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        scores = x[learnt] @ weight[1:] + weight[0]
+        found = F.binary_cross_entropy_with_logits(scores, capital[learnt], pos_weight=rarer)
+        found = found + PENALTY * weight[1:].pow(2).sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
     with torch.no_grad():
-        said, true = linear(x[~learnt])[:, 0] > 0, capital[~learnt] > 0
+        said, true = x[~learnt] @ weight[1:] + weight[0] > 0, capital[~learnt] > 0
     return 100 * (2 * (said & true).sum() / (said.sum() + true.sum()).clamp(min=1)).item()
 
 

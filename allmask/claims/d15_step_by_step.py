@@ -7,7 +7,9 @@ Criterion: allmask-en writes titles of three texts, allmask-zh of three Chinese 
     the text, and no three tokens are written twice in a row, as usual for these models. Steps without a cache, each
     fed with all tokens before it, write exactly the tokens that the cached search writes, and end with [SEP]. One pass
     under the prefix mask over each finished title predicts the same token at every step. Weaker: some titles end only
-    at 32 tokens. (First tokens could be repeated at will, and some titles did not end, as in C19.)
+    at 32 tokens. (First tokens could be repeated at will, and some titles did not end, as in C19; without repetitions
+    two of six still do not. The claim is about the steps, and all of these agree; that a small model does not find an
+    end is another matter, so the verdict is weaker then, not a failure.)
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def measure(trial: Trial, fed: bool = True) -> Numbers:
     """`fed`: otherwise what was written is not fed back, and every step reads the start token only."""
     found: Numbers = {"steps": [], "same": [], "ended": [], "one pass": []}
     for name, texts in TEXTS.items():
-        model, task = allmask.load(name), Title(max_source=128, max_target=32, no_repeat_ngram=3, end_bias=0.0)
+        model = allmask.load(name)
+        longest = 8 if trial.brief else 32
+        task = Title(max_source=128, max_target=longest, no_repeat_ngram=3, end_bias=0.0)
         assert model.tokenizer is not None
         settings = task.decoding(model)
         prompts = task.prompts(model.tokenizer, texts[:1] if trial.brief else texts).ids

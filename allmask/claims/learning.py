@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 from math import log
 from pydoc_data.topics import topics as python_topics
 from random import Random
@@ -130,6 +131,31 @@ PEOPLE, COMMON = "赵钱孙李周吴郑王冯陈", "的了是在有和不也这�
 
 
 @dataclass(frozen=True)
+class Words:
+    """What stories are written with."""
+
+    topics: tuple[tuple[str, str], ...] = tuple(TOPICS.items())  # with their things
+    people: str = PEOPLE
+    common: str = COMMON
+    recurring: bool = True  # the same person and thing in all sentences of a story, or others in each
+    stories: int = 1500  # to pretrain with
+
+    @classmethod
+    def many(cls, topics: int = 60, things: int = 60, people: int = 300, common: int = 100) -> Words:
+        """By default 4,060 characters instead of 76."""
+        left = map(chr, range(0x4E00, 0x9FFF))
+        return cls(
+            tuple((next(left), "".join(islice(left, things))) for _ in range(topics)),
+            "".join(islice(left, people)),
+            "".join(islice(left, common)),
+            stories=16_000,
+        )
+
+
+FEW = Words()
+
+
+@dataclass(frozen=True)
 class Story:
     sentences: list[str]
     topic: str
@@ -140,15 +166,20 @@ class Story:
         return "".join(self.sentences)
 
 
-def stories(count: int, seed: int, sentences: int = 4, topics: Sequence[str] = tuple(TOPICS)) -> list[Story]:
+def stories(
+    count: int, seed: int, sentences: int = 4, topics: Sequence[str] | None = None, words: Words = FEW
+) -> list[Story]:
     rng = Random(seed)
-    found = []
+    things_of, found = dict(words.topics), []
     for _ in range(count):
-        topic, person = rng.choice(topics), rng.choice(PEOPLE)
-        thing = rng.choice(TOPICS[topic])
+        topic, person = rng.choice(topics or tuple(things_of)), rng.choice(words.people)
+        things = things_of[topic]
+        thing = rng.choice(things)
         written = []
-        for _ in range(sentences):
-            middle = [thing, *(rng.choice(TOPICS[topic] if rng.random() < 0.4 else COMMON) for _ in range(3))]
+        for number in range(sentences):
+            if number and not words.recurring:
+                person, thing = rng.choice(words.people), rng.choice(things)
+            middle = [thing, *(rng.choice(things if rng.random() < 0.4 else words.common) for _ in range(3))]
             rng.shuffle(middle)
             written.append(f"{person}{''.join(middle)}。")
         found.append(Story(written, topic, f"{person}{thing}{topic}"))
@@ -156,28 +187,32 @@ def stories(count: int, seed: int, sentences: int = 4, topics: Sequence[str] = t
 
 
 @cache
-def story_tokenizer() -> Tokenizer:
-    characters = [PEOPLE, COMMON, "。", *TOPICS, *TOPICS.values()]
-    return train_tokenizer(["".join(characters)] * 3, size=400)
+def story_tokenizer(words: Words = FEW) -> Tokenizer:
+    characters = [words.people, words.common, "。", *(character for topic in words.topics for character in topic)]
+    return train_tokenizer(["".join(characters)] * 3, size=100 + 4 * sum(map(len, characters)))
 
 
 @cache
-def story_text(count: int = 1500) -> Text:
-    return rows_of(story_tokenizer(), [story.sentences for story in stories(count, 0)])
+def story_text(words: Words = FEW) -> Text:
+    return rows_of(story_tokenizer(words), [story.sentences for story in stories(words.stories, 0, words=words)])
 
 
-def title_work(model: Model, count: int, seed: int, **options: Any) -> Any:
+def title_work(model: Model, count: int, seed: int, words: Words = FEW, **options: Any) -> Any:
     """Writing the titles of stories, as a workload."""
     task = Title(max_source=48, max_target=6, quote=0, **options).fitted(model)
-    records = [Record({"source": story.text, "target": story.title}, "") for story in stories(count, seed)]
-    return task.workload(model, records)
+    written = stories(count, seed, words=words)
+    return task.workload(model, [Record({"source": story.text, "target": story.title}, "") for story in written])
+
+
+def pretrained_story_model(seed: int, steps: int, objective: str = "mlm", words: Words = FEW, **changes: Any) -> Model:
+    """A small model that has read stories without their titles. The caller gets a model to copy, not to train."""
+    return _pretrained(seed, steps, objective, words, tuple(changes.items()))
 
 
 @cache
-def pretrained_story_model(seed: int, steps: int, objective: str = "mlm", **changes: Any) -> Model:
-    """A small model that has read stories without their titles. The caller gets a model to copy, not to train."""
-    model = small_model(story_tokenizer(), seed, ("lm", "nsp"), **changes)
-    train_on(model, Rows(story_text().part(False), objective, seed), steps, seed)
+def _pretrained(seed: int, steps: int, objective: str, words: Words, changes: tuple[tuple[str, Any], ...]) -> Model:
+    model = small_model(story_tokenizer(words), seed, ("lm", "nsp"), **dict(changes))
+    train_on(model, Rows(story_text(words).part(False), objective, seed), steps, seed)
     return model.eval()
 
 
@@ -293,17 +328,21 @@ class Learnt:
     loss: float
 
 
-@cache
 def language_model(seed: int, steps: int, objective: str = "causal", norm: str = "layer") -> Learnt:
     """Train one. Several claims compare with the usual one, which is trained once for all of them."""
+    return _language_model(seed, steps, objective, norm)
+
+
+@cache
+def _language_model(seed: int, steps: int, objective: str, norm: str) -> Learnt:
     text = python_reference()
     train, test = (Rows(text.part(held_out), objective) for held_out in (False, True))
-    model, gained = small_model(text.tokenizer, seed, norm=norm), []
+    model, losses = small_model(text.tokenizer, seed, norm=norm), []
     looks = {steps * look // 6 for look in range(1, 7)}
 
     def look(step: int) -> None:
         if step in looks:
-            gained.append(100 * (1 - loss_on(model, test) / text.entropy))
+            losses.append(loss_on(model, test))
 
     train_on(model, train, steps, seed, look)
-    return Learnt(tuple(gained), loss_on(model, test))
+    return Learnt(tuple(100 * (1 - loss / text.entropy) for loss in losses), losses[-1])

@@ -92,6 +92,8 @@ def _page(runs: Sequence[Run]) -> str:
 def _tile(claim: Claim, result: Result) -> str:
     drawn = "" if not result.numbers else f'<div class="plot">{plot(claim, result)}</div>\n'
     facts = {"Claim": claim.statement, "Criterion": claim.criterion, "Source": claim.source}
+    if claim.in_full:
+        facts["With --full"] = claim.in_full
     if claim.at_length:
         facts["At length"] = claim.at_length
     facts["Time"] = f"{result.seconds:.1f} s{', full run' if result.full else ''}"

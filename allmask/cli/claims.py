@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +26,10 @@ from allmask.claims.claim import (
     result_file,
     saved_result,
     saved_results,
+    together,
 )
 from allmask.cli import AsJson, Quiet, emit, note
-from allmask.errors import UsageError
+from allmask.errors import Interrupted, UsageError
 from allmask.files import atomic_file
 
 FAILED = 7  # the exit code if a claim does not hold
@@ -32,21 +37,31 @@ FAILED = 7  # the exit code if a claim does not hold
 EXAMPLES = """
     allmask claims
     allmask claims C5 C14
-    allmask claims --all --report out
-    allmask claims --all --full --report out
+    allmask claims --quick --report out
+    allmask claims --full --report out
 """
 
 
 def command(
     names: Annotated[list[str] | None, Argument(metavar="CLAIM", help="Claims to run, such as C5.")] = None,
-    everything: Annotated[bool, Option("--all", help="Run all claims.")] = False,
-    full: Annotated[
-        bool, Option("--full/--quick", help="Three times as many repetitions, or not.", show_default="quick")
+    everything: Annotated[
+        bool, Option("--all", help="Run all claims; so do --quick and --full without a name.")
     ] = False,
+    full: Annotated[
+        bool | None,
+        Option(
+            "--full/--quick",
+            help="Three times as many repetitions, and the larger experiments that some claims have. On two cores, all "
+            "take about 5 minutes with --quick and 1.5 hours with --full.",
+            show_default="quick",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         Option(
-            metavar="FOLDER", help="Write claims.html, claims.md and the numbers; finished claims are not repeated."
+            metavar="FOLDER",
+            help="Write claims.html, claims.md and the numbers. If the run is stopped, the same command goes on: "
+            "finished claims are not repeated.",
         ),
     ] = None,
     jobs: Annotated[
@@ -62,24 +77,26 @@ def command(
     """
     if everything and names:
         raise UsageError("--all runs every claim", "leave out the names, or --all")
-    if not everything and not names:
-        if report is not None or full or again:
+    if not (everything or names or full is not None):
+        if report is not None or again:
             raise UsageError("no claim is named", "name some, or add --all")
         _list(as_json)
         return
     results = []
-    claims = all_claims() if everything else named(names or ())
-    finished = {claim.name: _finished(claim, report, full, again) for claim in claims}
-    found = _run_all([claim for claim in claims if not finished[claim.name]], report, full, quiet, jobs)
-    for claim in claims:
-        results.append((claim, finished[claim.name] or next(found)))
-        if not as_json:
-            _print(*results[-1])
+    claims = named(names) if names else all_claims()
+    finished = {claim.name: _finished(claim, report, bool(full), again) for claim in claims}
+    waiting = [claim for claim in claims if not finished[claim.name]]
+    with _stoppable(report):
+        found = _run_all(waiting, partial(_run, report=report, full=bool(full), quiet=quiet), jobs)
+        for claim in claims:
+            results.append((claim, finished[claim.name] or next(found)))
+            if not as_json:
+                _print(*results[-1])
     from allmask.claims.report import summary, write_report
 
     only = [result for _, result in results]
     if report is not None:
-        write_report(report, results if everything else saved_results(report))
+        write_report(report, saved_results(report) if names else results)
         note(f"wrote {report / 'claims.html'}")
     emit(as_json, [result.to_dict() for result in only], f"\n{summary(only)}")
     raise Exit(0 if all(result.held for result in only) else FAILED)
@@ -91,25 +108,68 @@ def _list(as_json: bool) -> None:
     emit(as_json, rows, "\n".join(f"{claim.name:<4} {claim.title}" for claim in claims))
 
 
-def _run_all(
-    claims: Sequence[Claim], report: Path | None, full: bool, quiet: bool, jobs: int | None
-) -> Iterator[Result]:
-    """Yield the results in the order of the claims. Several run at the same time, each in a process of its own."""
+@contextmanager
+def _stoppable(report: Path | None) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end all processes at once. What is finished is in the folder of the report."""
+    caught = [signal.SIGINT]
+
+    def stop(number: int, frame: object) -> None:
+        caught[0] = signal.Signals(number)
+        raise KeyboardInterrupt  # not an Exception, which would be a result of the claim that runs
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        for child in active_children():
+            child.terminate()
+        raise Interrupted(
+            f"stopped by {caught[0].name}",
+            128 + caught[0],
+            "with --report FOLDER, finished claims are kept" if report is None else "the same command goes on",
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_all(claims: Sequence[Claim], run: partial[Result], jobs: int | None) -> Iterator[Result]:
+    """Yield the results in the order of the claims. Several run at the same time, in processes of their own."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = min(jobs or min(2, cores), len(claims))
-    run = partial(_run, report=report, full=full, quiet=quiet)
+    groups = together(claims)
+    jobs = min(jobs or min(2, cores), len(groups))
     if jobs < 2:
         yield from map(run, claims)
         return
     # spawn, not fork: torch may have threads by now
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _use_threads, (max(1, cores // jobs),)) as pool:
-        yield from pool.map(run, claims)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process, (max(1, cores // jobs),))
+    try:
+        parts = [(group, pool.submit(_run_group, group, run)) for group in groups]
+        for claim in claims:
+            results = next(future for group, future in parts if claim in group).result()
+            yield next(result for result in results if result.name == claim.name)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _use_threads(count: int) -> None:
+def _begin_process(threads: int) -> None:
+    """Leave Ctrl-C to the parent, and end with it, even if it is killed."""
     import torch
 
-    torch.set_num_threads(count)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    torch.set_num_threads(threads)
+
+
+def _run_group(claims: Sequence[Claim], run: partial[Result]) -> list[Result]:
+    return list(map(run, claims))
 
 
 def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
@@ -117,12 +177,15 @@ def _run(claim: Claim, report: Path | None, full: bool, quiet: bool) -> Result:
         if not quiet:
             note(f"{claim.name}: {message}")
 
-    result = claim.run(Trial(full, say))
-    if report is not None:
+    parts = None if report is None else report / "parts" / f"{claim.name}-{'full' if full else 'quick'}"
+    result = claim.run(Trial(full, say, folder=parts))
+    if report is not None and parts is not None:
         path = result_file(report, claim)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             json.dump(result.to_dict(), file, indent=1)
+        if result.verdict.level != "error":
+            shutil.rmtree(parts, ignore_errors=True)
     return result
 
 

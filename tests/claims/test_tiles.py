@@ -1,10 +1,8 @@
-"""The tiles D1, D2, …: what they say of themselves, their verdicts, and failures when the effect is taken away."""
+"""Verdicts of the tiles D1, D2, … on numbers made by hand, and what tiles share. The rest is in test_claims.py."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,61 +11,27 @@ import pytest
 import torch
 
 from allmask.claims import made_up
-from allmask.claims.claim import Claim, Result, Trial, Verdict, all_claims, named
-from allmask.claims.report import MARKS, plot, write_docs
+from allmask.claims.claim import Trial, Verdict, all_claims, named
+from allmask.claims.report import MARKS, write_docs
 from allmask.errors import DataError
-
-TILES = [claim for claim in all_claims() if claim.name.startswith("D")]
-LEARNING = {
-    "D4",
-    "D5",
-    "D6",
-    "D8",
-    "D9",
-    "D12",
-    "D13",
-    "D14",
-}  # they train: here briefly, `allmask claims` does it well
-TIMED = {"D10", "D11"}  # tests measure no time
-tiles = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
-
-
-def test_all_are_there():
-    assert [tile.name for tile in TILES] == [f"D{number}" for number in range(1, 16)]
-
-
-@tiles
-def test_a_tile_says_what_it_is(tile: Claim):
-    assert tile.title and tile.statement and tile.source and tile.criterion
-    assert 30 <= len(tile.path.read_text(encoding="utf-8").splitlines()) <= 120
-
-
-@tiles
-def test_it_fails_when_the_effect_is_taken_away(tile: Claim):
-    _, keyword = inspect.signature(tile.module.measure).parameters.values()
-    assert keyword.default is True
-    numbers = tile.module.measure(Trial(brief=True), **{keyword.name: False})
-    assert tile.module.judge(numbers).level == "fails"
-
-
-@tiles
-def test_it_runs_and_is_drawn(tile: Claim):
-    """A short run of a training says nothing; all others hold."""
-    result = tile.run(Trial(brief=True))
-    assert result.verdict.level != "error" and (result.held or tile.name in LEARNING | TIMED), result.verdict
-    again = Result.of(json.loads(json.dumps(result.to_dict(), allow_nan=False)))
-    assert again == result and plot(tile, again) == plot(tile, result)
-
+from allmask.nn.layers import NORMS
 
 # ---- verdicts, on numbers made by hand -----------------------------------------------------------------------------
 
+
+def norms(gradient: float, loss: float, batch: float | None = None) -> dict:
+    losses = {norm: [loss] for norm in NORMS} | {"batch": [batch or loss]}
+    return {"gradients": [[1.0, gradient]], "losses": losses, "1e-3": [0.4]}
+
+
 HIGH, LOW, EVEN = [90.0, 91.0, 92.0], [80.0, 80.5, 82.0], [90.5, 90.5, 92.0]
-FAST = {"gradients": [[1.0, 4.0]], "losses": [[0.3, 0.4, 0.9]]}
 TUNED = {"fine-tuned, 80/10/10": HIGH, "fine-tuned, 100/0/0": LOW, "frozen, 80/10/10": HIGH, "frozen, 100/0/0": LOW}
 CASES = [
-    ("D4", {"post": FAST, "pre": {"gradients": [[4.0, 4.0]], "losses": [[0.3, 0.4, 0.4]]}}, "holds"),
-    ("D4", {"post": FAST, "pre": {"gradients": [[4.0, 4.0]], "losses": [[0.3, 0.4, 0.8]]}}, "weaker"),
-    ("D4", {"post": FAST, "pre": FAST}, "fails"),
+    ("D4", {"post": norms(4.0, 0.9), "pre": norms(1.0, 0.4)}, "holds"),
+    ("D4", {"post": norms(4.0, 0.9), "pre": norms(1.0, 0.8)}, "weaker"),
+    ("D4", {"post": norms(1.0, 0.9), "pre": norms(1.0, 0.4)}, "weaker"),
+    ("D4", {"post": norms(4.0, 0.9), "pre": norms(1.0, 0.4, batch=0.95)}, "weaker"),
+    ("D4", {"post": norms(4.0, 0.9), "pre": norms(4.0, 0.9)}, "fails"),
     ("D5", TUNED, "holds"),
     ("D5", TUNED | {"fine-tuned, 100/0/0": EVEN}, "weaker"),
     ("D5", TUNED | {"fine-tuned, 100/0/0": EVEN, "frozen, 100/0/0": EVEN}, "fails"),
