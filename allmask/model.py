@@ -26,6 +26,7 @@ from allmask.nn.build import (
     empty_parameters,
     parametrized,
     reads_pooler,
+    without_memory,
 )
 from allmask.nn.cache import Cache, PairCache
 from allmask.nn.heads import Labels, LanguageModelHead, Pooler, first_tokens, pool_answers, pooled_tokens
@@ -360,7 +361,7 @@ def _assemble(
     where: str | Path = "model", labels: Labels | None = None,
 ) -> Model:  # fmt: skip
     """Build a model on the meta device and assign it these tensors; `where` is their origin, for errors."""
-    with torch.device("meta"):
+    with without_memory():
         model = Model(config, heads, tokenizer, labels)
     checkpoints.check(where, model.state_dict(), tensors)
     model.load_state_dict(tensors, assign=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors lose time to threads
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,12 +21,28 @@ from hypothesis import settings
 
 settings.register_profile("allmask", deadline=None, print_blob=True)  # a busy machine is not a bug
 settings.load_profile("allmask")
+IMPORTED = [  # by processes that tests start, and therefore only once
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "allmask.cli.finetune", "allmask.cli.pretrain",
+    "allmask.runs.finetuning", "allmask.runs.pretraining", "allmask.tasks.classify", "allmask.tasks.seq2seq",
+    "rouge_score.rouge_scorer", "sacrebleu",
+]  # fmt: skip
 os.fsync = lambda handle: None  # waiting for the disk shows nothing here: tests/test_files.py checks that it is called
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that take longest, so that no worker is left with them at the end."""
-    items.sort(key=lambda item: "test_process_group" not in item.nodeid)
+    """Start with the tests that take longest, so that no worker is left with them at the end.
+
+    Those that start processes are among them; as one worker gets the first tests, it alone has a server for them.
+    """
+    longest = re.compile("test_process_group|test_packaging|test_guard|test_notebooks|test_pages|quality/")
+    items.sort(key=lambda item: not longest.search(item.nodeid) and "python" not in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from walking through what all tests share: modules, and thousands of tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -36,19 +54,37 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_plot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Draw loss.png for one run only, and copy it for the others; tests/training/test_log.py looks at what is drawn."""
+    """Draw loss.png and confusion.png for one run only, and copy them for the others.
+
+    What is drawn is looked at in tests/training/test_log.py and tests/tasks/test_classify.py.
+    """
     from allmask.runs import plan
+    from allmask.tasks import classify
 
-    drawn: list[Path] = []
+    drawn: dict[str, Path] = {}
 
-    def plot(run: Path) -> Path:
-        if not drawn:
-            drawn.append(Path(shutil.copy(draw(run), tmp_path_factory.mktemp("plot") / "loss.png")))
-        return Path(shutil.copy(drawn[0], run / "loss.png"))
+    def once(draw: Callable[..., Any], path: Path, *what: Any) -> Path:
+        if path.name in drawn:
+            return Path(shutil.copy(drawn[path.name], path))
+        draw(*what)
+        if path.stat().st_size:  # the guard leaves its pictures empty
+            drawn[path.name] = Path(shutil.copy(path, tmp_path_factory.mktemp("plot")))
+        return path
 
-    draw, plan.plot_run = plan.plot_run, plot
+    plot, confusion = plan.plot_run, classify.draw_confusion
+    plan.plot_run = lambda run: once(plot, run / "loss.png", run)
+    classify.draw_confusion = lambda matrix, names, path: once(confusion, path, matrix, names, path)
     yield
-    plan.plot_run = draw
+    plan.plot_run, classify.draw_confusion = plot, confusion
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A program to start in place of sys.executable where a process matters and its imports do not."""
+    from tests.warm_python import warm_python
+
+    with warm_python(tmp_path_factory.mktemp("python"), IMPORTED) as program:
+        yield program
 
 
 class Ran(NamedTuple):

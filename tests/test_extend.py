@@ -66,20 +66,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(cwd: Path, paths: list[Path], *words: str, given: Any = None) -> str:
+def started(python: str, cwd: Path, paths: list[Path], *words: str, given: Any = None) -> str:
     """What a new process prints that has these paths."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, *words], input=json.dumps(given), cwd=cwd, env=environment, capture_output=True, text=True
+        [python, *words], input=json.dumps(given), cwd=cwd, env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
-def run(cwd: Path, paths: list[Path], commands: dict[str, str], code: str = "") -> tuple[dict[str, list[Any]], Any]:
+def run(
+    python: str, cwd: Path, paths: list[Path], commands: dict[str, str], code: str
+) -> tuple[dict[str, list[Any]], Any]:
     """Exit code, stdout and stderr of each command, and what the code leaves in `result`."""
     given = {"commands": [words.split() for words in commands.values()], "code": code}
-    ran, result = json.loads(python(cwd, paths, "-c", RUNNER, given=given).splitlines()[-1])
+    ran, result = json.loads(started(python, cwd, paths, "-c", RUNNER, given=given).splitlines()[-1])
     return dict(zip(commands, ran, strict=True)), result
 
 
@@ -107,9 +109,9 @@ def other_names(bert: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings | {"model_type": "lexicon-bert"}))
 
 
-def test_the_package_of_the_page_is_used_like_what_is_built_in(tmp_path: Path, installed: Path):
+def test_the_package_of_the_page_is_used_like_what_is_built_in(python: str, tmp_path: Path, installed: Path):
     site = installed / "site"
-    python(tmp_path, [], str(installed / "make_reviews.py"))
+    started(python, tmp_path, [], str(installed / "make_reviews.py"))
     train, dev = (tiny.read_jsonl(tmp_path / f"{name}.jsonl") for name in ("train", "dev"))
     assert len(train) == 400 and len(dev) == 50 and {row["stars"] for row in dev} == {1, 2, 3, 4, 5}
     tiny.write_jsonl(tmp_path / "bad.jsonl", [{"text": "The food was good.", "stars": 7}])
@@ -148,7 +150,7 @@ result = {
     "same": all(tensor.equal(same["lexicon"][name]) for name, tensor in same["bert"].items()),
 }
 """
-    ran, found = run(tmp_path, [site], commands, code)
+    ran, found = run(python, tmp_path, [site], commands, code)
     assert {name: code for name, (code, _, _) in ran.items() if code} == {"evaluate bad": 3, "beams": 2}, ran
 
     expect_task(tmp_path, dev, ran, found)
@@ -262,7 +264,7 @@ class Misnamed(TextTask):
 """
 
 
-def test_names_are_listed_and_what_is_wrong_with_a_package_is_said(tmp_path: Path, installed: Path):
+def test_names_are_listed_and_what_is_wrong_with_a_package_is_said(python: str, tmp_path: Path, installed: Path):
     site = shutil.copytree(installed / "site", tmp_path / "site")
     add_package(site, "broken", {"tasks": "gone = broken:Task", "objectives": "lost = broken:Lost"}, "import no_such")
     add_package(site, "copycat", {"masks": "blocks = copycat:blocks"}, "blocks = print")
@@ -293,7 +295,7 @@ for name in ("causal", "mine", "mine"):
     except Exception as error:
         result.append(error.message)
 """
-    ran, found = run(tmp_path, [site], commands, code)
+    ran, found = run(python, tmp_path, [site], commands, code)
     helps = {name: " ".join(ran[name][1].split()) for name in ("finetune", "one task", "pretrain", "mask", "audit")}
     assert all(ran[name][0] == 0 for name in helps), ran
     assert "answer, or one of an installed package: gone, misnamed, plain, seeded, stars." in helps["finetune"]

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -464,15 +465,15 @@ def test_what_a_full_disk_is(error: Exception, reason: str | None):
 # ---- one implementation for the whole package ------------------------------------------------------------------------
 
 
-def uses(*names: str) -> set[str]:
-    """The modules of the package in which one of these functions, methods or imports occurs."""
-    root, found = Path(files.__file__).parent, set()
+@cache
+def names_in_modules() -> dict[str, set[str]]:
+    """The functions, methods and imports that occur in each module of the package."""
+    root, found = Path(files.__file__).parent, {}
     for path in root.rglob("*.py"):
+        names = found[str(path.relative_to(root))] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             owner = getattr(getattr(node, "value", None), "id", "")
-            spelled = {getattr(node, "attr", ""), getattr(node, "name", ""), f"{owner}.{getattr(node, 'attr', '')}"}
-            if spelled & set(names):
-                found.add(str(path.relative_to(root)))
+            names |= {getattr(node, "attr", ""), getattr(node, "name", ""), f"{owner}.{getattr(node, 'attr', '')}"}
     return found
 
 
@@ -485,7 +486,7 @@ def uses(*names: str) -> set[str]:
     ],
 )
 def test_only_these_modules_use(names: tuple[str, ...], modules: set[str]):
-    assert uses(*names) == modules
+    assert {module for module, used in names_in_modules().items() if used & set(names)} == modules
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,10 @@ def test_import_is_light():
     assert (ran.returncode, ran.stdout.strip()) == (0, "HEAVY"), ran.stderr
 
 
-def test_names_resolve_on_first_use():
-    ran = python("import allmask; print(allmask.Mask.__name__, 'torch' in __import__('sys').modules)")
-    assert ran.stdout.split() == ["Mask", "True"], ran.stderr
+def test_names_resolve_on_first_use_and_a_model_is_loaded_without_the_compiler():
+    code = "import sys, allmask; print(allmask.Mask.__name__, 'torch' in sys.modules); allmask.load('allmask-en')\n"
+    ran = python(code + "print('torch._dynamo' in sys.modules)")
+    assert ran.stdout.split() == ["Mask", "True", "False"], ran.stderr
 
 
 def check_help(*words: str) -> None:

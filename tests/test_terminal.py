@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -44,11 +43,11 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch):
     assert not has_colours(Terminal())
 
 
-def on_a_terminal(*words: str, **environment: str) -> str:
+def on_a_terminal(python: str, *words: str, **environment: str) -> str:
     """What a command prints on a real terminal."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "allmask", *words], stdin=follower, stdout=follower, stderr=follower, close_fds=True,
+        [python, "-m", "allmask", *words], stdin=follower, stdout=follower, stderr=follower, close_fds=True,
         env={**os.environ, "TERM": "xterm", **environment},
     )  # fmt: skip
     os.close(follower)
@@ -66,9 +65,9 @@ def on_a_terminal(*words: str, **environment: str) -> str:
     return seen.decode().replace("\r\n", "\n")
 
 
-def test_a_command_on_a_terminal():
-    words = ["mask", "--order", "0,0,1", "--text", "北京 a"]
+def test_a_command_on_a_terminal(python: str):
+    words = [python, "mask", "--order", "0,0,1", "--text", "北京 a"]
     coloured, plain = on_a_terminal(*words), on_a_terminal(*words, NO_COLOR="1")
     assert "\x1b[38;5;68m" in coloured and "\x1b[38;5;173m" in coloured and "\x1b[1;31mLEAK\x1b[0m" in coloured
     assert "\x1b" not in plain and re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
-    assert "\x1b[1;31merror[usage]:\x1b[0m there is no mask" in on_a_terminal("mask", "casual")
+    assert "\x1b[1;31merror[usage]:\x1b[0m there is no mask" in on_a_terminal(python, "mask", "casual")

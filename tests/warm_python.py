@@ -104,6 +104,8 @@ def prepare(request: dict, streams: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in paths if path and path not in sys.path]
     if NETWORK in os.environ:
         import ctypes
 
@@ -117,7 +119,10 @@ def execute(words: list[str]) -> None:
     import runpy
 
     words = words[1:] if words[0] == "-u" else words
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = words[1:]
         sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

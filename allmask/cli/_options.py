@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from functools import wraps
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from allmask.cli import Quiet, hush
 from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
-from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run
+from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run, hints_of
 from allmask.terminal import paint
 
 # ---- sections of --help --------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def with_fields(kind: type, *names: str) -> Callable[[Callable[..., Any]], Calla
 
     The command gets None for a flag that was not given.
     """
-    hints, declared = get_type_hints(kind), {entry.name: entry for entry in fields(kind)}
+    hints, declared = hints_of(kind), {entry.name: entry for entry in fields(kind)}
     options = [_as_declared(declared[name], hints[name]) for name in names]
     return lambda command: declare(command, options)
 
@@ -194,7 +194,7 @@ def _labelled(text: str, owners: Sequence[str], everyone: Sequence[str], tasks: 
 
 def command_options(command: str) -> list[Entry]:
     """Return the options that are not in config.yaml, and the task."""
-    found, hints = [], get_type_hints(CommandOptions)
+    found, hints = [], hints_of(CommandOptions)
     if command != "pretrain":
         help = f"What to learn: {', '.join(TASKS_OF[command])}, or {TASKS.of_packages()}."
         found = [Entry("task", str, Option(help, "data", metavar="TASK"), TASKS_OF[command][0])]

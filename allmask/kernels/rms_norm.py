@@ -58,7 +58,7 @@ def _threads(size: int) -> int:
 
 @cache
 def _functions(eps: float) -> tuple[Any, Any]:
-    """The norm without and with gradients, for one epsilon: to keep it in `ctx` would take longer than a small norm."""
+    """The norm without and with gradients for a fixed epsilon, as storing it in `ctx` is slower than a small norm."""
     run, run_backward = library().rms_norm, library().rms_norm_backward
 
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -111,14 +112,21 @@ def reads_pooler(config: Config, labels: Labels) -> bool:
 
 def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
     """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
-    with torch.device("meta"), _Uninitialized():
+    with without_memory():
         parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
     built = {part: module.state_dict() for part, module in parts.items() if module is not None}
     return {f"{part}.{name}": tensor for part, tensors in built.items() for name, tensor in tensors.items()}
 
 
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Build modules on the meta device: their parameters have shapes, but neither memory nor values."""
+    with torch.device("meta"), _Uninitialized():
+        yield
+
+
 class _Uninitialized(TorchFunctionMode):
-    """Modules are built without initial values: on the meta device there are none, but torch takes its time."""
+    """Leaves out initial values: on the meta device there are none, but torch imports its compiler to draw them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

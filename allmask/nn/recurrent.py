@@ -386,7 +386,7 @@ class BidirectionalLayer(nn.Module):
     def forward(
         self, x: Tensor, lengths: Tensor, backward: bool, state: State | None = None, keep: bool = False
     ) -> tuple[Tensor, State | None]:
-        """Run one of the two; x is in the order of reading."""
+        """Run the layer of one direction; x is in that direction's reading order."""
         return (self.left if backward else self.right)(x, lengths, state, keep)
 
 

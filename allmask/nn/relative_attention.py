@@ -145,7 +145,7 @@ class ClippedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class ClippedDistances:
-    """What all layers share of a route, see `ClippedEncoder`."""
+    """What `ClippedEncoder` computes once per batch for all layers: the table of encodings and its rows per block."""
 
     table: Tensor  # (R, D)
     blocks: tuple[ClippedBlock, ...]

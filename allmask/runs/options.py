@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -44,6 +44,9 @@ TASKS_OF = {  # command -> its tasks, the default first; tasks of other packages
 GUESTS = {kind.task_name: kind for kind in (ImageOptions, GanOptions)}  # tasks without texts
 
 
+hints_of = cache(get_type_hints)  # of a dataclass: evaluated once, since several runs and commands share it
+
+
 @dataclass(frozen=True)
 class Entry:
     """An option of a run. `default` is as --help shows it; `detail` is added to the help text of this run."""
@@ -70,7 +73,7 @@ class Run:
         found: dict[str, tuple[Any, Field[Any]]] = {}
         names = {part: {entry.name: entry.name for entry in fields(part)} for part in (self.kind, *self.others)}
         for part, named in {**names, Settings: self.kind.setting_names()}.items():
-            hints, entries = get_type_hints(part), {entry.name: entry for entry in fields(part)}
+            hints, entries = hints_of(part), {entry.name: entry for entry in fields(part)}
             found |= {name: (hints[entry], entries[entry]) for name, entry in named.items()}
         return found
 

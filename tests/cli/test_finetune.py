@@ -264,11 +264,11 @@ def test_nothing_to_resume(cli, tmp_path: Path):
     assert ran.code == 4 and "no run to resume" in ran.err
 
 
-def test_ctrl_c(bert: Path, data: Path, tmp_path: Path):
+def test_ctrl_c(python: str, bert: Path, data: Path, tmp_path: Path):
     """A real one, sent to a real process in the middle of its work."""
     words = ["finetune", bert, "--data", data / "train.jsonl", "--out", tmp_path / "run", *QUICK, "--steps", 100_000]
     process = subprocess.Popen(
-        [sys.executable, "-m", "allmask", *map(str, words)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [python, "-m", "allmask", *map(str, words)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 300

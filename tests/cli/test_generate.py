@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -106,10 +105,10 @@ def test_bytes_that_are_no_text(say, titles: Path):
     assert ran.code == 3 and "stdin:2: not UTF-8 at byte 6" in ran.err
 
 
-def test_answers_come_at_once(titles: Path):
+def test_answers_come_at_once(python: str, titles: Path):
     """One who asks line by line over a pipe is answered line by line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "allmask", "generate", str(titles)],
+        [python, "-m", "allmask", "generate", str(titles)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None

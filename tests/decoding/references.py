@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -160,6 +161,11 @@ class Forgetful:
 
     begins: Sequence[int] = ()  # what is written before the first step
 
+    @cached_property
+    def read(self) -> dict[tuple, Tensor]:
+        """Logits by row: searches with different rules ask for the same rows."""
+        return {}
+
     def begin(self, prompts):
         return self._logits_of(tuple((tuple(prompt), tuple(self.begins)) for prompt in prompts))
 
@@ -168,7 +174,10 @@ class Forgetful:
         return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
 
     def _logits_of(self, rows):
-        return torch.stack([self.logits(*row) for row in rows]), Histories(rows)
+        for row in rows:
+            if row not in self.read:
+                self.read[row] = self.logits(*row)
+        return torch.stack([self.read[row] for row in rows]), Histories(rows)
 
     def logits(self, prompt, written) -> Tensor:
         raise NotImplementedError

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -184,14 +183,14 @@ def test_switched_off(source, monkeypatch, caplog, avx2):
         assert build.library(source, build.AVX2) is None and not caplog.records  # who asks for it knows it
 
 
-def test_a_command_without_a_compiler_says_so_in_one_line_and_works(cli, tmp_path):
+def test_a_command_without_a_compiler_says_so_in_one_line_and_works(cli, python, tmp_path):
     """A whole command in a new process, with no compiler and no cache: the same words, and the one line."""
     root = Path(__file__).parents[2]
     plain = {name: os.environ[name] for name in os.environ.keys() - {"XDG_CACHE_HOME", "ALLMASK_KERNELS", "CC"}}
     plain |= {"HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(root)}
     text = "This package provides a simple tool to convert images from one format to another."
     words = ["generate", "allmask-en", "--text", text, "--precision", "fp32", "--beams", "2"]
-    started = [sys.executable, "-m", "allmask", *words]
+    started = [python, "-m", "allmask", *words]
     ran = subprocess.run(started, env=plain, capture_output=True, text=True, check=True)
     if build.has(build.AVX2):
         assert ran.stderr == f"{SLOWER}there is no C compiler (cc, gcc or clang)\n"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, signals and limits of Linux")
-def test_what_happens_is_survived_or_said(tmp_path: Path):
+def test_what_happens_is_survived_or_said(python: str, tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table of quality/faults.py -->old<!-- table of quality/faults.py -->\nafter\n")
     words = [
@@ -29,7 +29,7 @@ def test_what_happens_is_survived_or_said(tmp_path: Path):
         str(page),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    ran = subprocess.run([python, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["kills"]["good"] == results["kills"]["all"] == 2

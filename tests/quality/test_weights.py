@@ -55,7 +55,8 @@ def test_reciprocal_rank():
     assert weights.mean_reciprocal_rank(texts, titles) == pytest.approx((1 + 1 / 2 + 1) / 3)
 
 
-def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path):
+def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weights, "QUOTED", 60)  # of 24 texts
     records = [*tiny.english(12), *tiny.chinese(12)]
     tiny.write_jsonl(tmp_path / "pairs.jsonl", records)
     tiny.write_jsonl(tmp_path / "dev.jsonl", records[:6])

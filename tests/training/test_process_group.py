@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,21 +35,15 @@ from allmask.training.loop import divided, share_of
 from allmask.training.process_group import attempt
 from tests import tiny
 from tests.training.group_member import do_all
-from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 MEMBER = Path(__file__).with_name("group_member.py")
 STEPS = 6
 MIXTURE = "mlm,causal,nsp,permutation"
 TORCHRUN = ["-m", "torch.distributed.run", "--shutdown-timeout=60"]
-IMPORTED = [  # by the processes of these tests, and therefore only once
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "allmask.cli.pretrain",
-    "allmask.runs.finetuning", "allmask.runs.pretraining", "allmask.tasks.classify", "allmask.tasks.seq2seq",
-    "rouge_score.rouge_scorer", "sacrebleu",
-]  # fmt: skip
 
 
-def torchrun(*words: str | Path, python: str = sys.executable, **more: str) -> list[str]:
+def torchrun(*words: str | Path, python: str, **more: str) -> list[str]:
     """A command line; `more` are options of torchrun."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
     return [python, *TORCHRUN, "--standalone", *options, *map(str, words)]
@@ -86,12 +79,6 @@ def run(command: list[str], expect: int = 0) -> str:
 def write_jobs(path: Path, jobs: Any) -> Path:
     path.write_text(json.dumps(jobs), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warm_python(tmp_path_factory.mktemp("python"), IMPORTED) as program:
-        yield program
 
 
 @pytest.fixture(scope="module")
@@ -443,9 +430,9 @@ def test_a_first_process_that_is_stopped_while_saving_ends_the_others(place: Pat
     assert runs.history(place / "stopped").resumable == (3, 2)
 
 
-def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path):
+def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path, python: str):
     command = words_of(recipe_of(place) | {"data": [str(place / "nothing.txt")]}, place / "nowhere")
-    said = run(torchrun("-m", "allmask", *command, nproc_per_node="2"), expect=1)
+    said = run(torchrun("-m", "allmask", *command, nproc_per_node="2", python=python), expect=1)
     assert said.count("error[") == said.count("nothing.txt") == 1 and not (place / "nowhere").exists()
 
 
