@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,15 @@ from allmask.registry import OBJECTIVES
 NAMES = [*(name for name in COMMANDS if name != "tokenizer"), "tokenizer train", "tokenizer show"]
 
 
+@cache
+def app_of(command: str, *task: str) -> Any:
+    return built([command, *task])
+
+
 def command_of(words: list[str]) -> tuple[Any, Any, list[str]]:
     """The command that a line calls, the context around it, and the words that it is given."""
-    app = built(words)
+    at = words.index("--task") if "--task" in words else len(words)
+    app = app_of(words[0], *words[at : at + 2])
     command, context, rest = app.commands[words[0]], app.make_context("allmask", [], resilient_parsing=True), words[1:]
     if hasattr(command, "commands"):
         command, rest = command.commands[words[1]], words[2:]

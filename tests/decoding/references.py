@@ -140,6 +140,7 @@ def assert_same(found, expected, tolerance=1e-4):
         assert all(close(a.score, b.score, tolerance) for a, b in zip(ours, theirs, strict=True))
 
 
+@torch.no_grad()
 def assert_same_at_any_time(writer, slow, prompts, data, steps, vocabulary=40, atol=1e-9, rtol=0.0):
     """Both writers give the same logits, while rows are repeated, dropped and reordered at will."""
     (logits, state), (expected, histories) = writer.begin(prompts), slow.begin(prompts)

@@ -68,6 +68,7 @@ def test_search_at_once_equals_step_by_step(name, rules, monkeypatch):
     assert_at_once_equals_step_by_step(writer, AT_ONCE[rules], monkeypatch)
 
 
+@torch.no_grad()
 def read_again(model, start, rows):
     """The next logits of each (source, written), by one pass over the whole of it alone."""
     found = []

@@ -104,7 +104,7 @@ def recipe_of(place: Path, objective: str = "mlm", **more: Any) -> dict[str, Any
 
 
 TASKS = ("title", "classify", "translate")
-COMPARED = {"copied": ("mlm", "mixture", "pairs", *TASKS), "sharded": ("mlm", "pairs", "title", "translate")}
+COMPARED = {"copied": ("mlm", "mixture", "pairs", *TASKS), "sharded": ("mlm", "pairs", "translate")}
 
 
 def task_of(place: Path, task: str) -> dict[str, Any]:
