@@ -103,31 +103,36 @@ def commands(block: str) -> Iterator[list[str]]:
             yield list(takewhile(lambda word: word not in SHELL, words))
 
 
-def printed() -> list[tuple[str, str]]:
-    found = []
+def printed() -> dict[str, list[str]]:
+    """The command lines of each page."""
+    found: dict[str, set[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         indented = "\n".join(re.findall(r"^ {4,}.*$", text, re.MULTILINE))
         for block in [*(match[1] for match in FENCE.findall(text)), indented]:
-            found += [(name_of(page), shlex.join(words)) for words in commands(block)]
+            found.setdefault(name_of(page), set()).update(map(shlex.join, commands(block)))
         inline = "\n".join(re.findall(r"`(allmask [a-z]+ [^`[…]*)`", text.replace("\n", " ")))
-        found += [(name_of(page), shlex.join(words)) for words in commands(inline)]
-    return sorted(set(found))
+        found.setdefault(name_of(page), set()).update(map(shlex.join, commands(inline)))
+    return {page: sorted(lines) for page, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize(("page", "line"), printed(), ids=lambda word: word)
-def test_commands_can_be_typed(page: str, line: str):
+PRINTED = printed()
+
+
+@pytest.mark.parametrize("page", PRINTED)
+def test_commands_can_be_typed(page: str):
     """The parser takes every command line of every page; a last `…` stands for what a reader adds."""
-    words = shlex.split(line)
-    if words[0] == "COMMAND" or "--help" in words:
-        return
-    if words[-1] == "…" and not words[-2].startswith("-"):
-        words.pop()
-    command, context, rest = command_of(words)
-    try:
-        command.make_context(words[0], rest, parent=context)
-    except typer.TyperException as error:
-        assert type(error).__name__ in ("MissingParameter", "BadOptionUsage"), error  # what the text leaves out
+    for line in PRINTED[page]:
+        words = shlex.split(line)
+        if words[0] == "COMMAND" or "--help" in words:
+            continue
+        if words[-1] == "…" and not words[-2].startswith("-"):
+            words.pop()
+        command, context, rest = command_of(words)
+        try:
+            command.make_context(words[0], rest, parent=context)
+        except typer.TyperException as error:  # what the text leaves out
+            assert type(error).__name__ in ("MissingParameter", "BadOptionUsage"), f"allmask {line}: {error}"
 
 
 # ---- links ----------------------------------------------------------------------------------------------------
