@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from allmask.cli import Device, Precision, note, show_log
+from allmask.cli import AsJson, Device, Precision, note, show_log, to_json
 from allmask.cli._options import with_fields
 from allmask.errors import ResourceError, UsageError
 from allmask.files import did_you_mean
@@ -41,6 +41,7 @@ def command(
     precision: Precision = "auto",
     device: Device = "auto",
     page: Annotated[bool, Option("--page", help="Also serve the playground, at /play.")] = False,
+    as_json: AsJson = False,
     **given: Any,
 ) -> int:
     """Serve models over HTTP: POST /v1/tasks/TASK, and /v1/embeddings and /v1/completions for clients of OpenAI.
@@ -63,12 +64,21 @@ def command(
     show_log()
     from allmask.checkpoints import resolve
 
-    for source in Source.parse_all(models):
+    sources = Source.parse_all(models)
+    for source in sources:
         resolve(source.model)  # a missing folder is refused before torch is imported
-    from allmask.serve.server import bind
+    from allmask.serve.server import address, bind
     from allmask.serve.workers import Plan, run
 
-    return run(Plan(models, settings, wanted, precision, device, page), bind(settings), note)
+    listener = bind(settings)
+
+    def say(message: str) -> None:
+        if as_json:  # one line, when requests are accepted
+            print(to_json({"address": address(listener), "models": [source.name for source in sources]}), flush=True)
+        else:
+            note(message)
+
+    return run(Plan(models, settings, wanted, precision, device, page), listener, say)
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
