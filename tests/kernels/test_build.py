@@ -128,7 +128,7 @@ def test_what_is_compiled_on_arm(features, arm, monkeypatch):
     for binding in (int8, decode_step):
         binding.library()
     for dtype in (torch.float32, torch.bfloat16):
-        packed_attention._library(dtype)
+        packed_attention.library(dtype)
     products, attention, half = ARM[features]
     assert asked == [products, products, attention, half]
 
