@@ -256,8 +256,10 @@ static void load_tokens(const Call *call, const Piece *piece, const char *base, 
     int64_t units = call->width >> call->half, pitch = round_up(units, LANES);
     for (int64_t j = 0; j < count; j++) {
         const char *from = head_of(base, row, call, piece, first + j);
-        for (int64_t d = 0; d < pitch; d += LANES)
-            save_ints(to + j * pitch + d, load_some_ints(among(d, units), from + d * sizeof(unit)));
+        for (int64_t d = 0; d < pitch; d += LANES) {
+            const char *these = from + d * sizeof(unit);
+            save_ints(to + j * pitch + d, units - d >= LANES ? load_ints(these) : load_some_ints(among(d, units), these));
+        }
     }
     memset(to + count * pitch, 0, (padded - count) * pitch * sizeof(unit));
 }

@@ -346,6 +346,11 @@ INLINE void tile(const int rows, const Kind kind, const Linear *f, Inputs in, in
     else sum_floats(rows, kind, f, in, start, at, y);
     UNROLLED for (int c = 0; c < vectors; c++) {
         int64_t to = start + at + 16 * c;
+        if (f->out - to >= LANES) { /* stores with a mask are slow */
+            vec bias = f->bias ? load(f->bias + to) : zeros();
+            UNROLLED for (int r = 0; r < rows; r++) save(out + r * f->out + to, add(y[r][c], bias));
+            continue;
+        }
         mask real = first(f->out - to);
         vec bias = f->bias ? load_some(real, f->bias + to) : zeros();
         UNROLLED for (int r = 0; r < rows; r++) save_some(real, out + r * f->out + to, add(y[r][c], bias));

@@ -135,7 +135,7 @@ def test_frozen_with_and_without_the_kernel(monkeypatch, kind):
     model, ids = small(), torch.randint(0, 60, (5, 20), generator=torch.Generator().manual_seed(1))
     mask = getattr(Mask, kind)(torch.arange(20) < torch.tensor([[3], [20], [7], [7], [1]]))
     with_kernel = freeze(model, "fp32")(ids, mask).hidden
-    monkeypatch.setattr(documents, "_library", lambda dtype: None)
+    monkeypatch.setattr(documents, "library", lambda dtype: None)
     torch.testing.assert_close(freeze(model, "fp32")(ids, mask).hidden, with_kernel, atol=1e-5, rtol=1e-5)
 
 

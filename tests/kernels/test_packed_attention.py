@@ -343,7 +343,7 @@ def test_partners_are_read_by_the_kernel_and_without_it(dtype, p, monkeypatch):
     found = attend(q, k, v, route, dropout=p)
     torch.manual_seed(1)
     assert torch.equal(found, attend_partners(q, k, v, route.pairs.documents, p))
-    monkeypatch.setattr(documents, "_library", lambda dtype: None)
+    monkeypatch.setattr(documents, "library", lambda dtype: None)
     assert not suits_partners(q, k, v, route.pairs.documents, p)
     other = attend(q, k, v, route, dropout=p)
     if p == 0.0:
@@ -400,7 +400,7 @@ def test_attend_takes_the_kernel_and_works_without_it(dtype, p, monkeypatch):
     found = attend(q, k, v, mask, dropout=p)
     torch.manual_seed(1)
     assert torch.equal(found, attend_documents(q, k, v, route.blocks, p))
-    monkeypatch.setattr(documents, "_library", lambda dtype: None)
+    monkeypatch.setattr(documents, "library", lambda dtype: None)
     other = attend(q, k, v, mask, dropout=p)
     other.float().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
