@@ -46,6 +46,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def vector_rows(count: int) -> list[dict[str, object]]:
     model = allmask.load("minilm")
+    assert model.tokenizer is not None
     rng = random.Random(0)
     lengths = (min(128, max(4, round(rng.lognormvariate(3.3, 0.7)))) for _ in range(count))
     texts = [piece.text for piece in pieces(model.tokenizer, lengths)]

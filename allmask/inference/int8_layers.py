@@ -250,7 +250,7 @@ def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | Non
     cosines to fp32 are as high as with a scale each, and higher than with one for all three weights.
     """
     norms = input_norms(body, norm_place)
-    found = {linear: smoothing_scale(norm, linear.weight) for linear, norm in norms.items()}
+    found: dict[nn.Module, Tensor | None] = {x: smoothing_scale(norm, x.weight) for x, norm in norms.items()}
     for module in body.modules():
         if isinstance(module, Attention):
             readers = [module.query, module.key, module.value]
