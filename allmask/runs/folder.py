@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import yaml
 
 from allmask.errors import CheckpointError
-from allmask.files import MANIFEST, new_folder, remove_folder, sha256, verify, write_atomically
+from allmask.files import MANIFEST, new_folder, put_in_place, remove_folder, sha256, verify, write_atomically
 from allmask.model import Model
 from allmask.runs.options import CHECKSUMS, CONFIG, SEAL, START, saved_values, sealed_values
 from allmask.runs.plan import Plan
@@ -114,9 +113,8 @@ def reopen_finished(plan: Plan, data: Any, out: Path, problem: str) -> None:
         remove_folder(out / START)
         why = f"it cannot be made again, since the model that it began with cannot: {error.message}"
         raise CheckpointError(lost, f"{why}\ncopy the folder again, or train again") from error
-    remove_folder(out / DAMAGED)
     if final.is_dir():
-        os.rename(final, out / DAMAGED)
+        put_in_place(final, out / DAMAGED)
         log.warning("%s: moved to %s", final, DAMAGED)
     log.warning("%s: made again from the checkpoints", final)
 
