@@ -185,7 +185,8 @@ def _setting() -> dict[str, str]:
     """Versions and processor: a figure means little without them."""
     import torch
 
-    return {"allmask": __version__, "torch": torch.__version__, "python": platform.python_version(), "cpu": _cpu()}
+    cpu = f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}"  # the instructions that torch uses
+    return {"allmask": __version__, "torch": torch.__version__, "python": platform.python_version(), "cpu": cpu}
 
 
 def _cpu() -> str:
@@ -194,8 +195,7 @@ def _cpu() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     name = re.search(r"model name\s*: (.*)", info)
-    kind = next((kind for kind in ("avx512f", "avx2") if re.search(rf"\b{kind}\b", info)), "")
-    return f"{name[1] if name else platform.machine()} {kind}".strip()
+    return name[1] if name else platform.machine()
 
 
 def all_claims() -> list[Claim]:
