@@ -233,6 +233,9 @@ def test_sentence_vectors_of_minilm():
         "你好",
         "a",
         "Mask.",
+        "...",  # marks alone have the largest errors
+        *("-" * count for count in (30, 43, 45, 55)),
+        *(mark * 2 for mark in ".!:*"),
     ]
     found, exact = (embed(model, docs) for model in (freeze(minilm, "int8"), minilm))
     assert cosine(found, exact) >= 0.99
