@@ -53,7 +53,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in) to int8 for the instructions of this processor, with a scale (out, 1) per output."""
-    return limited(weight) if weight_format() == "limited" else quantize(weight)
+    packable = not weight.shape[1] % LANES  # otherwise torch computes it
+    return limited(weight) if packable and weight_format() == "limited" else quantize(weight)
 
 
 def weight_format() -> str:
