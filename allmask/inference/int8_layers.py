@@ -247,7 +247,7 @@ def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | Non
 
     If queries, keys and values are projected from the same norm, they share the scale of the values, so that their
     input is quantized once. Errors of values reach the output; those of scores are damped by the softmax. For MiniLM
-    cosines to fp32 are as high as with a scale each, and higher than with one for all three weights.
+    cosines to fp32 are as high as with a scale each; with one for all three weights the error is twice as large.
     """
     norms = input_norms(body, norm_place)
     found: dict[nn.Module, Tensor | None] = {x: smoothing_scale(norm, x.weight) for x, norm in norms.items()}

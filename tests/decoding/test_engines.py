@@ -171,6 +171,19 @@ def test_int8_by_whole_numbers(engine):
     torch.testing.assert_close(fast(model, engine, "int8").engine.logits(hidden), expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_queries_and_keys_do_not_change_the_bytes_of_values(engine):
+    """Queries, keys and values read the same bytes, whose smoothing scale is that of the values."""
+    model = tiny("gpt2")
+    before = fast(model, engine, "int8").engine.parts.layers[0].qkv
+    with torch.no_grad():
+        model.body.layers[0].attention.query.weight[:, 3] *= 50.0
+        model.body.layers[0].attention.key.weight[:, 5] *= 50.0
+    after = fast(model, engine, "int8").engine.parts.layers[0].qkv
+    assert torch.equal(after.input_scale, before.input_scale)
+    assert torch.equal(after.scale[64:96], before.scale[64:96]) and not torch.equal(after.scale[:64], before.scale[:64])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_texts_are_fed_forward_as_rows_are(family, threads):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -130,16 +131,20 @@ def test_less_precision_is_near_and_both_engines_agree(name, precision):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, name, monkeypatch):
-    model = tiny(name)
-    with torch.no_grad():
-        for module in model.body.modules():
-            if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
-                module.weight[7] = 20.0
-    exact = fast(model, "torch").begin(PROMPTS)[0]
-    even = fast(model, engine, "int8").begin(PROMPTS)[0]
-    monkeypatch.setattr(engines, "smoothing_scale", lambda norm, weight: None)
-    uneven = fast(model, engine, "int8").begin(PROMPTS)[0]
-    assert (even - exact).abs().mean() < 0.7 * (uneven - exact).abs().mean()
+    even, uneven = [], []
+    for seed in range(5):
+        model = tiny(name, seed)
+        with torch.no_grad():
+            for module in model.body.modules():
+                if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
+                    module.weight[7] = 20.0
+        exact = fast(model, "torch").begin(PROMPTS)[0]
+        even.append((fast(model, engine, "int8").begin(PROMPTS)[0] - exact).abs().mean().item())
+        with monkeypatch.context() as patch:
+            patch.setattr(engines, "smoothing_scale", lambda norm, weight: None)
+            patch.setattr(engines, "smoothing_scales", lambda body, norm_place: {})
+            uneven.append((fast(model, engine, "int8").begin(PROMPTS)[0] - exact).abs().mean().item())
+    assert statistics.median(even) < 0.8 * statistics.median(uneven)
 
 
 @pytest.mark.parametrize("precision", ["fp32", *LESS])

@@ -28,7 +28,7 @@ from allmask.decoding.search import Writer, nan_logits
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
 from allmask.inference.frozen import CHOICES, FUSED, NOT_ON_CPU, Packed, can_pack, freeze
-from allmask.inference.int8_layers import TorchInt8Linear, input_norms
+from allmask.inference.int8_layers import TorchInt8Linear, smoothing_scales
 from allmask.kernels import decode_step
 from allmask.kernels.build import pointer
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale
@@ -267,8 +267,8 @@ def _new_tokens_see_all(mask: Mask, valid: Tensor) -> bool:
 # ---- the weights of a step ----------------------------------------------------------------------------------
 
 Map = Callable[[Tensor], Tensor]
-# (weight (out, in), bias, activation after it, norm before it) -> the layer
-MakeLinear = Callable[[Tensor, Tensor | None, str, nn.Module | None], Map]
+# (weight (out, in), bias, activation after it, smoothing scale (in,) for int8) -> the layer
+MakeLinear = Callable[[Tensor, Tensor | None, str, Tensor | None], Map]
 
 
 @dataclass(frozen=True)
@@ -313,37 +313,37 @@ class Parts:
         if isinstance(head.transform, Scaled):  # the factor of the hidden states, moved into the matrix
             weight = weight.detach() * head.transform.factor
         before = head.transform if isinstance(head.transform, nn.Linear) else None
-        norms = input_norms(model.body, model.config.norm_place)
+        scales = smoothing_scales(model.body, model.config.norm_place)
         top = stack.layers[-1]
         last = stack.norm if model.config.norm_place == "pre" else getattr(top, "layer", top).feed_forward_norm
         relative, bias = stack.relative, None
         if isinstance(relative, RelativePositionBias):
             bias = relative.table.weight.detach()[relative.bucket].T.to(dtype).contiguous()
         return cls(
-            tuple(_layer_parts(layer, kind, make, dtype, norms) for layer in stack.layers),
+            tuple(_layer_parts(layer, kind, make, dtype, scales) for layer in stack.layers),
             bias,
             _copied(stack.norm, dtype),
-            None if before is None else make(before.weight, before.bias, kind, last),
+            None if before is None else make(before.weight, before.bias, kind, smoothing_scale(last, before.weight)),
             _copied(head.norm, dtype),
-            make(weight, head.bias, "none", last if before is None else head.norm),
+            make(weight, head.bias, "none", smoothing_scale(last if before is None else head.norm, weight)),
         )
 
 
 def _layer_parts(
-    whole: Any, activation: str, make: MakeLinear, dtype: torch.dtype, norms: Mapping[nn.Linear, nn.Module]
+    whole: Any, activation: str, make: MakeLinear, dtype: torch.dtype, scales: Mapping[nn.Module, Tensor | None]
 ) -> LayerParts:
     def plain(linear: nn.Linear, kind: str = "none") -> Map:
-        return make(linear.weight, linear.bias, kind, norms.get(linear))
+        return make(linear.weight, linear.bias, kind, scales.get(linear))
 
     cross, layer = None, whole
     if isinstance(whole, CrossLayer):
         layer = whole.layer
-        query = make(*_queries(whole.cross), "none", norms[whole.cross.query])
+        query = make(*_queries(whole.cross), "none", scales.get(whole.cross.query))
         cross = CrossParts(query, plain(whole.cross.output), _copied(whole.cross_norm, dtype))
     feed: Any = layer.feed_forward
     gated = isinstance(feed, GatedFeedForward)
     return LayerParts(
-        make(*_fused(layer.attention), "none", norms[layer.attention.query]), plain(layer.attention.output), cross,
+        make(*_fused(layer.attention), "none", scales.get(layer.attention.value)), plain(layer.attention.output), cross,
         plain(feed.gate if gated else feed.expand, activation), plain(feed.gated) if gated else None,
         plain(feed.contract), (_copied(layer.attention_norm, dtype), _copied(layer.feed_forward_norm, dtype)),
     )  # fmt: skip
@@ -370,15 +370,10 @@ def _fused(attention: Attention) -> tuple[Tensor, Tensor | None]:
     return weight, None if bias is None else torch.cat([bias, *(x.bias.detach().float() for x in others)])
 
 
-def int8_linear(weight: Tensor, bias: Tensor | None, activation: str, norm: nn.Module | None) -> Map:
-    """In int8, smoothed against the norm before it."""
-    return TorchInt8Linear(weight, bias, activation, smoothing_scale(norm, weight))
-
-
 def packed_linear(dtype: torch.dtype) -> MakeLinear:
     """With its activation in one oneDNN call and with a packed weight, if torch supports that; else as usual."""
 
-    def make(weight: Tensor, bias: Tensor | None, activation: str, _: nn.Module | None) -> Map:
+    def make(weight: Tensor, bias: Tensor | None, activation: str, _: Tensor | None) -> Map:
         linear = nn.Linear(1, 1, bias=bias is not None)
         linear.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
         if bias is not None:
@@ -400,7 +395,7 @@ class TorchEngine:
         self.dtype = PRECISIONS.get(precision, torch.float32)
         self.text_dtype = self.dtype
         self.heads = model.config.heads
-        make = int8_linear if precision == "int8" else packed_linear(self.dtype)
+        make = TorchInt8Linear if precision == "int8" else packed_linear(self.dtype)
         self.parts = Parts.of(model, make, self.dtype)
         self.enter, self.leave = NORM_PLACES[model.config.norm_place]
 
@@ -475,9 +470,8 @@ class CompiledEngine:
         weights = PRECISIONS.get(precision, torch.uint8)
         packed_weights: list[Tensor] = []
 
-        def packed(weight: Tensor, bias: Tensor | None, _: str, norm: nn.Module | None) -> Any:
-            smoothing = smoothing_scale(norm, weight) if weights == torch.uint8 else None
-            linear = PackedLinear.of(weight, bias, weights, smoothing)
+        def packed(weight: Tensor, bias: Tensor | None, _: str, smoothing: Tensor | None) -> Any:
+            linear = PackedLinear.of(weight, bias, weights, smoothing if weights == torch.uint8 else None)
             packed_weights.append(linear.weight)
             return linear
 
