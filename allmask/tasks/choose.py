@@ -251,8 +251,9 @@ class Choice:
 
 def choices_of(questions: Sequence[Question], scores: Tensor) -> Iterator[Choice]:
     """Yield the best choice of each question; `scores` (choices,) has those of all questions in sequence."""
-    shares = grouped_log_softmax(scores, question_of_choice(questions)).exp() if len(scores) else scores
-    for fields, row in zip(questions, shares.split([len(fields["choices"]) for fields in questions]), strict=True):
+    if len(scores):  # in fp64: torch's fp32 functions round some values by where they are in a tensor
+        scores = grouped_log_softmax(scores.double(), question_of_choice(questions)).exp().float()
+    for fields, row in zip(questions, scores.split([len(fields["choices"]) for fields in questions]), strict=True):
         best = int(row.argmax())
         yield Choice(best, fields["choices"][best], row.tolist())
 

@@ -40,7 +40,8 @@ def predictions(labels: Labels, answers: Tensor) -> Iterator[Prediction]:
     if labels.kind == "number":
         yield from (Prediction(float(row[0]), {}) for row in answers.tolist())
         return
-    shares = answers.softmax(-1) if labels.kind == "single" else answers.sigmoid()
+    # in fp64: torch's sigmoid in fp32 rounds some values by where they are in a tensor
+    shares = answers.softmax(-1) if labels.kind == "single" else answers.double().sigmoid().float()
     for row in shares.tolist():
         by_name = dict(zip(labels.names, row, strict=True))
         best = max(by_name, key=by_name.__getitem__)
