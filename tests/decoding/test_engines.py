@@ -282,6 +282,7 @@ def test_without_the_compiled_step_torch_does_it(monkeypatch):
 @pytest.mark.parametrize("able", [True, False])
 def test_auto_is_bf16_only_where_it_is_native(monkeypatch, able):
     monkeypatch.setattr(build, "library", lambda source, *choices: None)
+    monkeypatch.delenv("ALLMASK_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
     writer, dtype = writer_for(tiny()), torch.bfloat16 if able else torch.float32
     assert writer.engine.dtype == dtype == writer.body.embedding.tokens.weight.dtype

@@ -122,6 +122,7 @@ def test_a_missing_operator_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("able", [True, False])
 def test_auto_is_bf16_only_where_it_is_native(monkeypatch, able):
+    monkeypatch.delenv("ALLMASK_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
     frozen = freeze(small())
     assert frozen.body.embedding.tokens.weight.dtype == (torch.bfloat16 if able else torch.float32)

@@ -35,6 +35,7 @@ MACHINES = {  # CPU flags, GPU: none, without or with native bf16; on which devi
 @pytest.fixture(params=MACHINES)
 def native(request, monkeypatch) -> set[str]:
     flags, gpu, devices = MACHINES[request.param]
+    monkeypatch.delenv("ALLMASK_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(
@@ -60,6 +61,7 @@ def test_no_other_module_asks_the_hardware():
 
 
 def test_a_cpu_restricted_to_avx2_has_no_bf16(monkeypatch):
+    monkeypatch.delenv("ALLMASK_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
     assert native_bf16("cpu")
     monkeypatch.setenv("ALLMASK_ISA", "avx2")
