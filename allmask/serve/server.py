@@ -24,6 +24,7 @@ from allmask.serve.settings import Settings
 
 log = logging.getLogger("allmask")
 HEADER_SECONDS = 10.0  # for the head of a request to arrive; then the connection is closed
+SETTLE = 0.1  # seconds until a connection that was just accepted is among the open ones
 LINGER = 1.0  # seconds after the last answer in which a request may still arrive on an open connection
 BACKLOG = 2048
 
@@ -91,10 +92,11 @@ class Server(uvicorn.Server):
         await self._stop_listening(sockets or [])
         loop = asyncio.get_running_loop()
         end, last = loop.time() + self.grace, loop.time()
-        while self.server_state.connections and loop.time() < end and not self.force_exit:
-            if any(getattr(connection, "is_busy", False) for connection in self.server_state.connections):
+        while loop.time() < end and not self.force_exit:
+            connections = self.server_state.connections
+            if any(getattr(connection, "is_busy", False) for connection in connections):
                 last = loop.time()
-            elif loop.time() - last > LINGER:
+            elif loop.time() - last > (LINGER if connections else SETTLE):
                 break
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
