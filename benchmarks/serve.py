@@ -80,7 +80,7 @@ def main() -> None:
             import timing  # only now: it limits the number of threads
 
             os.environ["OMP_NUM_THREADS"] = str(given.threads)
-            os.environ.pop("MKL_NUM_THREADS")
+            os.environ.pop("MKL_NUM_THREADS", None)
             about = timing.versions("starlette", "uvicorn") | peer_versions(given.peers)
             about |= {"cores": cores(), "threads": given.threads, "workers": given.workers}
             about |= {"overhead of HTTP and queue, ms": round(overhead, 2)}
@@ -191,12 +191,13 @@ def titles(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
 def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
     from allmask.checkpoints import resolve
 
-    server = stack.enter_context(serving("minilm", "--tasks", "embed", "--workers", given.workers))
 
     def ask(text: str) -> Any:
         return {"model": "minilm", "input": text}
 
-    yield Case("allmask", server, "/v1/embeddings", ask)
+    for name, precision in (("allmask", "auto"), ("allmask int8", "int8")):
+        options = ("--tasks", "embed", "--workers", given.workers, "--precision", precision)
+        yield Case(name, stack.enter_context(serving("minilm", *options)), "/v1/embeddings", ask)
     folder = str(resolve("minilm"))
     if has(given.peers, "fastapi"):
         for dtype in ("float32", "bfloat16"):
