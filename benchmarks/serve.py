@@ -191,7 +191,6 @@ def titles(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
 def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
     from allmask.checkpoints import resolve
 
-
     def ask(text: str) -> Any:
         return {"model": "minilm", "input": text}
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -107,12 +108,14 @@ def test_resume(cli, text: Path, tokenizer: Path, tmp_path: Path):
     assert ran.code == 4 and "no run to resume" in ran.err
 
 
-def test_killed_at_once_and_resumed(cli, python: str, text: Path, tokenizer: Path, tmp_path: Path):
+def test_killed_at_once_and_resumed(cli, text: Path, tokenizer: Path, tmp_path: Path):
     """A real kill -9 in the middle of a real run loses the steps since the last checkpoint, and they come back."""
     words = ["--objective", "mlm,causal", "--data", text, "--tokenizer", tokenizer, *QUICK, "--save-every", 2]
     words += ["--steps", 60, "--quiet"]
     assert cli("pretrain", *words, "--out", tmp_path / "whole").code == 0
-    process = subprocess.Popen([python, "-m", "allmask", "pretrain", *map(str, words), "--out", tmp_path / "cut"])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "allmask", "pretrain", *map(str, words), "--out", tmp_path / "cut"]
+    )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not list((tmp_path / "cut" / "checkpoints").glob("step-*")):
         time.sleep(0.01)
