@@ -58,23 +58,12 @@ def main() -> None:
             raise SystemExit("the two sides do not write the same tokens in fp32")
         cases = {who: partial(case, prompts) for who, case in writers.items()}
         times = timing.medians(cases, rounds=1 if options.quick else 5, warm_up=False)
-        rows += [row(name, who, times, count) for who in cases]
+        rows += [timing.writing_row(name, who, times, count * NEW, PEERS) for who in cases]
     prompts = torch.randint(0, 50_000, (4, PROMPT), generator=rng).tolist()
     tokens = torch.randint(0, 50_000, (8, 4), generator=rng)
     about = timing.versions("transformers", "ctranslate2")
     about |= {"min cosine of logits to fp32": timing.agreement(own, prompts, tokens)}
     timing.show(f"GPT-2: {PROMPT} + {NEW} tokens", rows, about, options.json)
-
-
-def row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
-    ratios = {f"vs {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in PEERS}
-    return {
-        "task": name,
-        "system": who,
-        "seconds": f"{times[who]:.3f}",
-        "tokens/s": f"{count * NEW / times[who]:,.0f}",
-        **ratios,
-    }
 
 
 def write(writer: Writer, prompts: Tensor) -> list[list[int]]:

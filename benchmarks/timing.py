@@ -10,7 +10,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -123,3 +123,10 @@ def agreement(writers: Mapping[str, Writer], prompts: list[list[int]], tokens: t
         found[name] = torch.cat(parts)
     exact = found.pop(next(iter(found)))
     return ", ".join(f"{name} {F.cosine_similarity(exact, other).min():.4f}" for name, other in found.items())
+
+
+def writing_row(name: str, who: str, times: dict[str, float], tokens: int, peers: Iterable[str]) -> dict[str, object]:
+    """A row of a table of systems that write: seconds, tokens per second, and how much faster than each peer."""
+    ratios = {f"vs {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in peers}
+    speed = {"seconds": f"{times[who]:.3f}", "tokens/s": f"{tokens / times[who]:,.0f}"}
+    return {"task": name, "system": who, **speed, **ratios}

@@ -94,19 +94,8 @@ def writing_rows(
         sources = torch.randint(2, PAD, (count, SOURCE), generator=rng)
         cases = {who: lambda write=write: write(sources, beams) for who, write in writers.items()}  # noqa: B023
         times = timing.medians(cases, rounds=1 if quick else 3 if count > 1 else 7)
-        rows += [writing_row(name, who, times, count) for who in cases]
+        rows += [timing.writing_row(name, who, times, count * NEW, PEERS) for who in cases]
     return rows
-
-
-def writing_row(name: str, who: str, times: dict[str, float], count: int) -> dict[str, object]:
-    ratios = {f"vs {peer}": f"{times[peer] / times[who]:.2f}" if peer in times else "" for peer in PEERS}
-    return {
-        "task": name,
-        "system": who,
-        "seconds": f"{times[who]:.3f}",
-        "tokens/s": f"{count * NEW / times[who]:,.0f}",
-        **ratios,
-    }
 
 
 def ours(writer: Writer) -> Write:

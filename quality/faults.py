@@ -597,7 +597,7 @@ def _with_code(folder: Path, marker: Path) -> Iterator[Path]:
 
 
 def hostile_files(lab: Lab) -> Trials:
-    """Pickles and arrays with code in them; models without checksums, cut off or garbled: no code runs, one error"""
+    """Pickles and arrays with code in them; models without checksums, cut off or garbled: no code runs, no raw error"""
     from allmask.vision import datasets
 
     count = 12 if lab.quick else 1000
