@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
-    allmask generate --text "A library for reading and writing compressed files. It supports several formats." --beams 4
+    allmask generate --text "A library to read and write zip, tar, gz and xz files. It is fast, small and easy to use."
     allmask generate runs/title --text "We show that masks decide every role …" --beams 4
     allmask generate runs/title < abstracts.txt > titles.txt
     allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
