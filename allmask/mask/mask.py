@@ -50,7 +50,7 @@ class Mask:
             return _count_within(self.group)
         tensor = _tensor(given, name)
         if tensor.ndim != 2:
-            hint = f"add a batch dimension: {name}[None]" if tensor.ndim == 1 else ""
+            hint = f"add a batch dimension: {name}[None]" if tensor.ndim == 1 else None
             raise UsageError(f"mask: {name} is {tuple(tensor.shape)}; it must be (B, T)", hint)
         if tensor.shape != self.order.shape:
             shapes = f"{name} is {tuple(tensor.shape)}, order {tuple(self.order.shape)}"
