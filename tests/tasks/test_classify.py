@@ -417,7 +417,7 @@ def test_a_missing_pooler_is_made_and_logged(models, caplog):
 
 
 def test_a_head_for_the_same_labels_in_another_order_is_kept(models, caplog):
-    """A folder of transformers has its own order of labels; targets follow it. Other labels get a new head, and it is said."""
+    """A folder of transformers has its own order of labels; targets follow it. A head for other labels is replaced."""
     turned = Labels("single", LABELS["single"].names[::-1])
     model = models["bert"].without("task").with_labels(turned, torch.Generator().manual_seed(5))
     records = rows("single")
