@@ -4,6 +4,8 @@ FROM python:3.11-slim
 # For pip, while the image is built: a mirror, or the index that has torch for CPUs only.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+# The image has no other user yet, and needs no virtual environment.
+ARG PIP_ROOT_USER_ACTION=ignore
 
 # What torch and the others take: the large layer, made again only when the requirements change.
 RUN --mount=type=bind,source=pyproject.toml,target=/src/pyproject.toml \
@@ -27,9 +29,10 @@ RUN apt-get update \
     && apt-get purge -y --auto-remove gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* /root/.cache
 
-# Any user id may run it (docker run --user): the home is everybody's, and needs no entry in /etc/passwd.
+# Any user id may run it (docker run --user): the home is everybody's, and needs no entry in /etc/passwd. So is the hub's
+# cache: a new volume that is mounted there takes the rights of the folder; without one it would be root's.
 RUN useradd --uid 1000 --no-create-home --home-dir /home/allmask allmask \
-    && install -d -m 1777 /home/allmask \
+    && install -d -m 1777 /home/allmask /home/allmask/.cache /home/allmask/.cache/huggingface \
     && install -d -o allmask -g allmask /data
 ENV HOME=/home/allmask USER=allmask
 USER 1000

@@ -35,6 +35,14 @@ def test_it_runs_the_command_as_a_user_without_rights():
     assert "RUN" not in names[names.index("USER") :]
 
 
+def test_everybody_may_write_where_the_page_mounts_the_cache():
+    """A new volume takes the rights that its folder has in the image."""
+    page = (ROOT / "docs/container.md").read_text(encoding="utf-8")
+    (cache,) = set(re.findall(r"-v models:(\S+?)`", page))
+    made = [words for name, words in STEPS if name == "RUN" and "install -d -m 1777" in words]
+    assert len(made) == 1 and {cache, str(Path(cache).parent)} <= set(made[0].split())
+
+
 def test_tested_versions_and_nothing_left_behind():
     installs = [words for name, words in STEPS if name == "RUN" and "pip install" in words]
     assert installs and all("--no-cache-dir -c /src/constraints.txt" in words for words in installs)

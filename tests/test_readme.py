@@ -23,6 +23,8 @@ def test_recipes_run():
         exec(block, space)
     assert tuple(space["out"].hidden.shape) == (1, 10, 384)
     assert tuple(space["vectors"].shape) == (2, 384)
+    assert f"# {space['title']}\n" in README.read_text(encoding="utf-8")  # the comment beside it
+    assert f"*{space['title']}*" in README.read_text(encoding="utf-8")  # the table has the same example
 
 
 def headings(page: Path) -> set[str]:

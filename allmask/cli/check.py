@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,15 +112,25 @@ def _text(report: Report, stops: bool) -> str:
     total = sum(report.skipped.values())
     rows.append(("problems", f"{plural(total, 'record')} cannot be used" if total else "none"))
     lines = [f"{name:10}  {value}".rstrip() for name, value in rows]
+    said = {""}  # a hint is printed once
     for problem in report.problems[:10]:
         hint = (problem.hint or "").removesuffix(", or pass --on-bad-record skip")
-        lines += [f"  {problem.message}", *([f"    {hint}"] if hint else [])]
+        lines += [f"  {problem.message}", *([f"    {hint}"] if hint not in said else [])]
+        said.add(hint)
     if total > 10:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in report.skipped.items())
         lines.append(f"  … and {total - 10:,} more; in all: {reasons}")
     if stops:
-        return "\n".join([*lines, "", "a run would stop at the first problem: fix them, or pass --on-bad-record skip"])
+        return "\n".join([*lines, "", f"a run would stop at the first problem: {_remedy(report, total)}"])
     return "\n".join([*lines, "", "it can be trained on"])
+
+
+def _remedy(report: Report, total: int) -> str:
+    """Advise an encoding if most problems come from it: skipping them would lose much of the file."""
+    named = re.findall(r"--encoding (\w+)", " ".join(problem.hint or "" for problem in report.problems))
+    if named and 2 * report.skipped.get("not UTF-8", 0) > total:
+        return f"try --encoding {max(named, key=named.count)}"
+    return "fix them, or pass --on-bad-record skip"
 
 
 def _alike(labels: Iterable[str]) -> list[list[str]]:

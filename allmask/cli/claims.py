@@ -106,6 +106,7 @@ def _list(as_json: bool) -> None:
     claims = all_claims()
     rows = [{"name": c.name, "title": c.title, "statement": c.statement, "source": c.source} for c in claims]
     emit(as_json, rows, "\n".join(f"{claim.name:<4} {claim.title}" for claim in claims))
+    note("run one: allmask claims C5; run all: allmask claims --all")
 
 
 @contextmanager

@@ -34,7 +34,6 @@ _VARIABLES = (
     "HF_ENDPOINT",
 )
 _MODEL = "allmask-en"
-_TEXT = "This package provides a simple tool to convert images from one format to another, one by one or in a batch."
 _SECONDS = 0.7  # of each measurement of speed
 
 
@@ -223,6 +222,7 @@ def _model_checks() -> Iterator[dict[str, Any]]:
     import torch
 
     import allmask
+    from allmask.demo.texts import EXAMPLE
     from allmask.inference import freeze
 
     try:
@@ -231,7 +231,7 @@ def _model_checks() -> Iterator[dict[str, Any]]:
         yield {"check": _MODEL, "value": f"not tested: {error.message}", "ok": None}
         return
     assert model.tokenizer is not None
-    ids = torch.tensor([model.tokenizer.encode(_TEXT).ids])
+    ids = torch.tensor([model.tokenizer.encode(EXAMPLE).ids])
     with torch.no_grad():
         exact = model(ids).hidden
         engines = {name: freeze(model, name) for name in ("fp32", "bf16", "int8")}
@@ -247,11 +247,11 @@ def _model_checks() -> Iterator[dict[str, Any]]:
             rate = _rate(lambda engine=engine: engine(many), many.numel())
             yield {"check": f"{name}: encoding, tokens per second", "value": round(rate), "ok": None}
     writer = allmask.pipeline("title", _MODEL)
-    written: Any = writer(_TEXT)
+    written: Any = writer(EXAMPLE, beams=4)
     title = written if isinstance(written, str) else written.get("prediction", written)
-    yield {"check": "a title for a sentence", "value": title, "ok": bool(title)}
-    rate = _rate(lambda: writer(_TEXT), 1)
-    yield {"check": "titles per second", "value": round(rate, 1), "ok": None}
+    yield {"check": "a title for a text of two sentences", "value": title, "ok": bool(title)}
+    rate = _rate(lambda: writer(EXAMPLE, beams=4), 1)
+    yield {"check": "titles per second, one at a time", "value": round(rate, 1), "ok": None}
 
 
 def _forbidden(model: Model, ids: Any) -> tuple[int, int]:

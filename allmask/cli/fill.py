@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from allmask.cli import Device, ModelOrDefault, note_default, show_log, stdin_batches, to_json
 from allmask.cli._options import with_fields
-from allmask.errors import DataError
+from allmask.errors import DataError, UsageError
 from allmask.options import FillOptions
 from allmask.terminal import printable
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
     allmask fill "北京欢[MASK]你"
     allmask fill runs/a "北京欢[MASK]你"
+    allmask fill --text "He comes from [MASK]."
     allmask fill bert-base-chinese "白切[MASK]很好[MASK]" --top 3
     allmask fill runs/a --json < gaps.txt
 """
@@ -31,6 +32,7 @@ def command(
     text: Annotated[
         str | None, Argument(metavar="TEXT", help="A text with [MASK] in it; without it, each line of stdin.")
     ] = None,
+    named: Annotated[str | None, Option("--text", help="The same as TEXT.", metavar="TEXT")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     **given: Any,
@@ -41,6 +43,9 @@ def command(
     """
     top = FillOptions(**{name: value for name, value in given.items() if value is not None}).top
     show_log()
+    if text is not None and named is not None:
+        raise UsageError("two texts were given", "give one of them, or one per line on stdin")
+    text = named if text is None else text
     if text is None and model is not None and "[MASK]" in model:
         model, text = None, model
     batches = stdin_batches()

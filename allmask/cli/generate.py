@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -17,6 +18,7 @@ from allmask.cli import (
     note,
     note_cut,
     note_default,
+    shortened,
     show_log,
     stdin_batches,
     to_json,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from allmask.tasks.task import Predictor
 
 EXAMPLES = """
-    allmask generate --text "We show that masks decide every role …" --beams 4
+    allmask generate --text "A library to read and write zip, tar, gz and xz files. It is fast, small and easy to use."
     allmask generate runs/title --text "We show that masks decide every role …" --beams 4
     allmask generate runs/title < abstracts.txt > titles.txt
     allmask generate runs/de-en --beams 5 --length-penalty 0.6 < german.txt > english.txt
@@ -41,6 +43,7 @@ EXAMPLES = """
     allmask generate runs/zh --text 北京欢迎你 --show-mask
     allmask generate runs/mixed --task continue --text "In the beginning" --sample --top-k 40
 """
+SHORT = 20  # tokens; bundled models rarely write a good title for less
 SEARCH = ("beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new")
 
 
@@ -77,7 +80,10 @@ def command(
     Decoding(**{"max_new": max(1, options.get("min_new", 1)), **options})  # refuses contradictions without torch
     if task is not None and task not in TASKS:
         raise UsageError(f"--task: there is no task {task!r}", f"there are: {', '.join(TASKS)}")
+    if model is not None and text is None and re.search(r"\s|[，。；：！？]", model) and not Path(model).exists():
+        raise UsageError(f"{shortened(printable(model), 60)}: no such model", 'pass a text with --text "…"')
     show_log()
+    from allmask.checkpoints.sources import BUNDLED
     from allmask.tasks.task import ModelFolder
 
     lines = ([record.fields["text"] for record in batch] for batch in stdin_batches())
@@ -90,6 +96,11 @@ def command(
     opened = ModelFolder.open(model, device)  # a missing folder is refused before torch is imported
     generator = USES["generate"](opened, precision, task)
     generator.check(options)
+    if text is not None and model in BUNDLED and generator.task.name == "title":
+        from allmask.tasks.common.writing import tokenizer_of
+
+        if len(tokenizer_of(generator.model).encode(text).ids) < SHORT:
+            note(f"a short text: {model} writes titles for abstracts and descriptions of a few sentences")
     for batch in batches:
         if stream:
             _stream(generator, batch, options)

@@ -23,7 +23,7 @@ from allmask.cli._options import Command, hushing
 from allmask.cli._program import as_called
 from allmask.cli._run import Training
 from allmask.errors import AllmaskError, DataError, ResourceError, UsageError, out_of_memory
-from allmask.files import disk_problem
+from allmask.files import closest, disk_problem
 from allmask.terminal import paint
 
 COMMANDS = {  # name -> module, one line of help
@@ -215,8 +215,11 @@ def _as_our_error(error: BaseException) -> AllmaskError:
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:
-    close = getattr(error, "possibilities", None)  # for a mistyped option, best first
-    message = f"{error.message}. Did you mean {close[0]}?" if close else error.format_message()
+    known = getattr(error, "possibilities", None) or ()  # for a mistyped option; dashes, which all have, do not count
+    bare = closest(getattr(error, "option_name", "").lstrip("-"), [name.lstrip("-") for name in known])
+    close = next((name for name in known if name.lstrip("-") == bare), None)
+    message = error.message if known else error.format_message()
+    message = f"{message}. Did you mean {close}?" if close else message
     message = message.replace("Value error, ", "")  # pydantic's prefix
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "add --help to see what is expected"

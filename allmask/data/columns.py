@@ -31,7 +31,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),
     "target": (
         "title", "summary", "subject", "headline", "highlights", "output", "tgt",
-        "标题", "题目", "摘要", "译文",
+        "标题", "题目", "主题", "摘要", "译文",
     ),
     "text": (
         "sentence", "review", "comment", "content", "body", "message", "tweet",
@@ -219,9 +219,7 @@ class Wanted:
             if match is None:
                 what, _ = missing(column, list(columns), "")
                 close = closest(column, columns)
-                wanted = f"{name}={close}"
-                shown = wanted if re.fullmatch(r"[\w=.-]+", wanted) else f'"{wanted}"'
-                hint = "check --columns" if close is None else f"did you mean --columns {shown}?"
+                hint = "check --columns" if close is None else f"did you mean --columns {_quoted(f'{name}={close}')}?"
                 raise DataError(f"{where}: no column {what.removeprefix('no ')} (--columns {name}={column})", hint)
             chosen[name] = match
         for name, column in self.file.usual.items():
@@ -272,10 +270,25 @@ def _absent(names: Sequence[str], columns: Sequence[str], fit: Fit, where: str) 
     what, _ = missing(names[0], list(columns), "")
     free = [column for column in columns if column not in fit.columns.values()]
     _, hint = missing(names[0], free, where)
-    say = ",".join(f"{name}={closest(name, free) or 'NAME'}" for name in names)
+    say = _quoted(",".join(f"{name}={closest(name, free) or _containing(name, free) or 'NAME'}" for name in names))
     task = next((task for field, task in _OTHER_TASKS.items() if names[-1] == "target" and fitting(field, free)), None)
     other = "" if task is None else f"; a file like this one is for --task {task}"
     return what, f"{hint}, or name {'its column' if len(names) == 1 else 'their columns'}: --columns {say}{other}"
+
+
+def _containing(name: str, columns: Sequence[str]) -> str | None:
+    """Return the only column with a field or its alias as part of its name: "Mail body", 邮件正文."""
+    known = {name, *ALIASES.get(name, ())}
+    found = [
+        column for column in columns
+        if known & set(re.split(r"[\W_]+", column.casefold())) or any(a in column for a in known if not a.isascii())
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None
+
+
+def _quoted(columns: str) -> str:
+    """Return what --columns takes as a shell needs it."""
+    return columns if re.fullmatch(r"[\w=.,-]+", columns) else f'"{columns}"'
 
 
 def first_repeated(names: Sequence[str]) -> str | None:

@@ -49,7 +49,10 @@ class Mask:
         if given is None and name == "position":
             return _count_within(self.group)
         tensor = _tensor(given, name)
-        if tensor.ndim != 2 or tensor.shape != self.order.shape:
+        if tensor.ndim != 2:
+            hint = f"add a batch dimension: {name}[None]" if tensor.ndim == 1 else None
+            raise UsageError(f"mask: {name} is {tuple(tensor.shape)}; it must be (B, T)", hint)
+        if tensor.shape != self.order.shape:
             shapes = f"{name} is {tuple(tensor.shape)}, order {tuple(self.order.shape)}"
             raise UsageError(f"mask: {shapes}; they must both be (B, T)")
         return tensor if tensor.dtype == torch.long else _integers(tensor, name)
@@ -275,11 +278,11 @@ class Mask:
             previous = group if group >= 0 else previous
         return " ".join(words)
 
-    def show(self, tokens: Sequence[str] | Sequence[Sequence[str]] | None = None, title: str = "") -> Drawing:
+    def show(self, tokens: str | Sequence[str] | Sequence[Sequence[str]] | None = None, title: str = "") -> Drawing:
         """Return a picture that shows itself in a notebook, with the order beside the rows.
 
-        `tokens` name the columns: a list of strings for one row, a list of lists for several. At most four rows are
-        drawn; more than 64 tokens have no names.
+        `tokens` name the columns: a list of strings for one row, a list of lists for several; a text is split into
+        words and Chinese characters. At most four rows are drawn; more than 64 tokens have no names.
         """
         from allmask.mask.grid import MAX_NAMED, Row, draw_rows
 
@@ -356,10 +359,13 @@ class Mask:
         return replace(self, order=order[None], group=document[chosen][None], position=position[None]), index
 
 
-def _names(given: Sequence[Any] | None, shape: tuple[int, int]) -> Sequence[Sequence[str]] | None:
+def _names(given: str | Sequence[Any] | None, shape: tuple[int, int]) -> Sequence[Sequence[str]] | None:
     """The names of the tokens of each row; raise an error if they do not fit a mask of this shape."""
+    from allmask.mask.labels import split
+
     if given is None:
         return None
+    given = split(given) if isinstance(given, str) else given
     names = [given] if shape[0] == 1 and all(isinstance(name, str) for name in given) else given
     if len(names) != shape[0] or any(isinstance(row, str) or len(row) != shape[1] for row in names):
         found = f"{len(given)} tokens" if names is not given else f"{len(given)} rows of tokens"

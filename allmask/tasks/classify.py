@@ -76,6 +76,10 @@ class Classify(ClassifyOptions, PooledTask):
 
     # ---- training ------------------------------------------------------------------------------------------
 
+    def keeps(self, known: Labels, labels: Labels) -> bool:
+        """In any order: targets follow that of the model."""
+        return known.kind == labels.kind and sorted(known.names) == sorted(labels.names)
+
     def examples(self, model: Model, records: Sequence[Record], reading: Reading, **given: Any) -> ClassifyWorkload:
         assert model.labels is not None
         targets = targets_of(model.labels, [record.fields["label"] for record in records])

@@ -116,7 +116,6 @@ def plot_run(run: Path) -> Path:
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.2)
-    axes.legend(loc="upper right", frameon=False)
     name = next((name for name in SCORES if points(lines, f"eval_{name}")[0]), None)
     if name is not None:
         steps, values = points(lines, f"eval_{name}")
@@ -124,7 +123,7 @@ def plot_run(run: Path) -> Path:
         right.plot(steps, values, color=_GREEN, marker="s", markersize=3, label=SCORES[name])
         right.set_ylabel(SCORES[name])
         right.set_ylim(bottom=min(0.0, *values))  # a correlation may be negative
-        right.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)  # above the curves, which may run anywhere
     path = run / "loss.png"
     figure.savefig(path)
     return path

@@ -75,6 +75,17 @@ def test_problems_with_their_lines(cli, bert: Path, tmp_path: Path):
     assert found["problems"][0]["message"] == f'{file}:7: "label" is empty'
 
 
+def test_a_file_in_another_encoding(cli, bert: Path, tmp_path: Path):
+    """The remedy is its encoding, said once: skipping would lose most of the file."""
+    lines = ["text,label", *(f"grün {number},{number % 2}" for number in range(30)), "red,1", "blue,0"]
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(lines), "cp1252")
+    ran = cli("check", file, bert, "--task", "classify")
+    assert ran.code == 3 and ran.out.endswith("a run would stop at the first problem: try --encoding cp1252\n")
+    assert ran.out.count("if it is Western European, pass --encoding cp1252") == 1
+    assert cli("check", file, bert, "--task", "classify", "--encoding", "cp1252").code == 0
+
+
 def test_duplicates_and_leaks(cli, bert: Path, tmp_path: Path):
     long = "北京欢迎你来这里吃白切鸡，我们一起想想今天晚上还要吃啥好呢"
     rows = [("red cat", "a"), ("Red  cat!", "b"), ("blue dog", "a"), (long, "b")]

@@ -84,6 +84,7 @@ def test_printed(cli, filler: Path):
     first, *lines = ran.out.splitlines()
     assert ran.code == 0 and first.startswith("red") and "[MASK]" not in first
     assert [line.strip() for line in lines if "[MASK]" in line] == ["[MASK] 1", "[MASK] 2"] and len(lines) == 6
+    assert cli("fill", filler, "--text", "red [MASK] [MASK]", "--top", 2).out == ran.out
     ran = cli("fill", filler, "白切[MASK]", "--json", "--top", 3)
     told = json.loads(ran.out)
     assert told["source"] == "白切[MASK]" and len(told["gaps"][0]) == 3
@@ -109,6 +110,8 @@ def test_refusals(cli, filler: Path, bert: Path, gpt2: Path, tmp_path: Path):
     assert ran.code == 4 and "no [MASK]" in ran.err
     ran = cli("fill", filler, "red cat")
     assert ran.code == 2 and "there is no [MASK] in 'red cat'" in ran.err
+    ran = cli("fill", filler, "red [MASK]", "--text", "blue [MASK]")
+    assert ran.code == 2 and "two texts were given" in ran.err
     ran = cli("fill", filler, "[MASK] " + "red " * 60)
     assert ran.code == 2 and "this model reads 48" in ran.err
     with pytest.raises(UsageError, match="top is 0"):

@@ -201,6 +201,8 @@ def test_of_a_long_prompt_the_end_counts(cli, gpt2: Path):
         (["{bert}", "--text", "x"], 4, "has no language model head, so it cannot write yet"),
         (["{bert}", "--text", "x"], 4, "allmask finetune"),
         (["nosuch", "--text", "x"], 4, "nosuch: no such folder"),
+        (["Some text without an option."], 2, 'pass a text with --text "…"'),
+        (["本文提出一种方法。"], 2, 'pass a text with --text "…"'),
         (["{run}", "--text", "x", "--top-p", "0.5"], 2, "--top-p: no effect without --sample"),
         (["{run}", "--text", "x", "--sample", "--beams", "2"], 2, "exclude each other"),
         (["{run}", "--text", "x", "--n-best", "2"], 2, "n_best is 2 of 1 beams"),

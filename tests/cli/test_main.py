@@ -138,6 +138,10 @@ def test_mistyped(cli, words: list[str], says: str, see: str):
     assert second.strip() == see
 
 
+def test_an_option_that_only_has_its_dashes_in_common_is_no_guess(cli):
+    assert cli("fail", "--text").err.splitlines()[0] == "error[usage]: No such option: --text"  # not --tone
+
+
 def test_version(cli):
     assert cli("--version") == (0, f"allmask {__version__}\n", "")
 

@@ -92,6 +92,12 @@ def test_what_the_user_says_goes_first(tmp_path: Path, said):
          "fix the names of the columns, or name its column: --columns source=NAME"),
         ("Nr,Note", TEXTS, {}, 'no column "text"; found "Nr", "Note"',
          "fix the names of the columns, or name their columns: --columns text=NAME,label=NAME"),
+        ("Nr,Mail body,Kurz", PAIR, {}, 'no column "source"; found "Nr", "Mail body", "Kurz"',
+         'fix the names of the columns, or name their columns: --columns "source=Mail body,target=NAME"'),
+        ("编号,邮件正文,主题", PAIR, {}, 'no column "source"; found "编号", "邮件正文", "主题"',
+         "fix the names of the columns, or name its column: --columns source=邮件正文"),
+        ("long text,short text", PAIR, {}, 'no column "source"; found "long text", "short text"',
+         "fix the names of the columns, or name their columns: --columns source=NAME,target=NAME"),
         ("text,label", PAIR, {}, 'no column "target"; found "text", "label"',
          "fix the names of the columns, or name its column: --columns target=NAME; a file like this one is for "
          "--task classify"),

@@ -66,6 +66,7 @@ def test_cells_have_the_colour_of_what_is_read():
 
 def test_names_order_and_legend():
     shown = words(PREFIX.show(CHINESE)._repr_svg_())
+    assert shown == words(PREFIX.show("".join(CHINESE))._repr_svg_())
     assert [word for word in shown if word in CHINESE] == CHINESE * 2  # above and on the left
     assert [word for word in shown if word.isdigit()] == ["0", "0", "1", "2", "3"]
     assert shown[-3:] == ["source", "target", "hidden"]

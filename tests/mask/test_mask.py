@@ -401,7 +401,7 @@ def test_flattening_nothing_but_padding():
         (lambda: Mask.from_matrix(flags("10 11 11")), r"must be \(T, T\)"),
         (lambda: Mask.from_matrix(torch.ones(2, 2)), "expected booleans"),
         (lambda: Mask(torch.zeros(2, 2).long(), torch.zeros(2, 3).long()), r"must both be \(B, T\)"),
-        (lambda: Mask(torch.zeros(2), torch.zeros(2)), r"must both be \(B, T\)"),
+        (lambda: Mask(torch.zeros(2), torch.zeros(2)), r"order is \(2,\); it must be \(B, T\)\n.*order\[None\]"),
         (lambda: Mask.from_matrix(flags("10 11")).flatten(), "no order to sort by"),
         (lambda: Mask.causal(flags("11")).append(Mask.causal(flags("1"), window=2)), "cannot be joined"),
         (lambda: Mask.causal(flags("11")).append(Mask.from_matrix(flags("1"))), "cannot be joined"),

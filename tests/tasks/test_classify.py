@@ -416,6 +416,23 @@ def test_a_missing_pooler_is_made_and_logged(models, caplog):
     assert Classify().prepare(models["bert"], rows("single"), language=True).heads == {"pooler", "task", "lm"}
 
 
+def test_a_head_for_the_same_labels_in_another_order_is_kept(models, caplog):
+    """A folder of transformers has its own order of labels; targets follow it. A head for other labels is replaced."""
+    turned = Labels("single", LABELS["single"].names[::-1])
+    model = models["bert"].without("task").with_labels(turned, torch.Generator().manual_seed(5))
+    records = rows("single")
+    with caplog.at_level(logging.INFO, "allmask"):
+        further = Classify().prepare(model, records)
+        assert "trained further" in caplog.text and further.labels == turned
+        assert torch.equal(further.task_head.output.weight, model.task_head.output.weight)
+        workload = Classify().workload(further, records)
+        given = [turned.names.index(record.fields["label"]) for record in records]
+        assert workload.targets.tolist() == given
+        other = models["bert"].without("task").with_labels(Labels("single", ("x", "y")), torch.Generator())
+        assert Classify().prepare(other, records).labels == LABELS["single"]
+    assert "a head for other labels (x, y); a new one is made" in caplog.text
+
+
 def test_suggested_settings(models):
     records = rows("single")
     lengths = [len(example) for example in Classify().reading(models["bert"], records).examples]

@@ -102,13 +102,20 @@ class HeadTask(Task):
         labels, texts = self.labels_of(records), self.texts_of(records)
         model = with_language(model, texts, seed) if language else model.without("lm")
         model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
-        if model.labels == labels:
+        known = model.labels
+        if known is not None and self.keeps(known, labels):
             log.info("the checkpoint has a head for these labels; it is trained further")
             return model.without("nsp")
+        if known is not None:
+            log.info("the checkpoint has a head for other labels (%s); a new one is made", ", ".join(known.names[:6]))
         if reads_pooler(model.config, labels) and model.pooler is None:
             log.info("the checkpoint has no pooler; a new one is made")
         unused = ("nsp",) if reads_pooler(model.config, labels) else ("nsp", "task", "pooler")
         return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
+
+    def keeps(self, known: Labels, labels: Labels) -> bool:
+        """Return whether a head for `known` can be trained further for `labels`."""
+        return known == labels
 
     def workload(
         self, model: Model, records: Sequence[Record], held_out: Sequence[Record] = (),
