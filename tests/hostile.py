@@ -23,7 +23,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -235,6 +235,45 @@ def large_trie(folder: Path, pieces: int = 30_000, seed: int = 0, digits: int = 
     return _tokenizer(folder, model={"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False})
 
 
+def dense_trie(folder: Path, pieces: int = 150_000, size: int = 5) -> Path:
+    """Short pieces, in few bytes each, with little in common: the library would take 95 times the file."""
+    rng = random.Random(0)
+    names = {"".join(rng.choices(_LETTERS, k=size)) for _ in range(pieces)}
+    entries = ",".join(f'["{name}",0]' for name in sorted(names))
+    start, end = json.dumps(EMPTY_TOKENIZER | {"model": None}).split("null}")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "tokenizer.json"
+    file.write_text(start + '{"type":"Unigram","unk_id":0,"byte_fallback":false,"vocab":[' + entries + "]}}" + end)
+    return file
+
+
+def short_lines(folder: Path, lines: int = 400_000) -> Path:
+    """A vocab.txt of four bytes a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("".join(letters) for letters in product(_LETTERS, repeat=3))
+    file = folder / "vocab.txt"
+    file.write_text("\n".join(["[UNK]", "[CLS]", "[SEP]", *islice(names, lines)]) + "\n")
+    return file
+
+
+def long_added_tokens(folder: Path, tokens: int = 5_000, size: int = 500) -> Path:
+    """Added tokens become one automaton, with a state for each character."""
+    rng, flags = random.Random(0), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    contents = [rng.randbytes(size // 2).hex() for _ in range(tokens)]
+    return _tokenizer(folder, added_tokens=[{"id": 2 + n, "content": c} | flags for n, c in enumerate(contents)])
+
+
+def many_objects(folder: Path, count: int = 1_000_000) -> Path:
+    """Each takes 33 times as much as its seven bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "tokenizer.json"
+    file.write_text('{"model":{"type":"WordLevel"},"x":[' + '{"":0},' * count + "0]}")
+    return file
+
+
+_LETTERS = [chr(code) for code in range(33, 127) if chr(code) not in '"\\']
+
+
 def large_vocabulary(folder: Path, megabytes: int = 65) -> Path:
     """A tokenizer.json of that size."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -438,7 +477,8 @@ BOMBS: dict[str, Callable[..., Path]] = {
         many_positions, distant_buckets, clipped_distances, stride_zero, one_tensor_many_names, meta_tensors,
         empty_tensors, classifier_tensors, endless_labels, shared_keys, nested_settings, deflated_weights,
         multiplying_normalizer, regex_normalizer, charsmap_normalizer, multiplying_decoder, endless_frame, long_piece,
-        large_trie, sparse_trie, large_vocabulary, repeated_piece, endless_vocab_txt, packed_arrays, deflated_lines,
+        large_trie, sparse_trie, dense_trie, long_added_tokens, many_objects, large_vocabulary, repeated_piece,
+        endless_vocab_txt, packed_arrays, deflated_lines,
         deflated_array, repeated_text, repeated_in_a_list, packed_page, many_formats, many_strings, endless_row,
         distant_row, large_sheet, billion_laughs, blank_image,
     )
@@ -468,6 +508,9 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "long_piece": {"size": rng.randrange(10**5, 5_000_000)},
         "large_trie": {"pieces": rng.randrange(25_000, 200_000), "seed": rng.randrange(1 << 30)},
         "sparse_trie": {"pieces": rng.randrange(1_000, 2_000), "size": rng.randrange(500, 1_000)},
+        "dense_trie": {"pieces": rng.randrange(110_000, 300_000), "size": rng.randrange(5, 8)},
+        "long_added_tokens": {"tokens": rng.randrange(2_100, 20_000), "size": 2 * rng.randrange(250, 500)},
+        "many_objects": {"count": rng.randrange(310_000, 3_000_000)},
         "repeated_piece": {"pieces": rng.randrange(50_000, 200_000)},
         "large_vocabulary": {"megabytes": rng.randrange(65, 160)},
         "deflated_weights": {"megabytes": rng.randrange(70, 200)},
