@@ -75,15 +75,20 @@ class Interrupted(AllmaskError):
 def out_of_memory(error: BaseException) -> str | None:
     """Return how much could not be allocated ("" if unknown), if an error of Python, torch or CUDA is about that."""
     text = " ".join(str(error).split())
-    words = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc")
+    words = (
+        "can't allocate memory", "annot allocate memory", "not enough memory", "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc",
+    )  # fmt: skip
     if not isinstance(error, MemoryError) and not (
         isinstance(error, RuntimeError) and any(word in text for word in words)
     ):
         return None
     if isinstance(error, AllmaskError):
         return None
-    found = re.search(r"allocate ([\d.,]+) ?(\w*)", text)
+    found = re.search(r"(?:allocate|mmap) ([\d.,]+) ?(\w*)", text)
     if found is None:
         return ""
-    size = f"{int(found[1]) / 2**30:.2f} GiB" if found[2] == "bytes" else f"{found[1]} {found[2]}"
+    size = f"{found[1]} {found[2]}"
+    if found[2] == "bytes":
+        size = f"{int(found[1]) / 2**30:.2f} GiB" if int(found[1]) >= 1 << 27 else f"{int(found[1]) / 2**20:.1f} MiB"
     return f": {size} more were needed"

@@ -39,7 +39,7 @@ from typing import IO, Any, Literal
 from allmask.errors import CheckpointError, ResourceError
 
 MANIFEST, META = "manifest.json", "meta.json"  # checksums of a model folder or checkpoint; of a tokenized corpus
-_MAX_JSON = 16 << 20  # bytes of settings, or of an index of weights
+_MAX_JSON, _MAX_NAMES = 16 << 20, 300_000  # bytes of settings, or of an index of weights; names and lists in them
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # errors of file systems that cannot sync a folder
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)  # of systems that cannot swap two names
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # errors of a disk, whatever is written to it
@@ -467,11 +467,20 @@ def read_text(path: Path, limit: int) -> str:
         raise CheckpointError(f"{path}:{line}: not UTF-8 text ({error.reason})", "save the file as UTF-8") from error
 
 
-def read_json(path: Path, unique: bool = False, limit: int = _MAX_JSON) -> dict[str, Any]:
-    """Read the object in a JSON file; errors name the file and the line.
+def read_json(path: Path, unique: bool = False, limit: int = _MAX_JSON, names: int = _MAX_NAMES) -> dict[str, Any]:
+    """Read the object in a JSON file of at most `limit` bytes; errors name the file and the line.
 
-    With `unique`, a name that occurs twice in an object is an error; otherwise the last value counts.
+    With `unique`, a name that occurs twice in an object is an error; otherwise the last value counts. Lists and objects
+    take twenty to thirty times the memory of their text, so very many are refused; `names` is the number of names.
     """
+    return parse_json(path, read_text(path, limit), unique, names)
+
+
+def parse_json(path: Path, text: str, unique: bool = False, names: int = _MAX_NAMES) -> dict[str, Any]:
+    """Read the object in the text of a JSON file, as `read_json` does."""
+    for mark, what, most in (("[", "lists", names), ("{", "objects", _MAX_NAMES), (":", "names", names)):
+        if text.count(mark) > most:
+            raise CheckpointError(f"{path}: more than {most:,} {what}; no such file of a model has that many")
 
     def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -481,7 +490,7 @@ def read_json(path: Path, unique: bool = False, limit: int = _MAX_JSON) -> dict[
         return made
 
     try:
-        content = json.loads(read_text(path, limit), object_pairs_hook=refuse_repeated if unique else None)
+        content = json.loads(text, object_pairs_hook=refuse_repeated if unique else None)
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:  # besides bad syntax: thousands of digits, or of brackets

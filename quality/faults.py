@@ -673,8 +673,8 @@ SCENARIOS: dict[str, tuple[Callable[[Lab], Trials], int, int]] = {  # trials, an
     "kills": (kills, 60, 2), "signals": (signals, 24, 3),
     "run-flips": (run_flips, 160, 6), "run-losses": (run_losses, 160, 6),
     "finished-flips": (finished_flips, 100, 2), "model-flips": (model_flips, 1000, 1000),
-    "full-disks": (full_disks, 24, 2), "killed-ranks": (killed_ranks, 8, 1), "stopped-ranks": (stopped_ranks, 6, 1),
-    "locks": (locks, 6, 1), "pipes": (pipes, 24, 3), "hostile-files": (hostile_files, 1000, 12),
+    "full-disks": (full_disks, 24, 2), "killed-ranks": (killed_ranks, 24, 1), "stopped-ranks": (stopped_ranks, 16, 1),
+    "locks": (locks, 12, 1), "pipes": (pipes, 24, 3), "hostile-files": (hostile_files, 1000, 12),
     "bombs": (bombs, 240, 4),
     "changes": (changes, 1000, 9),  # the longest, with the time that the others leave
 }  # fmt: skip

@@ -23,7 +23,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -235,6 +235,45 @@ def large_trie(folder: Path, pieces: int = 30_000, seed: int = 0, digits: int = 
     return _tokenizer(folder, model={"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False})
 
 
+def dense_trie(folder: Path, pieces: int = 150_000, size: int = 5) -> Path:
+    """Short pieces, in few bytes each, with little in common: the library would take 95 times the file."""
+    rng = random.Random(0)
+    names = {"".join(rng.choices(_LETTERS, k=size)) for _ in range(pieces)}
+    entries = ",".join(f'["{name}",0]' for name in sorted(names))
+    start, end = json.dumps(EMPTY_TOKENIZER | {"model": None}).split("null}")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "tokenizer.json"
+    file.write_text(start + '{"type":"Unigram","unk_id":0,"byte_fallback":false,"vocab":[' + entries + "]}}" + end)
+    return file
+
+
+def short_lines(folder: Path, lines: int = 400_000) -> Path:
+    """A vocab.txt of four bytes a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("".join(letters) for letters in product(_LETTERS, repeat=3))
+    file = folder / "vocab.txt"
+    file.write_text("\n".join(["[UNK]", "[CLS]", "[SEP]", *islice(names, lines)]) + "\n")
+    return file
+
+
+def long_added_tokens(folder: Path, tokens: int = 5_000, size: int = 500) -> Path:
+    """Added tokens become one automaton, with a state for each character."""
+    rng, flags = random.Random(0), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    contents = [rng.randbytes(size // 2).hex() for _ in range(tokens)]
+    return _tokenizer(folder, added_tokens=[{"id": 2 + n, "content": c} | flags for n, c in enumerate(contents)])
+
+
+def many_objects(folder: Path, count: int = 1_000_000) -> Path:
+    """Each takes 33 times as much as its seven bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "tokenizer.json"
+    file.write_text('{"model":{"type":"WordLevel"},"x":[' + '{"":0},' * count + "0]}")
+    return file
+
+
+_LETTERS = [chr(code) for code in range(33, 127) if chr(code) not in '"\\']
+
+
 def large_vocabulary(folder: Path, megabytes: int = 65) -> Path:
     """A tokenizer.json of that size."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -349,6 +388,153 @@ def packed_page(folder: Path, megabytes: int = 40) -> Path:
     return _parquet(folder, texts, megabytes, use_dictionary=False, data_page_size=1 << 30)
 
 
+# ---- parquet files by hand: a footer and page headers (Thrift, compact) that say what they like --------------------
+
+
+def _int(value: int) -> bytes:
+    return varint((value << 1) ^ (value >> 63))
+
+
+def _thrift(**fields: Any) -> bytes:
+    """A struct: `i5=1` is field 5, an integer of 32 bits; l 64 bits, b bytes, s a struct, y yes or no, v a list."""
+    out, before = b"", 0
+    for name, value in fields.items():
+        kind, number = name[0], int(name[1:])
+        code = {"i": 5, "l": 6, "b": 8, "v": 9, "s": 12, "y": 1 if value else 2}[kind]
+        out += bytes([(number - before) << 4 | code])
+        before = number
+        if kind in "il":
+            out += _int(value)
+        elif kind == "b":
+            out += varint(len(value)) + value
+        elif kind == "s":
+            out += value
+        elif kind == "v":  # (code of the elements, elements)
+            out += (bytes([len(value[1]) << 4 | value[0]]) if len(value[1]) < 15 else b"") + b"".join(value[1])
+    return out + b"\0"
+
+
+_PLAIN, _RLE, _DELTA_LENGTH, _DELTA_TEXTS, _INDICES = 0, 3, 6, 7, 8  # encodings
+_ZSTD = 6  # a codec
+
+
+def _data_page(content: bytes, values: int, encoding: int = _PLAIN, unpacked: int | None = None) -> bytes:
+    """A data page, compressed; its header may say another size."""
+    import pyarrow
+
+    packed = pyarrow.compress(content, codec="zstd", asbytes=True)
+    said = _thrift(i1=values, i2=encoding, i3=_RLE, i4=_RLE)
+    return _thrift(i1=0, i2=len(content) if unpacked is None else unpacked, i3=len(packed), s5=said) + packed
+
+
+def _dictionary_page(content: bytes, values: int) -> bytes:
+    import pyarrow
+
+    packed = pyarrow.compress(content, codec="zstd", asbytes=True)
+    return _thrift(i1=2, i2=len(content), i3=len(packed), s7=_thrift(i1=values, i2=_PLAIN)) + packed
+
+
+def _parquet_by_hand(folder: Path, pages: bytes, rows: int, *, values: int | None = None, nested: bool = False) -> Path:
+    """A file with one column of texts, or of lists of texts, whose footer knows of nothing unusual."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = _thrift(b4=b"schema", i5=1)
+    if nested:
+        leaf = _thrift(i1=6, i3=0, b4=b"element", i6=0)
+        schema = [root, _thrift(i3=0, b4=b"source", i5=1, i6=3), _thrift(i3=2, b4=b"list", i5=1), leaf]
+        path = [b"source", b"list", b"element"]
+    else:
+        schema, path = [root, _thrift(i1=6, i3=0, b4=b"source", i6=0)], [b"source"]
+    column = _thrift(
+        i1=6, v2=(5, [_int(_PLAIN)]), v3=(8, [varint(len(name)) + name for name in path]), i4=_ZSTD,
+        l5=rows if values is None else values, l6=100, l7=len(pages), l9=4,
+    )  # fmt: skip
+    group = _thrift(v1=(12, [_thrift(l2=4, s3=column)]), l2=100, l3=rows)
+    footer = _thrift(i1=2, v2=(12, schema), l3=rows, v4=(12, [group]))
+    file = folder / ("tagged.parquet" if nested else "train.parquet")
+    file.write_bytes(b"PAR1" + pages + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    return file
+
+
+def _plain_texts(*texts: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def _run(value: int, count: int, width: int = 1) -> bytes:
+    """A run of equal numbers: a few bytes, however long it is."""
+    return varint(count << 1) + value.to_bytes((width + 7) // 8, "little")
+
+
+def _delta(count: int) -> bytes:
+    """Delta-packed integers, all 0: one block with no bits for each of its numbers."""
+    return varint(1 << 30) + varint(1) + varint(count) + _int(0) + (_int(0) + b"\0") * (count // (1 << 30) + 1)
+
+
+def honest_page(folder: Path) -> Path:
+    """What is made here can be read, if it does not lie."""
+    return _parquet_by_hand(folder, _data_page(_plain_texts(b"a cat", b"a dog"), 2), 2)
+
+
+def understated_page(folder: Path, megabytes: int = 200) -> Path:
+    """The footer says that its column has 100 bytes."""
+    return _parquet_by_hand(folder, _data_page(_plain_texts(*[b"a" * (1 << 20)] * megabytes), megabytes), megabytes)
+
+
+def overstated_page(folder: Path, size: int = (1 << 31) - 1) -> Path:
+    """A page of some bytes that would unpack to 2 GB."""
+    return _parquet_by_hand(folder, _data_page(_plain_texts(b"a cat", b"a dog"), 2, unpacked=size), 2)
+
+
+def hidden_dictionary(folder: Path, size: int = 8 << 20, rows: int = 2_000) -> Path:
+    """A text for all rows in a dictionary that the footer does not mention."""
+    pages = _dictionary_page(_plain_texts(b"a" * size), 1)
+    return _parquet_by_hand(folder, pages + _data_page(b"\1" + _run(0, rows), rows, _INDICES), rows)
+
+
+def endless_dictionary(folder: Path, values: int = (1 << 31) - 1) -> Path:
+    """A dictionary that announces two billion texts, and has one."""
+    pages = _dictionary_page(_plain_texts(b"a"), values)
+    return _parquet_by_hand(folder, pages + _data_page(b"\1" + _run(0, 2), 2, _INDICES), 2)
+
+
+def endless_rows(folder: Path, rows: int = 2_000_000_000) -> Path:
+    """Two billion rows in one run."""
+    pages = _dictionary_page(_plain_texts(b"a"), 1)
+    return _parquet_by_hand(folder, pages + _data_page(b"\1" + _run(0, rows), rows, _INDICES), rows)
+
+
+def endless_list(folder: Path, values: int = 1_000_000_000) -> Path:
+    """One row with a list of a billion texts, of which the footer says that it has one."""
+    levels = [_run(0, 1) + _run(1, values - 1), _run(1, values)]  # where rows begin; which are there
+    content = b"".join(struct.pack("<I", len(level)) + level for level in levels) + b"\1" + _run(0, values)
+    pages = _dictionary_page(_plain_texts(b"a"), 1) + _data_page(content, values, _INDICES)
+    return _parquet_by_hand(folder, pages, 1, values=1, nested=True)
+
+
+def endless_lengths(folder: Path, count: int = 1_000_000_000) -> Path:
+    """Texts after their lengths, of which there are a billion in a few bytes."""
+    return _parquet_by_hand(folder, _data_page(_delta(count), 2, _DELTA_LENGTH), 2)
+
+
+def endless_beginnings(folder: Path, size: int = 1 << 20, times: int = 2_000) -> Path:
+    """Texts of a list that begin like the one before: a page of some kB has 2 GB of them."""
+    prefixes, suffixes = [0] + [size] * (times - 1), [size] + [0] * (times - 1)
+    levels = [_run(0, 1) + _run(1, times - 1), _run(1, times)]  # where rows begin; which are there
+    content = b"".join(struct.pack("<I", len(level)) + level for level in levels)
+    content += _packed_steps(prefixes) + _packed_steps(suffixes) + b"a" * size
+    return _parquet_by_hand(folder, _data_page(content, times, _DELTA_TEXTS), 1, values=times, nested=True)
+
+
+def _packed_steps(numbers: list[int]) -> bytes:
+    """Delta-packed integers, 32 bits each, in blocks of 128."""
+    out = varint(128) + varint(1) + varint(len(numbers)) + _int(numbers[0])
+    steps = [after - before for before, after in pairwise(numbers)]
+    for at in range(0, len(steps), 128):
+        least = min(steps[at : at + 128])
+        block = [step - least for step in steps[at : at + 128]]
+        out += _int(least) + b"\x20" + struct.pack("<128I", *block, *[0] * (128 - len(block)))
+    return out
+
+
 def _workbook(folder: Path, **parts: bytes | tuple[bytes, bytes, int, bytes]) -> Path:
     """A workbook in which parts are replaced: by bytes, or by (start, repeated, times, end)."""
     import openpyxl
@@ -438,8 +624,11 @@ BOMBS: dict[str, Callable[..., Path]] = {
         many_positions, distant_buckets, clipped_distances, stride_zero, one_tensor_many_names, meta_tensors,
         empty_tensors, classifier_tensors, endless_labels, shared_keys, nested_settings, deflated_weights,
         multiplying_normalizer, regex_normalizer, charsmap_normalizer, multiplying_decoder, endless_frame, long_piece,
-        large_trie, sparse_trie, large_vocabulary, repeated_piece, endless_vocab_txt, packed_arrays, deflated_lines,
-        deflated_array, repeated_text, repeated_in_a_list, packed_page, many_formats, many_strings, endless_row,
+        large_trie, sparse_trie, dense_trie, long_added_tokens, many_objects, large_vocabulary, repeated_piece,
+        endless_vocab_txt, packed_arrays, deflated_lines,
+        deflated_array, repeated_text, repeated_in_a_list, packed_page,
+        understated_page, overstated_page, hidden_dictionary, endless_dictionary, endless_rows, endless_list,
+        endless_lengths, endless_beginnings, many_formats, many_strings, endless_row,
         distant_row, large_sheet, billion_laughs, blank_image,
     )
 }  # fmt: skip
@@ -468,6 +657,9 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "long_piece": {"size": rng.randrange(10**5, 5_000_000)},
         "large_trie": {"pieces": rng.randrange(25_000, 200_000), "seed": rng.randrange(1 << 30)},
         "sparse_trie": {"pieces": rng.randrange(1_000, 2_000), "size": rng.randrange(500, 1_000)},
+        "dense_trie": {"pieces": rng.randrange(110_000, 300_000), "size": rng.randrange(5, 8)},
+        "long_added_tokens": {"tokens": rng.randrange(2_100, 20_000), "size": 2 * rng.randrange(250, 500)},
+        "many_objects": {"count": rng.randrange(310_000, 3_000_000)},
         "repeated_piece": {"pieces": rng.randrange(50_000, 200_000)},
         "large_vocabulary": {"megabytes": rng.randrange(65, 160)},
         "deflated_weights": {"megabytes": rng.randrange(70, 200)},
@@ -477,6 +669,14 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "deflated_array": {"megabytes": rng.randrange(70, 200)},
         "repeated_text": {"size": rng.randrange(10**6, 10**7), "rows": rng.randrange(1_000, 10**5)},
         "repeated_in_a_list": {"size": rng.randrange(10**5, 10**6), "times": rng.randrange(1_000, 10**5)},
+        "understated_page": {"megabytes": rng.randrange(33, 300)},
+        "overstated_page": {"size": rng.randrange(1 << 26, 1 << 31)},
+        "hidden_dictionary": {"size": rng.randrange(10**6, 10**7), "rows": rng.randrange(1_000, 10**5)},
+        "endless_dictionary": {"values": rng.randrange(10**6, 1 << 31)},
+        "endless_rows": {"rows": rng.randrange(10**7, 1 << 31)},
+        "endless_list": {"values": rng.randrange(10**7, 1 << 30)},
+        "endless_lengths": {"count": rng.randrange(10**6, 1 << 31)},
+        "endless_beginnings": {"size": rng.randrange(10**5, 10**6), "times": rng.randrange(1_000, 100_000)},
         "packed_page": {"megabytes": rng.randrange(70, 200)},
         "many_formats": {"count": rng.randrange(300_000, 5_000_000)},
         "many_strings": {"count": rng.randrange(300_000, 10_000_000)},

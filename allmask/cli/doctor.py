@@ -42,7 +42,7 @@ def command(as_json: AsJson = False) -> int:
 
     Processor, memory and threads; versions; C kernels: where each comes from, for which instruction set, and that its
     checksum is right; the cache; the weights that are installed; and a self-test of about five seconds, with numbers.
-    Nothing is sent anywhere. The exit code is 0 if all is well and 5 if something is wrong.
+    Nothing is sent anywhere. The exit code is 0 if allmask works here, if slowly, and 5 if something is wrong.
     """
     import logging
 
@@ -55,7 +55,7 @@ def command(as_json: AsJson = False) -> int:
         "self_test": _self_test(),
     }
     found |= {"kernels": _kernels(), "cache": _cache()}  # after the self-test, which uses all of them
-    found["problems"] = _problems(found)
+    found |= {"slower": _slower(found["kernels"]), "problems": _problems(found)}
     emit(as_json, found, "\n".join(_lines(found)))
     return ResourceError.exit_code if found["problems"] else 0
 
@@ -283,15 +283,26 @@ def _rate(action: Callable[[], Any], amount: int) -> float:
 # ---- the report ----------------------------------------------------------------------------------------------------
 
 
+def _slower(kernels: list[dict[str, Any]]) -> str | None:
+    """Return what takes longer where the kernels cannot be compiled; torch computes the same."""
+    from allmask.kernels.compiling import NO_COMPILER
+
+    if any(row.get("problem") == NO_COMPILER for row in kernels):
+        return f"{NO_COMPILER}, so torch computes: writing takes about twice as long, encoding up to a fifth longer"
+    return None
+
+
 def _problems(found: dict[str, Any]) -> list[str]:
-    """Return what is wrong, in words. An old processor, or kernels that are switched off, are not."""
+    """Return what is wrong, in words: not an old processor, nor kernels that are switched off or cannot be compiled."""
     from allmask.kernels import build
+    from allmask.kernels.compiling import NO_COMPILER
 
     problems = [f"{check['check']}: {check['value']}" for check in found["self_test"]["checks"] if check["ok"] is False]
     fine = ("intact", "installed, without checksums")
     problems += [f"weights {name}: {state}" for name, state in found["weights"].items() if state not in fine]
     expected = build.has(build.baseline()) and os.environ.get("ALLMASK_KERNELS") != "0"
     reasons = [row["problem"] for row in found["kernels"] if "problem" in row and " has no " not in row["problem"]]
+    reasons = [reason for reason in reasons if reason != NO_COMPILER]
     problems += [f"kernels: {reason}" for reason in dict.fromkeys(reasons) if expected]
     problems += [
         f"kernels: {row['path']} has been changed since it was loaded"
@@ -333,6 +344,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{start}{check['check']:<52} {value}{limit}{'  FAILED' if check['ok'] is False else ''}"
     yield f"            in {test['seconds']} s"
     yield "" if found["problems"] else "\nall is well"
+    if found["slower"]:
+        yield f"slower: {found['slower']}"
     for problem in found["problems"]:
         yield f"problem: {problem}"
 

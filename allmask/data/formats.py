@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from allmask.data import parquet_pages
 from allmask.data.columns import Wanted, first_repeated
 from allmask.data.fields import Bad, Cell, Maybe, required, show
 from allmask.data.source import (
@@ -485,15 +486,15 @@ def _parquet_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
 
     path = wanted.file.path
     try:
-        lists = _lists_of_texts(parquet.read_metadata(path))  # each text in memory once, however often it is in a list
-        with parquet.ParquetFile(path, pre_buffer=False, read_dictionary=lists) as opened:
-            columns = opened.schema_arrow.names
+        with parquet.ParquetFile(path) as opened:
+            columns, metadata = opened.schema_arrow.names, opened.metadata
             wanted.label_names = _names_in(opened.schema_arrow.metadata)
-            fit = wanted.header(columns, str(path))
-            used = {*fit.columns.values(), fit.names_column}
-            chosen, number = [name for name in columns if wanted.file.whole or name in used], 0
-            at_once = _parquet_rows_at_once(wanted.file, opened, chosen)
-            for batch in opened.iter_batches(at_once, columns=chosen, use_threads=False):
+        fit = wanted.header(columns, str(path))
+        used = {*fit.columns.values(), fit.names_column}
+        chosen, number = [name for name in columns if wanted.file.whole or name in used], 0
+        at_once, lists = _parquet_measured(wanted.file, metadata, chosen)
+        with parquet.ParquetFile(path, metadata=metadata, pre_buffer=False, read_dictionary=lists) as opened:
+            for batch in _batches(opened, at_once, chosen):
                 cells = dict(zip(batch.schema.names, batch.columns, strict=True))
                 for index in range(batch.num_rows):
                     number += 1
@@ -502,57 +503,56 @@ def _parquet_rows(wanted: Wanted, limit: int) -> Iterator[Row]:
                     except Bad as bad:
                         row = bad
                     yield f"{path}: row {number}", row
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, parquet_pages.BadPage, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None
         reason = str(error).split("\n")[0]
         raise DataError(f"{path}: not a readable parquet file: {reason}", "it may be cut off: copy it again") from None
 
 
-def _lists_of_texts(metadata: Any) -> list[str]:
-    """Return the paths of columns with lists of texts."""
-    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    return [one.path for one in columns if one.max_repetition_level > 0 and one.physical_type == "BYTE_ARRAY"]
+def _batches(opened: Any, rows: int, chosen: Sequence[str]) -> Iterator[Any]:
+    """Batches of one group of rows after another: lists of texts cannot be read across two groups."""
+    for group in range(opened.metadata.num_row_groups):
+        yield from opened.iter_batches(rows, row_groups=[group], columns=chosen, use_threads=False)
 
 
-def _parquet_rows_at_once(file: DataFile, opened: Any, chosen: Sequence[str]) -> int:
-    """Return how many rows can be decoded at a time; refuse columns that unpack to far more than the file.
+def _parquet_measured(file: DataFile, metadata: Any, chosen: Sequence[str]) -> tuple[int, list[str]]:
+    """Return how many rows can be decoded at a time, and the columns whose lists of texts have a dictionary.
 
     A text may be stored once for many rows, in a dictionary, or as the beginning that it shares with the one before.
+    Columns that unpack to far more than the file are refused. A dictionary of lists stays one in memory.
     """
     most, longest, size = unpacked_limit(file.path), 1, file.path.stat().st_size
+    texts: dict[str, bool] = {}  # columns with lists of texts: whether they are read as a dictionary
+    if metadata.num_rows > max(_PARQUET_VALUES, size):
+        what = f"{metadata.num_rows:,} rows in {size:,} bytes"
+        raise DataError(f"{file}: {what}", "no usual data does that; if you trust it, save it as .jsonl")
     with file.path.open("rb") as stream:
-        for group in map(opened.metadata.row_group, range(opened.metadata.num_row_groups)):
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            unpacked = repeated = 0  # of all columns, which are read side by side
             for number in range(group.num_columns):
-                column = group.column(number)
-                if column.path_in_schema.split(".")[0] not in chosen:
+                column, schema = group.column(number), metadata.schema.column(number)
+                if not any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in chosen):
                     continue
-                unpacked = column.total_uncompressed_size
-                if unpacked > most:
-                    raise unpacks_to_much(file, most)
-                is_list = opened.schema.column(number).max_repetition_level > 0
+                is_list = schema.max_repetition_level > 0
                 if is_list and column.num_values > max(_PARQUET_VALUES, size):
                     what = f"{column.path_in_schema} has {column.num_values:,} values in {group.num_rows:,} rows"
                     raise DataError(f"{file}: {what}", "write shorter lists")
-                if "DELTA_BYTE_ARRAY" in column.encodings:
-                    longest = max(longest, unpacked)
-                elif column.has_dictionary_page:
-                    longest = max(longest, _page_size(stream, column.dictionary_page_offset))
-    return max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // longest))
-
-
-def _page_size(stream: BinaryIO, offset: int) -> int:
-    """Return the uncompressed size of a page, the second of the numbers (zigzag varints after a type) in its header."""
-    stream.seek(offset)
-    header, at, values = stream.read(16), 0, []
-    for _ in range(2):
-        at, value, shift = at + 1, 0, 0
-        while at < len(header) and header[at] & 0x80:
-            value, shift, at = value | (header[at] & 0x7F) << shift, shift + 7, at + 1
-        value |= (header[at] if at < len(header) else 0) << shift
-        values.append(value >> 1)
-        at += 1
-    return values[1]
+                chunk = parquet_pages.measure(stream, size, column, schema, most)
+                unpacked += max(column.total_uncompressed_size, chunk.unpacked) + chunk.shared
+                if is_list and column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                    unpacked += column.num_values * schema.length
+                elif is_list and column.physical_type == "BYTE_ARRAY":
+                    texts.setdefault(schema.path, True)
+                    if chunk.delta:  # which pyarrow reads only without a dictionary
+                        texts[schema.path] = False
+                        unpacked += column.num_values * chunk.dictionary
+                if unpacked > most:
+                    raise unpacks_to_much(file, most)
+                repeated += chunk.unpacked if chunk.shares else chunk.dictionary
+            longest = max(longest, repeated)
+    lists = [path for path, has_dictionary in texts.items() if has_dictionary]
+    return max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // longest)), lists
 
 
 def _names_in(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:

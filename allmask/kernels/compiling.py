@@ -26,6 +26,7 @@ SETS = {
     "AVX2": AVX2, "AVX_VNNI": AVX_VNNI, "AVX512": AVX512, "AVX512_VNNI": AVX512_VNNI, "AVX512_BF16": AVX512_BF16,
     "NEON": NEON, "NEON_DOT": NEON_DOT, "NEON_I8MM": NEON_I8MM, "NEON_BF16": NEON_BF16,
 }  # fmt: skip
+NO_COMPILER = "there is no C compiler (cc, gcc or clang)"
 ARM_EXTENSIONS = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16"}  # Linux's names, and those of compilers
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
 
@@ -77,7 +78,7 @@ def compiled(source: Path, instructions: Sequence[str], folder: Path) -> bytes:
     """Compile a C file in a temporary folder inside `folder`, and return the shared library."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise FileNotFoundError("there is no C compiler (cc, gcc or clang)")
+        raise FileNotFoundError(NO_COMPILER)
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         command = [compiler, *compiler_flags(instructions), "-o", f"{inner}/library.so", str(source), "-lm"]
         ran = subprocess.run(

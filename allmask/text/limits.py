@@ -13,37 +13,56 @@ from typing import Any
 from allmask.errors import CheckpointError
 
 MAX_BYTES = 64 << 20  # of a file; twice as much as the largest vocabularies of published models take
-MAX_PIECES = 1_500_000  # of a vocabulary; and merges of a BPE
+MAX_PIECES = 1_000_000  # of a vocabulary, and merges of a BPE; XLM-V has 901,629 pieces, Gemma 514,906 merges
+MAX_NAMES = 1_500_000  # of a tokenizer.json: pieces, and some for each added token
+_MAX_ADDED, _MAX_ADDED_TEXT = 100_000, 1_000_000  # added tokens, their characters: 90 bytes each in an automaton
 _MAX_PIECE = 1_000  # bytes of one piece; far longer ones overflow the stack of the Rust library
+_PIECE, _ENTRY, _MERGE = 300, 150, 250  # bytes that a piece takes, one of a unigram model, and a merge
 _NODE = 350  # bytes of a node of the trie that the Rust library makes of a unigram model
-_MAX_NODES, _USUAL_NODES = 3_000_000, 5  # of a trie; and per piece: published vocabularies have 1 to 3
-_SMALL, _TIMES = 100 << 20, 20  # bytes of a trie that need no explanation; how often the file, for larger ones
+_MAX_NODES = 3_000_000  # of a trie
+_SMALL = 100 << 20  # bytes that a vocabulary may take, whatever its file
+_TIMES, _TIMES_DENSE = 50, 80  # how often its file, for larger ones; without the quotes and spaces of JSON
 _MAX_GROWTH = 512.0  # characters that one character may become; ALBERT has 324, others 18 or fewer
 _UNICODE = 18.0  # characters that NFKD makes of U+FDFA, the longest
 _MAX_FRAME = 64  # special tokens around a text
 _HINT = "no known tokenizer needs that; get the model from a source you trust"
 
 
-def check_pieces(path: Path, pieces: Collection[str], unigram: bool = False) -> None:
-    """Refuse a vocabulary with too many or too long pieces. The trie of a unigram model has a limit of its own."""
-    if len(pieces) > MAX_PIECES:
-        raise CheckpointError(f"{path}: {len(pieces):,} pieces; at most {MAX_PIECES:,} are read", _HINT)
+def check_pieces(path: Path, pieces: Collection[str], unigram: bool = False, merges: int = 0) -> None:
+    """Refuse a vocabulary that has too many or too long pieces, or would take far more memory than its file."""
+    if max(len(pieces), merges) > MAX_PIECES:
+        what = f"{merges:,} merges" if merges > MAX_PIECES else f"{len(pieces):,} pieces"
+        raise CheckpointError(f"{path}: {what}; at most {MAX_PIECES:,} are read", _HINT)
     longest = max(map(len, pieces), default=0)
     if longest > _MAX_PIECE:
         raise CheckpointError(f"{path}: a piece has {longest:,} characters; at most {_MAX_PIECE:,} are read", _HINT)
-    if not unigram:
-        return
     size = path.stat().st_size if path.is_file() else 0
-    most = min(_MAX_NODES, max(_SMALL // _NODE, _TIMES * size // _NODE, _USUAL_NODES * len(pieces)))
-    if 4 * sum(map(len, pieces)) > most and _nodes(pieces) > most:
-        what = f"the pieces have more than {most:,} different beginnings, which would take {most * _NODE >> 20:,} MB"
+    most = max(_SMALL, (_TIMES if path.suffix == ".json" else _TIMES_DENSE) * size)
+    taken = len(pieces) * (_ENTRY if unigram else _PIECE) + merges * _MERGE
+    if unigram and taken + _NODE * 4 * sum(map(len, pieces)) > most:
+        nodes = _nodes(pieces)
+        if nodes > _MAX_NODES:
+            what = f"the pieces have {nodes:,} different beginnings; at most {_MAX_NODES:,} are read"
+            raise CheckpointError(f"{path}: {what}", _HINT)
+        taken += _NODE * nodes
+    if taken > most:
+        what = f"{len(pieces):,} pieces would take {taken >> 20:,} MB, for a file of {size / 2**20:,.1f} MB"
         raise CheckpointError(f"{path}: {what}", _HINT)
+
+
+def check_added(path: Path, tokens: Collection[str]) -> None:
+    """Refuse very many added tokens, or very long ones: each text is searched for all of them at once."""
+    size = sum(map(len, tokens))
+    if len(tokens) > _MAX_ADDED or size > _MAX_ADDED_TEXT:
+        most = f"at most {_MAX_ADDED:,} with {_MAX_ADDED_TEXT:,} are read"
+        raise CheckpointError(f"{path}: {len(tokens):,} added tokens with {size:,} characters; {most}", _HINT)
 
 
 def _nodes(pieces: Collection[str]) -> int:
     """Count the nodes of a trie of bytes: of each piece, the bytes that it does not share with the one before it."""
     total, before = 0, b""
-    for piece in sorted(piece.encode("utf-8", "surrogatepass") for piece in pieces):
+    for text in sorted(pieces):  # in the order of their bytes, too
+        piece = text.encode("utf-8", "surrogatepass")
         shared = next((at for at, (one, other) in enumerate(zip(before, piece, strict=False)) if one != other), None)
         total += len(piece) - (min(len(before), len(piece)) if shared is None else shared)
         before = piece

@@ -7,7 +7,6 @@ special_tokens_map.json and added_tokens.json.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from itertools import groupby
@@ -18,7 +17,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from allmask.errors import CheckpointError
-from allmask.files import read_json, read_text
+from allmask.files import parse_json, read_json, read_text
 from allmask.text import kinds
 from allmask.text.kinds import (
     ALBERT_SPECIALS,
@@ -31,7 +30,16 @@ from allmask.text.kinds import (
     XLNET_SPECIALS,
     Merges,
 )
-from allmask.text.limits import MAX_BYTES, MAX_PIECES, check_charsmap, check_frame, check_growth, check_pieces
+from allmask.text.limits import (
+    MAX_BYTES,
+    MAX_NAMES,
+    MAX_PIECES,
+    check_added,
+    check_charsmap,
+    check_frame,
+    check_growth,
+    check_pieces,
+)
 from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
 
 Specials = dict[str, str]  # role -> piece, for the roles that exist
@@ -190,7 +198,7 @@ def _read_wordpiece(path: Path, settings: Settings) -> tuple[Backend, Specials]:
 
 def _read_byte_bpe(path: Path, settings: Settings) -> tuple[Backend, Specials]:
     _expect_class(path, settings, (*_GPT2_LIKE, *_ROBERTA_LIKE))
-    vocabulary = read_json(path, unique=True, limit=MAX_BYTES)
+    vocabulary = read_json(path, unique=True, limit=MAX_BYTES, names=MAX_NAMES)
     check_pieces(path, vocabulary)
     _check_ids(path, vocabulary)
     merges_path = path.with_name("merges.txt")
@@ -269,16 +277,13 @@ def _read_xlmr(path: Path, settings: Settings, found: Pieces) -> tuple[Backend, 
 
 
 def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Specials]:
-    data = read_json(path, unique=True, limit=MAX_BYTES)
-    if not isinstance(data.get("model"), dict):
-        hint = "give a tokenizer.json or a model folder"
-        raise CheckpointError(f'{path}: no tokenizer in it ("model" is missing)', hint)
-    _check_model(path, data["model"])
-    for name in ("normalizer", "decoder"):
-        check_growth(path, name, data.get(name))
+    text = read_text(path, MAX_BYTES)
+    added = _check_tokenizer_json(path, text)  # what it has parsed is gone when the library parses it again
+    backend = guard(path, lambda: Backend.from_str(text))
     # Padding and truncation belong to a batch, not to a vocabulary: a file that has them would cut text silently
-    backend = guard(path, lambda: Backend.from_str(json.dumps({**data, "padding": None, "truncation": None})))
-    for entry in data.get("added_tokens") or []:  # the library numbers them itself, without an error if ids differ
+    backend.no_padding()
+    backend.no_truncation()
+    for entry in added:  # the library numbers them itself, without an error if ids differ
         if entry["content"]:
             _expect_id(backend, entry["content"], entry["id"], path)
     _expect_bytes(backend, path)
@@ -291,24 +296,31 @@ def _read_tokenizer_json(path: Path, settings: Settings) -> tuple[Backend, Speci
             lowercase=bool(_flag(settings, "do_lower_case", old.lowercase)),
         )
     # A file without settings gets the special tokens of the first family that it has all of
-    vocabulary = backend.get_vocab(with_added_tokens=True).keys()
     families = (
         BERT_SPECIALS, ALBERT_SPECIALS, XLNET_SPECIALS, ROBERTA_SPECIALS, PLAIN_SPECIALS, T5_SPECIALS, GPT2_SPECIALS,
     )  # fmt: skip
-    specials = next((dict(family) for family in families if vocabulary >= set(family.values())), {})
-    return backend, specials | _declared(settings)
+    complete = (one for one in families if all(backend.token_to_id(piece) is not None for piece in one.values()))
+    return backend, dict(next(complete, {})) | _declared(settings)
 
 
-def _check_model(path: Path, model: dict[str, Any]) -> None:
-    """Refuse ids, and numbers and lengths of pieces and merges, that no real vocabulary has."""
+def _check_tokenizer_json(path: Path, text: str) -> list[Any]:
+    """Refuse what no tokenizer has: steps, ids, numbers of pieces, merges, added tokens. Return the added tokens."""
+    data = parse_json(path, text, unique=True, names=MAX_NAMES)
+    model = data.get("model")
+    if not isinstance(model, dict):
+        hint = "give a tokenizer.json or a model folder"
+        raise CheckpointError(f'{path}: no tokenizer in it ("model" is missing)', hint)
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if isinstance(vocabulary, dict):
-        check_pieces(path, vocabulary)
+        check_pieces(path, vocabulary, merges=len(merges) if isinstance(merges, list) else 0)
         _check_ids(path, vocabulary)
     elif isinstance(vocabulary, list):  # of a unigram model
         check_pieces(path, [str(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry], unigram=True)
-    if isinstance(merges, list) and len(merges) > MAX_PIECES:
-        raise CheckpointError(f"{path}: {len(merges):,} merges; at most {MAX_PIECES:,} are read")
+    for name in ("normalizer", "decoder"):
+        check_growth(path, name, data.get(name))
+    added = data.get("added_tokens") or []
+    check_added(path, [str(entry["content"]) for entry in added if isinstance(entry, dict) and "content" in entry])
+    return added
 
 
 def _expect_bytes(backend: Backend, path: Path) -> None:
@@ -339,6 +351,7 @@ def _register(backend: Backend, specials: Specials, path: Path, settings: Settin
         if not id.isdecimal():
             raise CheckpointError(f"tokenizer_config.json: an added token has the id {id!r}; expected a whole number")
     added = {int(id): _added_token(decoder[id]) for id in sorted(decoder, key=int)}
+    check_added(path, [token.content for token in added.values()] + _extra(settings))
     for special, tokens in groupby(added.values(), lambda token: token.special):  # in few calls: each one takes a while
         add = backend.add_special_tokens if special else backend.add_tokens
         add(list(tokens))
@@ -404,14 +417,16 @@ def _lines(path: Path) -> list[str]:
 
 def _check_ids(path: Path, vocabulary: dict[str, Any]) -> None:
     """Refuse ids that are not whole numbers of sensible size, and ids that two pieces share."""
-    owner: dict[int, str] = {}
     for piece, id in vocabulary.items():
         if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < _MAX_ID:
             raise CheckpointError(f"{path}: the id of {piece!r} is {id!r}; expected 0 to {_MAX_ID - 1:,}")
-        if id in owner:
-            raise CheckpointError(f"{path}: {owner[id]!r} and {piece!r} both have the id {id}")
-        owner[id] = piece
-    if not owner:
+    taken = bytearray(max(vocabulary.values(), default=0) + 1)  # a set of the ids would take as much as the vocabulary
+    for piece, id in vocabulary.items():
+        if taken[id]:
+            owner = next(other for other, own in vocabulary.items() if own == id)
+            raise CheckpointError(f"{path}: {owner!r} and {piece!r} both have the id {id}")
+        taken[id] = 1
+    if not vocabulary:
         raise CheckpointError(f"{path}: no pieces in it", _CUT_OFF)
 
 

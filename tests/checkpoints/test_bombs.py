@@ -5,21 +5,25 @@ ALLMASK_BOMBS=200 draws that many at random, instead of the usual few.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 import allmask
 from allmask import presets
 from allmask.errors import CheckpointError
 from allmask.model import Model
+from allmask.text import Tokenizer
 from allmask.text.limits import check_growth
-from tests.hostile import BOMBS, Opened, Opener, random_bomb
+from tests.hostile import BOMBS, EMPTY_TOKENIZER, Opened, Opener, dense_trie, random_bomb, short_lines
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures memory as Linux has it")
 
@@ -63,6 +67,79 @@ def test_a_model_with_millions_of_positions_takes_memory_for_those_in_use(opener
     happened = opener(tmp_path / "model")
     assert not happened.refused and happened.words == "" and happened.megabytes < 100.0, happened
     assert len(allmask.load(tmp_path / "model").body.embedding.positions.weight) < 100_000
+
+
+# ---- vocabularies take what the library of tokenizers needs, and little more ---------------------------------------
+
+
+def peak_of(open_it: Callable[[], object]) -> float:
+    """The megabytes that a function takes at most, in a process of its own."""
+    (answer, to) = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            before = megabytes("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+            open_it()
+            os.write(to, str(megabytes("VmHWM") - before).encode())
+        finally:
+            os._exit(0)
+    os.close(to)
+    with os.fdopen(answer) as stream:
+        said = stream.read()
+    os.waitpid(pid, 0)
+    return float(said)
+
+
+def megabytes(name: str) -> float:
+    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
+
+
+def wordpieces(words: list[str]) -> dict:
+    marks = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    vocabulary = {piece: number for number, piece in enumerate([*marks, *words])}
+    return {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocabulary}  # fmt: skip
+
+
+def merged(words: list[str]) -> dict:
+    """A BPE, with pieces of two letters to four, and pairs of those."""
+    letters = sorted(set("".join(words)))
+    parts = sorted({word[at : at + 2] for word in words for at in (0, 1, 2)})
+    pairs = [(one[0], one[1]) for one in parts] + list(islice(product(parts, parts), len(words)))
+    vocabulary = {piece: number for number, piece in enumerate([*letters, *map("".join, pairs)])}
+    return {"type": "BPE", "vocab": vocabulary, "merges": pairs}
+
+
+def unigrams(words: list[str]) -> dict:
+    entries = [["<unk>", 0.0], *([word, -len(word) - 0.123456] for word in words)]
+    return {"type": "Unigram", "unk_id": 0, "vocab": entries, "byte_fallback": False}
+
+
+@pytest.mark.parametrize("model", [wordpieces, merged, unigrams])
+def test_a_vocabulary_takes_little_more_than_the_library_needs(tmp_path: Path, model: Callable[[list[str]], dict]):
+    """Of 120,000 pieces, as many as a multilingual BERT has."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 9))) for _ in range(120_000)]
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(EMPTY_TOKENIZER | {"model": model(sorted(set(words)))}, indent=2))
+    needed = peak_of(lambda: Backend.from_file(str(file)))
+    taken = peak_of(lambda: Tokenizer.load(file))
+    assert needed > 10.0, "not measured"
+    assert taken < 1.4 * needed + 10.0, (taken, needed)
+
+
+@pytest.mark.parametrize("pieces", [40_000, 120_000, 250_000])
+@pytest.mark.parametrize("make", [dense_trie, short_lines])
+def test_a_vocabulary_takes_at_most_what_is_promised(
+    opener: Opener, tmp_path: Path, make: Callable[[Path, int], Path], pieces: int
+):
+    """The densest ones: 100 MB, or 50 times the file, 80 times where the format has no quotes."""
+    file = make(tmp_path, pieces)
+    happened = opener(file)
+    times = 50 if file.suffix == ".json" else 80
+    assert happened.megabytes < max(100.0, times * bytes_of(file) / 2**20), happened
+    assert happened.refused or happened.words == "", happened
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,17 @@ def test_switched_off_is_not_wrong(cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_model_checks", lambda: [])
     ran = cli("doctor")
     assert ran.code == 0 and "switched off by ALLMASK_KERNELS=0" in ran.out and "all is well" in ran.out
+
+
+@pytest.mark.skipif(not build.has(build.AVX2), reason="no kernels here")
+def test_a_machine_without_a_compiler_works(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """It says what takes longer; nothing is wrong."""
+    monkeypatch.setattr("allmask.kernels.build.PREBUILT", tmp_path / "none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("ALLMASK_KERNELS", raising=False)
+    monkeypatch.setattr(doctor, "_model_checks", lambda: [])
+    ran = cli("doctor")
+    assert ran.code == 0 and "all is well" in ran.out and "problem: " not in ran.out, ran.out
+    assert "slower: there is no C compiler" in ran.out and "writing takes about twice as long" in ran.out

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from allmask.data import DataFile, Maybe, formats, label, list_of, read_records, text
+from allmask.data import DataFile, Maybe, formats, label, list_of, parquet_pages, read_records, text
 from allmask.data.formats import columns_of
 from allmask.errors import DataError, ResourceError
 from tests import hostile
@@ -192,11 +192,12 @@ def test_the_size_of_a_dictionary_decides_how_many_rows_are_decoded_at_once(tmp_
     for compression in ("none", "zstd"):
         parquet.write_table(pyarrow.table({"source": texts * 9}), file, compression=compression,
                             dictionary_pagesize_limit=1 << 30)  # fmt: skip
-        column = parquet.read_metadata(file).row_group(0).column(0)
+        metadata = parquet.read_metadata(file)
+        column, schema = metadata.row_group(0).column(0), metadata.schema.column(0)
         with file.open("rb") as stream:
-            assert formats._page_size(stream, column.dictionary_page_offset) == 3_999_008
-        with parquet.ParquetFile(file) as opened:
-            assert formats._parquet_rows_at_once(DataFile(file), opened, ["source"]) == (16 << 20) // 3_999_008
+            chunk = parquet_pages.measure(stream, file.stat().st_size, column, schema, 1 << 30)
+        assert chunk.dictionary == 3_999_008
+        assert formats._parquet_measured(DataFile(file), metadata, ["source"]) == ((16 << 20) // 3_999_008, [])
 
 
 def test_rows_and_strings_of_an_excel_file_are_not_bombs(tmp_path: Path):

@@ -467,6 +467,34 @@ def test_out_of_memory_says_which_options_help(tmp_path: Path, kind: str):
     assert all(f"--{name}" in hint for name in ("accumulate", "recompute", "shard"))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
+def test_a_model_for_which_memory_is_short_is_not_called_damaged(tmp_path: Path):
+    """In a process that may take 40 MB more: its file has 64 MB, and is mapped as a whole."""
+    import resource
+
+    from safetensors.torch import save_file
+
+    from allmask.checkpoints.formats.weights import open_weights
+
+    save_file({"x": torch.zeros(4096, 4096)}, tmp_path / "model.safetensors")
+    said, to = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + (40 << 20),) * 2)
+            open_weights(tmp_path / "model.safetensors")["x"].load()
+        except BaseException as error:
+            os.write(to, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(to)
+    with os.fdopen(said) as stream:
+        words = stream.read()
+    os.waitpid(pid, 0)
+    assert words.startswith("ResourceError: ") and "not enough memory to read it" in words and "damaged" not in words
+
+
 def test_other_errors_are_not_about_memory(tmp_path: Path):
     class Wrong(Copying):
         def batch(self, numbers, epoch):

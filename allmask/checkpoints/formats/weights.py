@@ -19,7 +19,7 @@ from torch import Tensor
 
 from allmask.checkpoints.formats import Store, Stored
 from allmask.checkpoints.formats.tensorflow_bundle import open_bundle
-from allmask.errors import AllmaskError, CheckpointError, ResourceError
+from allmask.errors import AllmaskError, CheckpointError, ResourceError, out_of_memory
 from allmask.files import listed, read_json
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -49,9 +49,10 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (AllmaskError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except MemoryError as error:
-        raise ResourceError(f"{path}: not enough memory to read it") from error
     except BaseException as error:  # a panic in Rust is not an Exception
+        wanted = out_of_memory(error)
+        if wanted is not None:
+            raise ResourceError(f"{path}: not enough memory to read it{wanted}", "close other programs") from error
         words = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: cannot be read: {words}", _advice(path)) from error
 
