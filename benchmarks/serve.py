@@ -7,11 +7,12 @@ Embeddings: MiniLM, texts of 8 to 64 tokens, vectors of length 1. Titles: 128 so
 greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers cannot cache a prefix mask. One text per
 request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
 embeddings, infinity-emb with ONNX Runtime in fp32 and int8, the fastest server for CPUs that pip installs. They need
-packages that allmask does not: --peers names the Python of an environment with fastapi and
-infinity-emb[server,optimum]. allmask computes in the precision that it chooses itself (auto). All servers
-run at the same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that
-others use, choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU
-time of a server per request, which depends less on what else the machine does. Overhead: the mean latency of one
+packages that allmask does not: --peers names the Python of an environment with fastapi and transformers, --infinity
+that of one with infinity-emb[server,optimum], which needs older versions: it imports optimum.bettertransformer, which
+is gone, but not used with ONNX. allmask computes in the precision that it chooses itself (auto). All servers run at the
+same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that others use,
+choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU time of a
+server per request, which depends less on what else the machine does. Overhead: the mean latency of one
 client, less the mean time that the server says it computed.
 """
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("titles", "embeddings"))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each server, number of clients and round")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="of an environment with the peers")
+    parser.add_argument("--infinity", metavar="PYTHON", help="of an environment with infinity-emb; default: --peers")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of each server (ONNX takes all)")
     parser.add_argument("--workers", type=int, default=1, help="processes of allmask")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="watch the memory of allmask instead")
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     given = parser.parse_args()
+    given.infinity = given.infinity or given.peers
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # inherited by all servers
     if given.soak:
         print(json.dumps(soak(given.soak, given.rate)))
@@ -84,7 +87,7 @@ def main() -> None:
 
             os.environ["OMP_NUM_THREADS"] = str(given.threads)
             os.environ.pop("MKL_NUM_THREADS", None)
-            about = timing.versions("starlette", "uvicorn") | peer_versions(given.peers)
+            about = timing.versions("starlette", "uvicorn") | peer_versions(given)
             about |= {"cores": usable_cores(), "threads": given.threads, "workers": given.workers}
             about |= {"overhead of HTTP and queue, ms": round(overhead, 2)}
             timing.show(f"{job.capitalize()} over HTTP", rows, about, given.json)
@@ -205,11 +208,11 @@ def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
         for dtype in ("float32", "bfloat16"):
             server = stack.enter_context(peer(given.peers, "embeddings", folder, dtype))
             yield Case(f"transformers {dtype}", server, "/predict", lambda text: {"input": text})
-    if has(given.peers, "infinity_emb"):
+    if has(given.infinity, "infinity_emb"):
         made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        subprocess.run([given.peers, "-c", EXPORT, folder, str(made)], check=True, capture_output=True)
+        subprocess.run([given.infinity, "-c", EXPORT, folder, str(made)], check=True, capture_output=True)
         for precision in ("fp32", "int8"):
-            server = stack.enter_context(infinity(given.peers, made / precision, made / f"cache-{precision}"))
+            server = stack.enter_context(infinity(given.infinity, made / precision, made / f"cache-{precision}"))
             yield Case(f"infinity-emb ONNX {precision}", server, "/embeddings", ask)
 
 
@@ -224,10 +227,13 @@ def has(python: str, module: str) -> bool:
     return found
 
 
-def peer_versions(python: str) -> dict[str, str]:
-    code = "import importlib.metadata as m\nfor name in 'transformers fastapi infinity-emb onnxruntime'.split():\n"
+def peer_versions(given: argparse.Namespace) -> dict[str, str]:
+    code = "import importlib.metadata as m, sys\nfor name in sys.argv[1:]:\n"
     code += " try: print(name, m.version(name))\n except m.PackageNotFoundError: pass"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = ""
+    for python, names in ((given.peers, "transformers fastapi"), (given.infinity, "infinity-emb onnxruntime")):
+        command = [python, "-c", code, *names.split()]
+        found += subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return dict(line.split() for line in found.splitlines())
 
 
