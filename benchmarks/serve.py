@@ -6,11 +6,13 @@
 Embeddings: MiniLM, texts of 8 to 64 tokens, vectors of length 1. Titles: 128 source tokens and exactly 16 new ones,
 greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers cannot cache a prefix mask. One text per
 request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
-embeddings, infinity-emb with ONNX Runtime, the fastest server for CPUs that pip installs. They need packages that
-allmask does not: --peers names the Python of an environment with fastapi and infinity-emb[server,optimum]. All servers
-run at the same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that
-others use, choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU
-time of a server per request, which depends less on what else the machine does. Overhead: the mean latency of one
+embeddings, infinity-emb with ONNX Runtime in fp32 and int8, the fastest server for CPUs that pip installs. They need
+packages that allmask does not: --peers names the Python of an environment with fastapi and transformers, --infinity
+that of one with infinity-emb[server,optimum], which needs older versions: it imports optimum.bettertransformer, which
+is gone, but not used with ONNX. allmask computes in the precision that it chooses itself (auto). All servers run at the
+same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that others use,
+choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU time of a
+server per request, which depends less on what else the machine does. Overhead: the mean latency of one
 client, less the mean time that the server says it computed.
 """
 
@@ -38,6 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "quality"))
 from http_client import Client
 from serve_faults import Running, metric, serving
 
+from allmask.devices import usable_cores
+
 CLIENTS = (1, 8, 64)
 NEW, SOURCE = 16, 128
 ROUNDS = 2
@@ -58,13 +62,15 @@ def main() -> None:
     parser.add_argument("--only", choices=("titles", "embeddings"))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each server, number of clients and round")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="of an environment with the peers")
-    parser.add_argument("--threads", type=int, default=cores(), help="of each server (ONNX Runtime always takes all)")
+    parser.add_argument("--infinity", metavar="PYTHON", help="of an environment with infinity-emb; default: --peers")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each server (ONNX takes all)")
     parser.add_argument("--workers", type=int, default=1, help="processes of allmask")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="watch the memory of allmask instead")
     parser.add_argument("--rate", type=float, help="requests per second of the soak; without it, as many as it can")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="less work: to check that it runs, not to measure")
     given = parser.parse_args()
+    given.infinity = given.infinity or given.peers
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # inherited by all servers
     if given.soak:
         print(json.dumps(soak(given.soak, given.rate)))
@@ -81,8 +87,8 @@ def main() -> None:
 
             os.environ["OMP_NUM_THREADS"] = str(given.threads)
             os.environ.pop("MKL_NUM_THREADS", None)
-            about = timing.versions("starlette", "uvicorn") | peer_versions(given.peers)
-            about |= {"cores": cores(), "threads": given.threads, "workers": given.workers}
+            about = timing.versions("starlette", "uvicorn") | peer_versions(given)
+            about |= {"cores": usable_cores(), "threads": given.threads, "workers": given.workers}
             about |= {"overhead of HTTP and queue, ms": round(overhead, 2)}
             timing.show(f"{job.capitalize()} over HTTP", rows, about, given.json)
 
@@ -194,7 +200,7 @@ def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
     def ask(text: str) -> Any:
         return {"model": "minilm", "input": text}
 
-    for name, precision in (("allmask", "auto"), ("allmask int8", "int8")):
+    for name, precision in (("allmask", "auto"), ("allmask bf16", "bf16")):
         options = ("--tasks", "embed", "--workers", given.workers, "--precision", precision)
         yield Case(name, stack.enter_context(serving("minilm", *options)), "/v1/embeddings", ask)
     folder = str(resolve("minilm"))
@@ -202,10 +208,12 @@ def embeddings(stack: ExitStack, given: argparse.Namespace) -> Iterator[Case]:
         for dtype in ("float32", "bfloat16"):
             server = stack.enter_context(peer(given.peers, "embeddings", folder, dtype))
             yield Case(f"transformers {dtype}", server, "/predict", lambda text: {"input": text})
-    if has(given.peers, "infinity_emb"):
-        made = stack.enter_context(tempfile.TemporaryDirectory())
-        server = stack.enter_context(infinity(given.peers, folder, Path(made)))
-        yield Case("infinity-emb ONNX", server, "/embeddings", ask)
+    if has(given.infinity, "infinity_emb"):
+        made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        subprocess.run([given.infinity, "-c", EXPORT, folder, str(made)], check=True, capture_output=True)
+        for precision in ("fp32", "int8"):
+            server = stack.enter_context(infinity(given.infinity, made / precision, made / f"cache-{precision}"))
+            yield Case(f"infinity-emb ONNX {precision}", server, "/embeddings", ask)
 
 
 JOBS = {"titles": titles, "embeddings": embeddings}
@@ -219,10 +227,13 @@ def has(python: str, module: str) -> bool:
     return found
 
 
-def peer_versions(python: str) -> dict[str, str]:
-    code = "import importlib.metadata as m\nfor name in 'transformers fastapi infinity-emb onnxruntime'.split():\n"
+def peer_versions(given: argparse.Namespace) -> dict[str, str]:
+    code = "import importlib.metadata as m, sys\nfor name in sys.argv[1:]:\n"
     code += " try: print(name, m.version(name))\n except m.PackageNotFoundError: pass"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = ""
+    for python, names in ((given.peers, "transformers fastapi"), (given.infinity, "infinity-emb onnxruntime")):
+        command = [python, "-c", code, *names.split()]
+        found += subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return dict(line.split() for line in found.splitlines())
 
 
@@ -254,24 +265,32 @@ def peer(python: str, task: str, folder: str, dtype: str) -> Iterator[Running]:
         yield server
 
 
+EXPORT = """
+import sys
+from pathlib import Path
+from optimum.onnxruntime import ORTModelForFeatureExtraction, ORTQuantizer
+from optimum.onnxruntime.configuration import AutoQuantizationConfig
+from transformers import AutoTokenizer
+
+fp32, int8 = (Path(sys.argv[2], name) for name in ("fp32", "int8"))
+ORTModelForFeatureExtraction.from_pretrained(sys.argv[1], export=True).save_pretrained(fp32)
+dynamic = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=False)
+ORTQuantizer.from_pretrained(fp32).quantize(save_dir=int8, quantization_config=dynamic)
+for folder in (fp32, int8):
+    AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(folder)
+"""  # the plain graph is quantized: quantizing the optimized one is not faster
+
+
 @contextmanager
-def infinity(python: str, folder: str, made: Path) -> Iterator[Running]:
-    """infinity-emb with an ONNX graph that optimum exports from the same folder; it finds it in its working folder."""
-    code = "import sys; from optimum.onnxruntime import ORTModelForFeatureExtraction as M; from transformers import "
-    code += "AutoTokenizer as T; M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2]); "
-    code += "T.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
-    subprocess.run([python, "-c", code, folder, str(made)], check=True, capture_output=True)
+def infinity(python: str, made: Path, cache: Path) -> Iterator[Running]:
+    """infinity-emb with the ONNX graph in the folder `made`, in which it works; it optimizes the graph in `cache`."""
     port, name = free_port(), "minilm"
     words = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", ".", "--served-model-name", name]
     words += ["--engine", "optimum", "--device", "cpu", "--port", str(port), "--log-level", "error"]
     words += ["--no-bettertransformer", "--pooling-method", "mean"]
-    quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-    with started(words, port, quiet, "/embeddings", {"model": name, "input": "a"}, made) as server:
+    values = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HOME": str(cache)}
+    with started(words, port, values, "/embeddings", {"model": name, "input": "a"}, made) as server:
         yield server
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def free_port() -> int:

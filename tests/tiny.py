@@ -48,8 +48,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def bert(folder: Path, heads: Sequence[str] = ()) -> Path:
-    return _model(folder, replace(presets.bert_base(), **SMALL), heads, "wordpiece", 200)
+def bert(folder: Path, heads: Sequence[str] = (), **sizes: int) -> Path:
+    return _model(folder, replace(presets.bert_base(), **{**SMALL, **sizes}), heads, "wordpiece", 200)
 
 
 def writer(folder: Path) -> Path:

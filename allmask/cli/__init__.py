@@ -33,8 +33,9 @@ ModelOrDefault = Annotated[
     str | None,
     Argument(metavar="MODEL", help=_MODEL, show_default="allmask-en or allmask-zh, by the script of the text"),
 ]
+Precisions = Literal["auto", "fp32", "bf16", "int8"]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "int8"],
+    Precisions,
     Option(help="Arithmetic; auto is the fastest that this CPU supports: int8 to generate text, else bf16."),
 ]
 Device = Annotated[str, Option(help=HELP, metavar="|".join(DEVICES), callback=expect_device)]

@@ -29,6 +29,7 @@ from allmask.claims.claim import (
     together,
 )
 from allmask.cli import AsJson, Quiet, emit, note
+from allmask.devices import usable_cores
 from allmask.errors import Interrupted, UsageError
 from allmask.files import atomic_file
 
@@ -136,8 +137,7 @@ def _stoppable(report: Path | None) -> Iterator[None]:
 
 def _run_all(claims: Sequence[Claim], run: partial[Result], jobs: int | None) -> Iterator[Result]:
     """Yield the results in the order of the claims. Several run at the same time, in processes of their own."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    groups = together(claims)
+    cores, groups = usable_cores(), together(claims)
     jobs = min(jobs or min(2, cores), len(groups))
     if jobs < 2:
         yield from map(run, claims)

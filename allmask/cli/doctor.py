@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allmask.cli import AsJson, emit, plural
+from allmask.devices import usable_cores
 from allmask.errors import AllmaskError, CheckpointError, ResourceError
 
 if TYPE_CHECKING:
@@ -90,12 +91,11 @@ def _machine() -> dict[str, Any]:
         words = (value("/proc/meminfo", name) or "").split()
         return round(int(words[0]) / 2**20, 1) if words else None
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": platform.platform(),
         "processor": value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "instruction_sets": [name for name in _SETS if build.has((name,))],
-        "cores": cores,
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_gb": gigabytes("MemTotal"),
         "available_gb": gigabytes("MemAvailable"),

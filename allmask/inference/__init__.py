@@ -7,6 +7,6 @@ attention.py has attention maps: which token looks at which.
 """
 
 from allmask.inference.embeddings import POOLS, embed, embed_ids, fit
-from allmask.inference.frozen import freeze
+from allmask.inference.frozen import freeze, precision_of
 
-__all__ = ["POOLS", "embed", "embed_ids", "fit", "freeze"]
+__all__ = ["POOLS", "embed", "embed_ids", "fit", "freeze", "precision_of"]

@@ -83,6 +83,14 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     return frozen
 
 
+def precision_of(model: Model) -> str:
+    """Return the precision in which a model computes: fp32, bf16 or int8."""
+    if any(isinstance(module, Int8Linear | TorchInt8Linear) for module in model.body.modules()):
+        return "int8"
+    dtype = next(model.body.parameters()).dtype
+    return next((name for name, one in PRECISIONS.items() if one == dtype), str(dtype).removeprefix("torch."))
+
+
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether weights can be packed. Builds of torch differ in their operators, so this is tried."""

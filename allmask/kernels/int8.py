@@ -263,7 +263,7 @@ def encode(
     x, width = x.float().clone(memory_format=torch.contiguous_format), layers[0].output.inputs // heads
     attend = ctypes.cast(attention_library(dtype).attend_documents, ctypes.c_void_p)
     pointers = ctypes.addressof(layers), attend
-    encoder = Encoder(*pointers, len(layers), heads, width, KIND[dtype], min(torch.get_num_threads(), MAX_THREADS))
+    encoder = Encoder(*pointers, len(layers), heads, width, KIND[dtype], min(_threads(len(x)), MAX_THREADS))
     count, keys, values = len(documents), torch.empty(0), torch.empty(0)
     hidden, prompts = x, None
     if texts is not None:
@@ -285,10 +285,15 @@ def _typed(x: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
     return pointer(x), ctypes.c_int64(KIND[x.dtype])
 
 
+def _threads(rows: int) -> int:
+    """Return how many threads to use for so many rows: to start one costs as much as a few dozen rows."""
+    return max(1, min(torch.get_num_threads(), math.ceil(rows / MIN_ROWS)))
+
+
 def _on_threads(run: Callable[..., int], *tensors: Tensor) -> None:
-    """Split the rows of all tensors (…, N) between as many threads as torch has."""
+    """Split the rows of all tensors (…, N) between threads, at most as many as torch has."""
     flat = [x.view(-1, x.shape[-1]) for x in tensors]
-    threads = max(1, min(torch.get_num_threads(), math.ceil(len(flat[0]) / MIN_ROWS)))
+    threads = _threads(len(flat[0]))
     parts = list(zip(*(x.tensor_split(threads) for x in flat), strict=True))
 
     def run_part(rows: tuple[Tensor, ...]) -> int:

@@ -20,6 +20,7 @@ from allmask.serve.metrics import Metrics
 from allmask.serve.problems import Problem
 from allmask.serve.settings import Settings, Source
 from allmask.tasks.common.generator import TextGenerator
+from allmask.tasks.embed import open_served_embedder
 from allmask.tasks.task import ModelFolder, Predictor
 
 log = logging.getLogger("allmask")
@@ -58,6 +59,9 @@ class ServedModel:
         if not self.predictors:
             wanted = f"none of {', '.join(tasks)}" if tasks else "nothing"
             raise CheckpointError(f"{source.model}: can do {wanted} that is served", "see allmask inspect")
+        found = {name: predictor.computes_in() for name, predictor in self.predictors.items()}
+        self.precisions = {name: precision for name, precision in found.items() if precision}  # of each task
+        log.info("%s: %s", self.name, ", ".join(f"{name} {precision}" for name, precision in self.precisions.items()))
         self.tokenizer = self.folder.model.tokenizer
         metrics.limit.labels(self.name).set(settings.queue)
         self.read, self.written = (metrics.tokens.labels(self.name, way) for way in ("read", "written"))
@@ -121,7 +125,12 @@ def _predictors(opened: ModelFolder, precision: str, wanted: Sequence[str]) -> I
         if not asked(name):
             continue
         try:
-            yield name, writer if name == "generate" and writer else USES[name](opened, precision)
+            if name == "generate" and writer:
+                yield name, writer
+            elif name == "embed" and precision == "auto":
+                yield name, open_served_embedder(opened)
+            else:
+                yield name, USES[name](opened, precision)
         except CheckpointError:
             continue
 

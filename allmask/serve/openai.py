@@ -31,11 +31,11 @@ NEUTRAL = (None, False, 0, "", [], {})  # values of a field that ask for nothing
 
 
 async def get_models(request: Request) -> Response:
-    models = request.app.state.models.values()
     data = [
-        {"id": one.name, "object": "model", "created": one.created, "owned_by": "allmask", "tasks": [*one.predictors]}
-        for one in models
-    ]
+        {"id": one.name, "object": "model", "created": one.created, "owned_by": "allmask", "tasks": [*one.predictors],
+         "precision": one.precisions}
+        for one in request.app.state.models.values()
+    ]  # fmt: skip
     return as_json({"object": "list", "data": data})
 
 

@@ -14,7 +14,7 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from allmask.data import DataFile
 from allmask.errors import CheckpointError, UsageError
 from allmask.files import did_you_mean
 from allmask.options import SAMPLING, described
+from allmask.runs.options import hints_of
 from allmask.serve.batching import Closed, Compute, Job
 from allmask.serve.models import Models, ServedModel
 from allmask.serve.problems import LEFT, Problem
@@ -237,7 +238,7 @@ def options_of(predictor: Predictor) -> dict[str, tuple[Field[Any], type]]:
 
 @cache
 def _declared_options(declared: type, names: frozenset[str]) -> dict[str, tuple[Field[Any], type]]:
-    hints = get_type_hints(declared)
+    hints = hints_of(declared)
     found = {}
     for entry in fields(declared):
         if entry.name in names:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
+from allmask.devices import usable_cores
 from allmask.errors import AllmaskError
 from allmask.serve.settings import Settings, Source
 
@@ -62,8 +63,7 @@ def run(plan: Plan, listener: socket.socket, say: Callable[[str], None]) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="allmask-metrics-") as folder:
         os.environ[FOLDER] = folder  # before the workers import prometheus_client
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // plan.settings.workers)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // plan.settings.workers)))
         return Parent(plan, listener, ready).run()
 
 

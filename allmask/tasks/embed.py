@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,15 +16,29 @@ import numpy as np
 from allmask.data import DataFile, Record, read_records
 from allmask.data import text as text_field
 from allmask.errors import CheckpointError, UsageError
-from allmask.inference import POOLS, embed_ids, fit, freeze
+from allmask.inference import POOLS, embed_ids, fit, freeze, precision_of
+from allmask.kernels import int8
 from allmask.model import Model
 from allmask.options import EmbedOptions
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder, Predictor
 
+log = logging.getLogger("allmask")
 T = TypeVar("T")
 WINDOW = 1024  # texts in memory at a time; they are sorted by length
 POOLING = Path("1_Pooling") / "config.json"  # pooling settings of sentence-transformers
+
+
+CLOSE = 0.99  # lowest cosine to fp32 with which vectors are served in int8
+# Short texts, and texts of marks above all, are those that int8 changes most.
+SAMPLES = (
+    "...", "---", "!!!", "?", "***", "=====", "#", "____", "。。。", "——", "1. 2. 3.", "2024-05-01", "(a)", "{}", "OK",
+    "the", "Beijing", "北京", "好", "https://example.org/a?b=1", "def f(x): return x + 1", "Price: $12.99 (was $19.99)",
+    "Error: cannot open file 'data.csv'", "How do I reset my password?", "The cat sat on the mat, and the dog slept.",
+    "We show that the attention mask decides every role of a Transformer.", "北京欢迎你，为你开天辟地。",
+    "今天天气很好，我们去公园散步吧。", "这家餐厅的白切鸡很好吃，服务也不错。",
+    "Das Haus am See war den ganzen Winter leer.", "¿Dónde está la biblioteca?", "これは本です。",
+)  # fmt: skip
 
 
 class Found(NamedTuple, Generic[T]):
@@ -39,6 +54,24 @@ def open_embedder(
     return Embedder(opened.model, pool or pool_of(opened.folder), normalize, precision)
 
 
+def open_served_embedder(opened: ModelFolder) -> Embedder:
+    """Return an embedder for a server: in int8 where that is fast and close to fp32, otherwise as `auto` has it.
+
+    It is fast where one call of the kernels computes all layers. It is close if the lowest cosine of the vectors of
+    SAMPLES to those of fp32 is at least CLOSE; that is tried here and takes a small part of a second.
+    """
+    if opened.model.device.type == "cpu" and opened.model.config.family not in ("lstm", "elmo") and int8.library():
+        embedder = open_embedder(opened, "int8")
+        if getattr(embedder.frozen.body, "whole", None) is not None:
+            cosine = embedder.lowest_cosine(SAMPLES)
+            is_close = cosine >= CLOSE
+            found = f"the lowest cosine of {len(SAMPLES)} vectors in int8 to fp32 is {cosine:.4f}"
+            log.info("%s: %s, so int8 is%s used to embed", opened.source, found, "" if is_close else " not")
+            if is_close:
+                return embedder
+    return open_embedder(opened)
+
+
 @dataclass
 class Embedder(Predictor):
     """A model frozen for speed, and how its hidden states are pooled to one vector per text."""
@@ -46,7 +79,7 @@ class Embedder(Predictor):
     model: Model
     pool: str = "mean"  # or cls, the first token
     normalize: bool = False
-    precision: str = "auto"  # fp32, bf16; auto: the fastest here
+    precision: str = "auto"  # fp32, bf16, int8; auto: bf16 where the CPU computes in it
     cut: int = field(default=0, init=False)  # how many texts were truncated so far
 
     does: ClassVar[str] = "embeds texts"
@@ -78,6 +111,9 @@ class Embedder(Predictor):
         windows = iter(lambda: list(islice(source, WINDOW)), [])
         return nearest(self(query), ((some, self.vectors(some)) for some in windows), top)
 
+    def computes_in(self) -> str:
+        return precision_of(self.frozen)
+
     def check(self, options: dict[str, Any]) -> None:
         pool = options.get("pool") or self.pool
         if pool not in POOLS:
@@ -106,6 +142,13 @@ class Embedder(Predictor):
         ids = [fit(one, limit) for one in encoded]
         normalize = self.normalize if normalize is None else normalize
         return embed_ids(self.frozen, ids, pool or self.pool, normalize).cpu().numpy()
+
+    def lowest_cosine(self, texts: Sequence[str]) -> float:
+        """Return the lowest cosine between the vector of a text here and in fp32."""
+        limit = self.model.config.max_positions
+        ids = [fit(one, limit) for one in tokenizer_of(self.model).encode_batch(texts) if len(one)]
+        found, exact = (embed_ids(model, ids, self.pool, normalize=True) for model in (self.frozen, self.model))
+        return float((found * exact).sum(-1).min())
 
 
 def as_digits(vector: Iterable[float]) -> list[float]:

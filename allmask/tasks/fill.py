@@ -13,6 +13,7 @@ from torch import Tensor
 from allmask.data import DataFile, Record, read_records
 from allmask.data import text as text_field
 from allmask.errors import CheckpointError, UsageError
+from allmask.inference import precision_of
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import Cache
@@ -66,6 +67,9 @@ class Filler(Predictor):
             raise CheckpointError("this model's tokenizer has no [MASK]", "take a BERT-like model")
         if self.model.config.own_mask == "causal":
             raise CheckpointError("this model reads from left to right only, so it cannot fill gaps", _TEACH)
+
+    def computes_in(self) -> str:
+        return precision_of(self.model)
 
     @overload
     def __call__(self, texts: str, top: int = 5) -> Filled: ...

@@ -192,6 +192,10 @@ class Predictor(Protocol):
 
     def __call__(self, *inputs: Any, **options: Any) -> Any: ...
 
+    def computes_in(self) -> str | None:
+        """Return the precision of its products, such as "int8"; None if it cannot tell."""
+        return None
+
     def check(self, options: dict[str, Any]) -> None:
         """Raise UsageError for options that contradict each other; called before anything is read."""
 

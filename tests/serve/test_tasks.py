@@ -59,8 +59,16 @@ def test_titles(options: dict[str, Any], folder: Path, ask: Callable):
     assert same.json()["output"] == expected
 
 
-def test_filling_and_vectors(folder: Path, ask: Callable):
-    fill, embed = allmask.pipeline("fill", folder / "writer"), allmask.pipeline("embed", folder / "writer")
+def embedder(app: Any, folder: Path) -> Any:
+    """The embedder of the writer, in the precision that the server says it has chosen."""
+    from starlette.testclient import TestClient
+
+    found = {model["id"]: model["precision"] for model in TestClient(app).get("/v1/models").json()["data"]}
+    return allmask.pipeline("embed", folder / "writer", precision=found["writer"]["embed"])
+
+
+def test_filling_and_vectors(folder: Path, ask: Callable, app: Any):
+    fill, embed = allmask.pipeline("fill", folder / "writer"), embedder(app, folder)
     found = ask("/v1/tasks/fill", {"input": "北京[MASK]你", "top": 2}).json()["output"]
     assert found["text"] == fill("北京[MASK]你", 2).text and len(found["gaps"][0]) == 2
     rows = ask("/v1/tasks/embed", {"input": SOURCES, "pool": "cls"}).json()["output"]
@@ -188,12 +196,24 @@ def test_metrics_ready_and_models(app: Any, ask: Callable):
         assert families[f"allmask_{name}"].samples
     assert client.get("/health").json() == {"status": "ok"}
     assert "writer" in client.get("/ready").json()["models"]
-    models = {model["id"]: model["tasks"] for model in client.get("/v1/models").json()["data"]}
+    data = client.get("/v1/models").json()["data"]
+    models = {model["id"]: model["tasks"] for model in data}
     assert models["tag"] == ["tag", "embed"] and models["writer"] == ["title", "continue", "generate", "fill", "embed"]
+    for model in data:
+        assert [*model["precision"]] == model["tasks"] and {*model["precision"].values()} <= {"fp32", "bf16", "int8"}
 
 
-def test_vectors_for_clients_of_openai(ask: Callable, folder: Path):
-    embed = allmask.pipeline("embed", folder / "writer")
+def test_a_precision_that_is_asked_for_is_used(folder: Path):
+    from allmask.serve.models import load_models
+    from allmask.serve.settings import Settings
+
+    asked = load_models([str(folder / "writer"), str(folder / "classify")], Settings(), precision="fp32")
+    assert {precision for model in asked.values() for precision in model.precisions.values()} == {"fp32"}
+    asked.close()
+
+
+def test_vectors_for_clients_of_openai(ask: Callable, folder: Path, app: Any):
+    embed = embedder(app, folder)
     answer = ask("/v1/embeddings", {"model": "writer", "input": SOURCES[:2]}).json()
     unit = embed.vectors(SOURCES[:2], normalize=True)
     np.testing.assert_allclose([row["embedding"] for row in answer["data"]], unit, rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from allmask.errors import CheckpointError, UsageError
+from allmask.kernels import int8
 from allmask.model import Model, load
-from allmask.tasks.embed import POOLING, Embedder, pool_of
+from allmask.tasks.embed import CLOSE, POOLING, SAMPLES, Embedder, open_served_embedder, pool_of
+from allmask.tasks.task import ModelFolder
 from tests import tiny
 
 TEXTS = [row["source"] for row in tiny.english(12) + tiny.chinese(12)]
@@ -82,3 +85,34 @@ def test_what_cannot_be_embedded(model, tmp_path: Path):
         Embedder(model, "max")
     with pytest.raises(UsageError, match="left to right"):
         Embedder(load(tiny.gpt2(tmp_path / "gpt2")), "cls")
+
+
+def lowest_by_hand(model: Model, found: np.ndarray) -> float:
+    exact = np.stack([by_hand(model, text, "mean") for text in SAMPLES])
+    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
+    return float(((exact * found).sum(1) / norms).min())
+
+
+@pytest.mark.skipif(int8.library() is None, reason="there are no kernels for int8 here")
+def test_a_server_embeds_in_int8_only_if_the_vectors_stay_close(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO, "allmask")
+    folder = tiny.bert(tmp_path / "bert", width=64, ffn_width=128)
+    chosen, model = open_served_embedder(ModelFolder.open(folder)), load(folder)
+    lowest = lowest_by_hand(model, chosen(SAMPLES))
+    assert chosen.computes_in() == "int8" and lowest >= CLOSE
+    assert f"is {lowest:.4f}, so int8 is used" in caplog.text
+    for layer in model.body.layers:  # one large activation sets the scale of all others
+        layer.feed_forward.expand.weight.data[0] *= 1000
+        layer.feed_forward.contract.weight.data *= 20
+        layer.feed_forward.contract.weight.data[:, 0] /= 1000
+    model.save(tmp_path / "outlier")
+    chosen = open_served_embedder(ModelFolder.open(tmp_path / "outlier"))
+    assert lowest_by_hand(model, Embedder(model, precision="int8")(SAMPLES)) < CLOSE
+    assert chosen.computes_in() == Embedder(model).computes_in() != "int8" and "so int8 is not used" in caplog.text
+
+
+def test_a_server_embeds_as_usual_without_kernels_for_int8(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(int8, "library", lambda: None)
+    assert open_served_embedder(ModelFolder.open(folder)).computes_in() == Embedder(load(folder)).computes_in()
+    assert Embedder(load(folder), precision="fp32").computes_in() == "fp32"
+    assert Embedder(load(folder), precision="bf16").computes_in() == "bf16"

@@ -161,7 +161,7 @@ class _EngineWriter:
 
     def __init__(self, slow: Any, engine: Engine):
         self.slow, self.engine = slow, engine
-        self.body = slow.model.body
+        self.model, self.body = slow.model, slow.model.body
         self.room = slow.room
 
         self.embedding = engine.embedding(self.body.embedding, self._segment(), slow.model.config)

@@ -13,6 +13,7 @@ from allmask.data import Checker, DataFile, Record, read_records
 from allmask.decoding import Decoding, Hypothesis, Writer, generate, stream
 from allmask.decoding.search import expect_one_hypothesis
 from allmask.errors import UsageError
+from allmask.inference import precision_of
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.tasks.common.evaluation import Evaluation
@@ -73,6 +74,9 @@ class TextGenerator(Predictor):
         self.writer = self.writer or self.task.writer(self.model, self.precision)
         self.leftwards = getattr(self.writer, "leftwards", False)  # it writes from right to left
         self.max_tokens = self.task.max_source
+
+    def computes_in(self) -> str:
+        return precision_of(getattr(self.writer, "model", self.model))
 
     @overload
     def __call__(self, texts: str, **options: Any) -> str: ...

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from allmask.data import Asked, Batch, Example, Record, pack, rows_by_length
 from allmask.errors import CheckpointError, UsageError
-from allmask.inference import freeze
+from allmask.inference import freeze, precision_of
 from allmask.model import Model, Outline
 from allmask.nn.build import reads_pooler
 from allmask.nn.heads import Labels, pool_answers
@@ -183,6 +183,9 @@ class HeadPredictor(Predictor, Generic[Input, Result]):
     @property
     def max_tokens(self) -> int:
         return self.task.max_length
+
+    def computes_in(self) -> str:
+        return precision_of(self.frozen)
 
     def results(self, inputs: Sequence[Input]) -> Iterator[Result]:
         """Yield a result for each input; all of them are in memory."""

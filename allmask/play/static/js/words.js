@@ -48,7 +48,7 @@ export const WORDS = {
     "why.reflexive": "{a} does not read itself", "why.transitive": "{a} reads {b}, and {b} reads {c}, but {a} must not read {c}; after two layers it does",
     "why.total": "neither of {a} and {b} reads the other, yet {c} ties them to one document",
     reachExact: "Through {layers}: exactly what a token reads, and itself.",
-    reachMore: "Through {layers}, {count} pairs more than one layer reads.", reachAgainst: "{count} pairs are against the order.",
+    reachMore: "Through {layers}, pairs beyond those of one layer: {count}.", reachAgainst: "Pairs against the order: {count}.",
     noLeak: "No leak: none of {count} positions sees the token that it predicts.",
     leak: "LEAK at {leaks} of {count} positions, which see the token that they should predict:",
     leakItem: "{reader} sees {key}", streamOk: "No leak: no query sees its own token.", streamLeak: "LEAK: {count} queries see their own token.",
