@@ -31,7 +31,7 @@ def _speed(side: int, dtype: torch.dtype, device: str) -> float:
     """Measure the operations per second of the product of two square matrices."""
     a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
     seconds: list[float] = []
-    while len(seconds) < 2 or len(seconds) < ROUNDS and sum(seconds) < ENOUGH:  # the first may load a library
+    while len(seconds) < 2 or (len(seconds) < ROUNDS and sum(seconds) < ENOUGH):  # the first may load a library
         started = time.perf_counter()
         torch.mm(a, b)
         if device != "cpu":
