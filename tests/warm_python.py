@@ -51,6 +51,7 @@ def ask(address: str, words: list[str]) -> None:
 
 def serve(address: str, code: str) -> list[str]:
     """Fork for each request, until stdin ends. Returns only in a process that was asked for: the words it is to run."""
+    import gc
     import select
 
     listener = socket.socket(socket.AF_UNIX)
@@ -68,6 +69,8 @@ def serve(address: str, code: str) -> list[str]:
         if code:
             exec(code, {})
             code = ""
+            gc.collect()
+            gc.freeze()  # so that no fork walks through what all of them share, and thereby copies it
         if not os.fork():
             listener.close()
             return attend(client)
@@ -136,6 +139,25 @@ def execute(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def end(run, words: list[str]) -> None:
+    """Run it and end as an interpreter does, except that modules are not taken apart: a fork would copy them first."""
+    import atexit
+    import threading
+
+    try:
+        run(words)
+        code = 0
+    except SystemExit as asked:
+        if asked.code is not None and not isinstance(asked.code, int):
+            raise
+        code = asked.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 # ---- its users -------------------------------------------------------------------------------------------------
 
 
@@ -157,4 +179,4 @@ def warm_python(folder, code):
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         ask(sys.argv[2], sys.argv[3:])
-    execute(serve(sys.argv[2], sys.argv[3]))
+    end(execute, serve(sys.argv[2], sys.argv[3]))
