@@ -36,6 +36,7 @@ from allmask.training.flops import measured_peak
 measured_peak(torch.float32)
 """  # done by processes that tests start, and therefore only once
 PYTHON = pytest.StashKey[str]()
+gc.disable()  # until all tests are collected: modules and tests stay
 os.fsync = lambda handle: None  # waiting for the disk shows nothing here: tests/test_files.py checks that it is called
 
 
@@ -68,6 +69,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from walking through what all tests share: modules, and thousands of tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 
