@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors lose time to threads
@@ -19,14 +21,39 @@ os.environ.pop("ALLMASK_DEBUG", None)
 import pytest
 from hypothesis import settings
 
+from tests.warm_python import warm_python
+
 settings.register_profile("allmask", deadline=None, print_blob=True)  # a busy machine is not a bug
 settings.load_profile("allmask")
-IMPORTED = [  # by processes that tests start, and therefore only once
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "allmask.cli.finetune", "allmask.cli.pretrain",
-    "allmask.runs.finetuning", "allmask.runs.pretraining", "allmask.tasks.classify", "allmask.tasks.seq2seq",
-    "rouge_score.rouge_scorer", "sacrebleu",
-]  # fmt: skip
+WARM = """
+import torch._dynamo, torch.distributed.fsdp, torch.distributed.run
+import allmask.cli.finetune, allmask.cli.pretrain, allmask.cli.serve
+import allmask.runs.finetuning, allmask.runs.pretraining, allmask.tasks.classify, allmask.tasks.seq2seq
+import allmask.tasks.continuation, allmask.tasks.fill, allmask.decoding.fast.engines
+import allmask.serve.app, allmask.serve.server, allmask.serve.models
+import rouge_score.rouge_scorer, sacrebleu
+from allmask.training.flops import measured_peak
+measured_peak(torch.float32)
+"""  # done by processes that tests start, and therefore only once
+PYTHON = pytest.StashKey[str]()
+gc.disable()  # until all tests are collected: modules and tests stay
 os.fsync = lambda handle: None  # waiting for the disk shows nothing here: tests/test_files.py checks that it is called
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have one warm Python for all workers, which the process that starts them passes on."""
+    if hasattr(config, "workerinput"):
+        config.stash[PYTHON] = config.workerinput["python"]
+        return
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    folder = stack.enter_context(TemporaryDirectory(prefix="python-"))
+    config.stash[PYTHON] = stack.enter_context(warm_python(Path(folder), WARM))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["python"] = node.config.stash[PYTHON]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +69,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from walking through what all tests share: modules, and thousands of tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 
@@ -79,12 +107,9 @@ def one_plot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def python(pytestconfig: pytest.Config) -> str:
     """A program to start in place of sys.executable where a process matters and its imports do not."""
-    from tests.warm_python import warm_python
-
-    with warm_python(tmp_path_factory.mktemp("python"), IMPORTED) as program:
-        yield program
+    return pytestconfig.stash[PYTHON]
 
 
 class Ran(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,17 @@ HEAVY = (
     "pydantic",
 )
 REPORT = f"import sys; print('HEAVY', *[name for name in {HEAVY} if name in sys.modules])"
+FORKS = f"""
+import os, sys
+from allmask.cli.main import main
+for line in sys.argv[1:]:
+    if not os.fork():
+        code = main(line.split())
+        print("HEAVY", *[name for name in {HEAVY} if name in sys.modules], "code", code, flush=True)
+        os._exit(0)
+    os.wait()
+    print("\\n@", flush=True)
+"""
 HELP = "import sys\nfrom allmask.cli.main import main\ncode = main(sys.argv[1:])\n" + REPORT + "\nsys.exit(code)"
 
 
@@ -45,26 +57,22 @@ def test_names_resolve_on_first_use_and_a_model_is_loaded_without_the_compiler()
     assert ran.stdout.split() == ["Mask", "True", "False"], ran.stderr
 
 
-def check_help(*words: str) -> None:
-    """`allmask WORDS --help` succeeds, imports nothing heavy and closes with examples."""
-    ran = python(HELP, *words, "--help")
-    assert ran.returncode == 0, ran.stderr
-    *text, last = ran.stdout.strip().splitlines()
-    assert last == "HEAVY", f"{last} was imported for --help"
-    assert "Examples:" in ran.stdout
-    assert text[-1].strip().startswith("allmask ")
-
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_help():
-    check_help()
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command(name: str):
-    check_help(name)
-    command = import_module(COMMANDS[name][0]).command
-    for subcommand in command.registered_commands if isinstance(command, typer.Typer) else []:
-        check_help(name, subcommand.name or subcommand.callback.__name__)
+    """`allmask --help`, and that of every command: it succeeds, imports nothing heavy and closes with examples."""
+    lines = ["--help"]
+    for name, (module, _) in COMMANDS.items():
+        command = import_module(module).command
+        subcommands = command.registered_commands if isinstance(command, typer.Typer) else []
+        lines += [f"{name} --help", *(f"{name} {one.name or one.callback.__name__} --help" for one in subcommands)]
+    ran = python(FORKS, *lines)  # a fork for each, with nothing but the table of commands imported
+    assert ran.returncode == 0, ran.stderr
+    answers = ran.stdout.split("\n@\n")[:-1]
+    assert len(answers) == len(lines)
+    for line, said in zip(lines, answers, strict=True):
+        *text, last = said.strip().splitlines()
+        assert last == "HEAVY code 0", f"allmask {line}: {last}, of which heavy modules were imported\n{ran.stderr}"
+        assert "Examples:" in said and text[-1].strip().startswith("allmask "), line
 
 
 USAGE_ERRORS = {  # the words of a command line, and part of what is said

@@ -1,7 +1,9 @@
 """A Python that starts at once: a server has imported torch and the library, and each process is a fork of it.
 
-    with warm_python(folder) as python:              # the path of a program
-        subprocess.run([python, "-m", "allmask", …])  # in place of sys.executable
+    with warm_python(folder, "import torch") as python:  # the path of a program
+        subprocess.run([python, "-m", "allmask", …])      # in place of sys.executable
+
+The server runs that code when it is first asked for a process, so it costs next to nothing where no test asks.
 
 The program passes its arguments, environment, folder and standard streams to the server, forwards signals to the
 process forked for it, and ends as that does, by the same code or the same signal. A process is started anew, as by
@@ -47,8 +49,9 @@ def ask(address: str, words: list[str]) -> None:
 # ---- the server ------------------------------------------------------------------------------------------------
 
 
-def serve(address: str) -> list[str]:
+def serve(address: str, code: str) -> list[str]:
     """Fork for each request, until stdin ends. Returns only in a process that was asked for: the words it is to run."""
+    import gc
     import select
 
     listener = socket.socket(socket.AF_UNIX)
@@ -63,6 +66,11 @@ def serve(address: str) -> list[str]:
         if sys.stdin in ready:
             os._exit(0)
         client, _ = listener.accept()
+        if code:
+            exec(code, {})
+            code = ""
+            gc.collect()
+            gc.freeze()  # so that no fork walks through what all of them share, and thereby copies it
         if not os.fork():
             listener.close()
             return attend(client)
@@ -131,18 +139,37 @@ def execute(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def end(run, words: list[str]) -> None:
+    """Run it and end as an interpreter does, except that modules are not taken apart: a fork would copy them first."""
+    import atexit
+    import threading
+
+    try:
+        run(words)
+        code = 0
+    except SystemExit as asked:
+        if asked.code is not None and not isinstance(asked.code, int):
+            raise
+        code = asked.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 # ---- its users -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def warm_python(folder, modules):
-    """A server in a process of its own, which has imported these modules; yields the program."""
+def warm_python(folder, code):
+    """A server in a process of its own, whose forks have run this code; yields the program."""
     import subprocess
 
     address, program = folder / "socket", folder / "python"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISu "{__file__}" ask "{address}" "$@"\n')
     program.chmod(0o755)
-    command = [sys.executable, __file__, "serve", str(address), *modules]
+    command = [sys.executable, __file__, "serve", str(address), code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout.readline() == b"ready\n"
         yield str(program)
@@ -152,8 +179,4 @@ def warm_python(folder, modules):
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         ask(sys.argv[2], sys.argv[3:])
-    from importlib import import_module
-
-    for module in sys.argv[3:]:
-        import_module(module)
-    execute(serve(sys.argv[2]))
+    end(execute, serve(sys.argv[2], sys.argv[3]))

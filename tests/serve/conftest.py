@@ -21,12 +21,7 @@ from allmask.model import load
 from allmask.registry import TASKS
 from allmask.tasks.task import save_task
 from tests import tiny
-from tests.warm_python import warm_python
 
-IMPORTED = [  # by the processes of these tests, and therefore only once
-    "allmask.serve.app", "allmask.serve.server", "allmask.serve.models", "allmask.cli.serve", "allmask.tasks.classify",
-    "allmask.tasks.continuation", "allmask.tasks.fill", "allmask.decoding.fast.engines",
-]  # fmt: skip
 RECORDS: dict[str, list[dict[str, Any]]] = {
     "translate": [{"source": row["source"], "target": row["target"]} for row in tiny.chinese(12)],
     "classify": [{"text": row["source"], "label": "ab"["北" in row["source"]]} for row in tiny.chinese(24)],
@@ -85,12 +80,6 @@ def ask(app: Any) -> Callable[..., Any]:
         return asyncio.run(all_of(path)) if isinstance(path, list) else asyncio.run(all_of([(path, content)]))[0]
 
     return ask
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warm_python(tmp_path_factory.mktemp("python"), IMPORTED) as program:
-        yield program
 
 
 @pytest.fixture(scope="session")

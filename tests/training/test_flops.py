@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from allmask import presets
 from allmask.data import Asked, pack
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.training import Settings, loss_of, train
+from allmask.training import Settings, flops, loss_of, train
 from allmask.training.flops import measured_peak, operations, visible_pairs
 from allmask.training.log import read_metrics
 from tests.training.test_loop import SMALL, Copying, model
@@ -60,3 +61,18 @@ def test_a_run_tells_its_share(tmp_path):
     train(model(), Copying(), Settings(steps=3, batch_tokens=60, precision="fp32"), tmp_path / "run", quiet=True)
     assert all(0.0 < line["mfu"] < 1.0 for line in read_metrics(tmp_path / "run") if "mfu" in line)
     assert measured_peak(torch.float32) > 1e9
+
+
+@pytest.mark.parametrize(("speed", "sides"), [(1e12, {128, 1024}), (1e9, {128})])
+def test_the_peak_is_measured_in_a_short_time(monkeypatch, speed: float, sides: set[int]):
+    """Once a run in emulated bf16 began with 40 s of large products."""
+    clock, seen = [0.0], set()
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> None:
+        seen.add(len(a))
+        clock[0] += 2 * len(a) ** 3 / speed
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: clock[0])
+    assert measured_peak.__wrapped__(torch.float32) == pytest.approx(speed)
+    assert seen == sides and clock[0] < 1
