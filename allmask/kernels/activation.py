@@ -45,8 +45,8 @@ class _Options(NamedTuple):
 
 
 _Call = structure(
-    **pointers("x grad bias slope out partial bias_grad"), **int64s("rows width half kind threads"), seed=ctypes.c_uint64,
-    dropped=ctypes.c_uint32,
+    **pointers("x grad bias slope out partial bias_grad"), **int64s("rows width half kind threads"),
+    seed=ctypes.c_uint64, dropped=ctypes.c_uint32,
 )  # fmt: skip
 
 

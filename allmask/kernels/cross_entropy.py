@@ -81,9 +81,8 @@ class _CrossEntropy(torch.autograd.Function):
                 matrices.append(matrix)  # converted once for both passes
         total = log_sums.logsumexp(0)
         if options.needs_grad:
-            ctx.save_for_backward(
-                x, weight, bias, (label_logits - total).exp(), (log_sums - total).exp(), *saved, *matrices
-            )
+            shares = (label_logits - total).exp(), (log_sums - total).exp()
+            ctx.save_for_backward(x, weight, bias, *shares, *saved, *matrices)
             ctx.options, ctx.chunks, ctx.dtype = options, chunks, hidden.dtype
         target_logits = (1 - options.smoothing) * label_logits.sum()
         if options.smoothing:  # the mean logit of each row, summed over the rows: sums of the factors are enough

@@ -109,7 +109,7 @@ def partners(starts: np.ndarray, lengths: np.ndarray, key_starts: np.ndarray, ke
 
 
 def chosen(documents: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The documents of a `layout` with only the queries where `where` (N,) is True, and the place of each in its own."""
+    """The documents of a `layout` with only the queries where `where` (N,) is True, and the place of each in its."""
     tokens = np.flatnonzero(where)
     starts, ends = np.searchsorted(tokens, documents[:, 0]), np.searchsorted(tokens, documents[:, 0] + documents[:, 1])
     found = np.stack([starts, ends - starts, *documents[:, 2:].T], axis=1)[ends > starts]

@@ -1,6 +1,6 @@
 """The end of a residual step, norm(x + dropout(step + bias)), and its gradients in one pass each (residual_norm.c).
 
-Torch makes about ten passes: it draws, compares, multiplies twice, adds, normalizes, and converts between bf16 and fp32.
+Torch makes about ten passes: it draws, compares, multiplies, adds, normalizes, and converts between bf16 and fp32.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor]:
     """y = layer_norm(x + dropout(step + bias)) of rows (N, W), twice: in fp32 and, if `low`, in bf16; else y itself.
 
-    x, the bias and the norm's weight and shift are fp32, `step` is fp32 or bf16. Call it only if `suits`. Dropout hashes
-    one number from torch's generator.
+    x, the bias and the norm's weight and shift are fp32, `step` is fp32 or bf16. Call it only if `suits`. Dropout
+    hashes one number from torch's generator.
     """
     options = _Options(eps, dropped(p), seed_of(p), low)
     found = _ResidualNorm.apply(x.contiguous(), step.contiguous(), bias, weight, shift, options)

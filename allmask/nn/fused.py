@@ -1,8 +1,8 @@
 """The parts of a post-norm layer in training, with compiled kernels and fewer passes over memory.
 
-Between the matrix products torch makes a dozen passes over the hidden states: bias, activation, dropout, residual, norm,
-and, under autocast, conversions between fp32 and bf16 at every product. Here there is one for each product. Products are
-torch's. Hidden states go through twice: in fp32 for the residual, and in the dtype of products for these.
+Between the matrix products torch makes a dozen passes over the hidden states: bias, activation, dropout, residual,
+norm, and, under autocast, conversions between fp32 and bf16 at every product. Here there is one after each product.
+Products are torch's. There are two copies of hidden states: in fp32 for the residual, and in the dtype of products.
 `Layer` in layers.py is the specification; it is used wherever this cannot be.
 """
 

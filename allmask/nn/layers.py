@@ -272,7 +272,7 @@ class Layer(nn.Module):
         )  # fmt: skip
 
     def attend_fused(self, x: Tensor, route: Route, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`attend`: the hidden states in fp32, and the same in the dtype of products. With `where`, only those (M, W)."""
+        """`attend`: the hidden states in fp32 and in the dtype of products. With `where`, only those, (M, W)."""
         attention, p = self.attention, self.attention.dropout
         h = x.to(fused.product_dtype(x))
         if where is None or not suits_chosen(h, attention.heads, route):
