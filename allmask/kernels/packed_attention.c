@@ -262,8 +262,9 @@ INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t 
         }
 }
 
-/* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads */
-INLINE void softmax_row(float *s, int64_t seen, int64_t keys, float *top, float *sum) {
+/* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads, and where
+   they are dropped, which does not change the sum */
+INLINE void softmax_row(float *s, int64_t seen, int64_t keys, uint32_t dropped, uint64_t query, float *top, float *sum) {
     const vec never = all(-INFINITY);
     vec most = never, total = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
@@ -274,14 +275,10 @@ INLINE void softmax_row(float *s, int64_t seen, int64_t keys, float *top, float 
     *top = largest_of(most);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weights = exponential(sub(load(s + j), all(*top)));
-        save(s + j, weights);
+        save(s + j, dropped ? choose(not_dropped(query, j, dropped), weights, zeros()) : weights);
         total = add(total, weights);
     }
     *sum = sum_of(total);
-}
-
-INLINE void drop(float *s, int64_t keys, uint64_t query, uint32_t dropped) {
-    for (int64_t j = 0; j < keys; j += LANES) save(s + j, choose(not_dropped(query, j, dropped), load(s + j), zeros()));
 }
 
 /* The weighted sum of the rows for each of `count` queries from `first` on, times the factor of the query */
@@ -318,8 +315,8 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
         load_tokens(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
         score(half, queries, padded, pitch, units, transposed, wide, keys, call->scale, scores);
         for (int64_t r = 0; r < count; r++) {
-            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->tops + at + r, call->sums + at + r);
-            if (call->dropped) drop(scores + r * wide, keys, mix(piece->seed ^ (uint64_t)(first + r)), call->dropped);
+            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->dropped,
+                        mix(piece->seed ^ (uint64_t)(first + r)), call->tops + at + r, call->sums + at + r);
             factors[r] = 1.0f / (call->sums[at + r] * share);
         }
         const unit *weights = along_keys(half, scores, padded, keys, wide, narrow);
@@ -336,16 +333,22 @@ INLINE void softmax_row_backward(float *s, float *g, int64_t seen, int64_t keys,
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = mul(exponential(sub(load(s + j), all(top))), all(inverse)), slope = mul(load(g + j), all(factor));
         weight = choose(among(j, seen), weight, zeros());
-        if (dropped) slope = choose(not_dropped(query, j, dropped), slope, zeros());
-        mean = mul_add(weight, slope, mean);
+        if (dropped) { /* a negative weight is remembered as a dropped one */
+            mask kept = not_dropped(query, j, dropped);
+            slope = choose(kept, slope, zeros());
+            mean = mul_add(weight, slope, mean);
+            weight = choose(kept, weight, sub(zeros(), weight));
+        } else {
+            mean = mul_add(weight, slope, mean);
+        }
         save(s + j, weight);
         save(g + j, slope);
     }
     float middle = sum_of(mean);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = load(s + j);
-        save(g + j, mul(weight, sub(load(g + j), all(middle))));
-        if (dropped) save(s + j, choose(not_dropped(query, j, dropped), weight, zeros()));
+        save(g + j, mul(size_of(weight), sub(load(g + j), all(middle))));
+        if (dropped) save(s + j, choose(negative(weight), zeros(), weight));
     }
 }
 

@@ -8,6 +8,8 @@ Products are torch's. There are two copies of hidden states: in fp32 for the res
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from allmask.kernels import activation, residual_norm
 
+log = logging.getLogger("allmask")
 ACTIVATIONS: dict[Any, str] = {(nn.GELU, "none"): "gelu", (nn.GELU, "tanh"): "gelu_tanh", (nn.ReLU, ""): "relu"}
 
 
@@ -30,7 +33,27 @@ def product_dtype(x: Tensor) -> torch.dtype | None:
 def suits(x: Tensor) -> bool:
     """Whether hidden states (…, W) can be computed here."""
     suited = torch.is_grad_enabled() and residual_norm.suits(x, x.shape[-1]) and product_dtype(x) is not None
-    return suited and activation.library() is not None
+    return suited and activation.library() is not None and _kernels_are_right()
+
+
+@cache
+def _kernels_are_right() -> bool:
+    """Self-check: whether the kernels give the results and gradients of torch for a few numbers on this machine."""
+    x, step, grad = (torch.linspace(-3, 3, 96).mul(factor).sin().view(3, 32) for factor in (5.0, 7.0, 11.0))
+    bias, weight, shift = (torch.linspace(-1, 1, 32).mul(factor).cos() for factor in (1.0, 2.0, 3.0))
+    given = [tensor.requires_grad_() for tensor in (x, step, bias, weight, shift)]
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        normed = F.layer_norm(x + step + bias, (32,), weight, shift)
+        pairs = [(residual_norm.residual_norm(x, step, bias, weight, shift, 1e-5)[0], normed)]
+        for act in (nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU()):
+            pairs.append((activation.activate(x, bias, kind_of(act) or ""), act(x + bias)))
+        for ours, torchs in pairs:
+            found, expected = (torch.autograd.grad(y, given, grad, allow_unused=True) for y in (ours, torchs))
+            both = [(ours, torchs), *((a, b) for a, b in zip(found, expected, strict=True) if b is not None)]
+            if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in both):
+                log.warning("compiled kernels for training differ from torch on this machine; they are not used")
+                return False
+    return True
 
 
 def suits_modules(*modules: nn.Module) -> bool:

@@ -33,6 +33,11 @@ def leaves(rows: int, width: int, dtype: torch.dtype, seed: int) -> list[Tensor]
     return [tensor.requires_grad_() for tensor in (x, step, vectors[0], 1 + 0.2 * vectors[1], vectors[2])]
 
 
+def run(tensors: list[Tensor], p: float = 0.0, low: bool = False) -> tuple[Tensor, Tensor]:
+    x, step, bias, weight, shift = tensors
+    return residual_norm(x, step, bias, weight, shift, EPS, p, low)
+
+
 def exact(tensors: list[Tensor], kept: Tensor | float, grad: Tensor) -> list[Tensor]:
     """The result and all gradients, by torch in double precision; `kept` is 0 or 1 / (1 - p) for each element."""
     doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
@@ -55,7 +60,7 @@ def test_values_and_gradients_are_those_of_double_precision(dtype, rows, width, 
     need()
     tensors = leaves(rows, 16 * width, dtype, seed)
     grad = drawn(rows, 16 * width, seed=seed + 3)
-    y, same = residual_norm(*tensors, EPS)
+    y, same = run(tensors)
     assert same is y
     assert_near([y, *torch.autograd.grad(y, tensors, grad)], exact(tensors, 1.0, grad), dtype)
 
@@ -63,7 +68,7 @@ def test_values_and_gradients_are_those_of_double_precision(dtype, rows, width, 
 def test_the_bf16_copy_is_y_rounded_and_its_gradient_is_added():
     need()
     tensors, grad = leaves(37, 48, torch.bfloat16, 0), drawn(37, 48, seed=5)
-    y, low = residual_norm(*tensors, EPS, low=True)
+    y, low = run(tensors, low=True)
     assert torch.equal(low, y.bfloat16())
     low_grad = drawn(37, 48, seed=6).bfloat16()
     for outputs, grads in (((y, low), (grad, low_grad)), ((low,), (low_grad,)), ((y,), (grad,))):
@@ -79,7 +84,7 @@ def test_dropout_is_the_same_in_both_passes(dtype, p):
     need()
     tensors, grad = leaves(300, 64, dtype, 0), drawn(300, 64, seed=5)
     torch.manual_seed(3)
-    y, _ = residual_norm(*tensors, EPS, p)
+    y, _ = run(tensors, p)
     found = torch.autograd.grad(y, tensors, grad)
     kept = (found[1] != 0).double()
     noise = math.sqrt(p * (1 - p) / kept.numel())
@@ -87,8 +92,8 @@ def test_dropout_is_the_same_in_both_passes(dtype, p):
     assert (kept.mean(0) - (1 - p)).abs().max() < 6 * math.sqrt(p * (1 - p) / 300)  # of each column
     assert_near([y, *found], exact(tensors, kept / (1 - p), grad), dtype)
     torch.manual_seed(3)
-    assert torch.equal(y, residual_norm(*tensors, EPS, p)[0])
-    assert not torch.equal(y, residual_norm(*tensors, EPS, p)[0])
+    assert torch.equal(y, run(tensors, p)[0])
+    assert not torch.equal(y, run(tensors, p)[0])
 
 
 def test_threads_and_other_rows_change_no_bits():
@@ -98,12 +103,12 @@ def test_threads_and_other_rows_change_no_bits():
     for threads in (1, 3):
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        y, _ = residual_norm(*tensors, EPS, 0.1)
+        y, _ = run(tensors, 0.1)
         found.append([y, *torch.autograd.grad(y, tensors, grad)])
     torch.set_num_threads(1)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    alone, _ = residual_norm(tensors[0][:1], tensors[1][:1], *tensors[2:], EPS)
-    assert torch.equal(alone, residual_norm(*tensors, EPS)[0][:1])
+    alone, _ = run([tensors[0][:1], tensors[1][:1], *tensors[2:]])
+    assert torch.equal(alone, run(tensors)[0][:1])
 
 
 def test_a_nan_stays_one():
@@ -111,7 +116,7 @@ def test_a_nan_stays_one():
     tensors = leaves(3, 32, torch.bfloat16, 0)
     with torch.no_grad():
         tensors[1][1, 5] = torch.nan
-    y, low = residual_norm(*tensors, EPS, low=True)
+    y, low = run(tensors, low=True)
     for out in (y, low):
         assert out[1].isnan().all() and out[[0, 2]].isfinite().all()
 

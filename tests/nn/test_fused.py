@@ -54,7 +54,7 @@ def batch_of(kind: str) -> Batch:
         text, is_target = ids(length), torch.arange(length) >= source
         labels = torch.where(torch.rand(length, generator=rng) < 0.3, ids(length), -1)
         order = Mask.prefix(is_target[None]).order[0]
-        examples.append(Example(text, order, is_target, labels))
+        examples.append(Example(*(x.numpy() for x in (text, order, is_target, labels))))
     return pack(examples)
 
 
