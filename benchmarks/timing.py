@@ -10,14 +10,17 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from allmask.data import Batch
 from allmask.decoding import Writer
+from allmask.training import Settings
+from allmask.training.loop import Trainer
 
 Case = Callable[[], object]
 
@@ -108,6 +111,24 @@ def train_step(
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+class NoData:
+    """A workload that is never asked for a batch."""
+
+    lengths = (1,)
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Batch:
+        raise NotImplementedError
+
+    def evaluate(self, model: torch.nn.Module, step: int = 0) -> None:
+        return None
+
+
+def own_step(model: torch.nn.Module, batch: Batch, **settings: object) -> Case:
+    """A step of allmask's training loop: forward, backward, clipping, optimizer."""
+    trainer = Trainer(model, NoData(), Settings(steps=10**6, **settings), Path(), quiet=True)  # type: ignore[arg-type]
+    return lambda: trainer._learn([batch])
 
 
 @torch.inference_mode()

@@ -179,7 +179,7 @@ def _kernel_errors() -> Iterator[dict[str, Any]]:
     import torch
     from torch.nn import functional as F
 
-    from allmask.kernels import int8, packed_attention, rms_norm, top_tokens
+    from allmask.kernels import activation, int8, packed_attention, residual_norm, rms_norm, top_tokens
     from allmask.kernels.cross_entropy import linear_cross_entropy
 
     rng = torch.Generator().manual_seed(0)
@@ -194,6 +194,12 @@ def _kernel_errors() -> Iterator[dict[str, Any]]:
     x, weight = drawn(7, 64), drawn(64)
     exact = F.rms_norm(x.double(), (64,), weight.double(), 1e-6)
     yield error("rms_norm", rms_norm.rms_norm(x, weight, 1e-6), exact, 1e-5)
+    if residual_norm.suits(x, 64) and activation.suits(x.device, 64):
+        step, bias, shift = drawn(7, 64), drawn(64), drawn(64)
+        exact = F.layer_norm((x + step + bias).double(), (64,), weight.double(), shift.double(), 1e-6)
+        ours = residual_norm.residual_norm(x, step, bias, weight, shift, 1e-6)[0]
+        yield error("residual_norm", ours, exact, 1e-5)
+        yield error("activation", activation.activate(x, bias, "gelu"), F.gelu((x + bias).double()), 1e-5)
     logits = 5 * drawn(5, 1000)
     yield error("top_tokens, log-sum-exp", top_tokens.log_totals(logits), logits.double().logsumexp(1), 1e-5)
     yield error("top_tokens, best", top_tokens.best(logits, 4)[0], logits.topk(4).values, 0.0)

@@ -10,7 +10,9 @@ typedef struct {
     char *q_grad, *k_grad, *v_grad;
     const int64_t *documents; /* (number, 5): start, length, source, start of the keys, number of keys */
     int64_t number, tokens, heads, width; /* tokens: of the queries; width: of a head */
-    int64_t q_row, k_row, v_row, grad_row; /* strides between tokens; outputs have a stride of heads · width */
+    int64_t q_row, k_row, v_row, grad_row; /* strides between tokens; `out` has a stride of heads · width */
+    int64_t q_grad_row, k_grad_row, v_grad_row;
+    const int64_t *places; /* (tokens): the index of each query in its document; NULL: all of a document are there */
     int64_t half, threads;
     uint64_t seed;
     uint32_t dropped; /* dropout probability · 2^32 */

@@ -70,7 +70,7 @@ class _CrossEntropy(torch.autograd.Function):
         x, chunks = hidden.to(options.dtype), _chunks(labels, len(weight))
         exact = torch.promote_types(options.dtype, torch.float32)
         log_sums = x.new_empty(len(chunks), len(x), dtype=exact)  # log-sum-exp of each chunk
-        label_logits, saved = log_sums.new_empty(len(x)), []
+        label_logits, saved, matrices = log_sums.new_empty(len(x)), [], []
         for number, (tokens, rows, columns) in enumerate(chunks):
             matrix = weight[tokens].to(x.dtype)
             logits = x @ matrix.t() if bias is None else torch.addmm(bias[tokens].to(x.dtype), x, matrix.t())  # (M, n)
@@ -78,9 +78,11 @@ class _CrossEntropy(torch.autograd.Function):
             probabilities = _softmax(logits, log_sums[number])
             if options.needs_grad:
                 saved.append(probabilities)
+                matrices.append(matrix)  # converted once for both passes
         total = log_sums.logsumexp(0)
         if options.needs_grad:
-            ctx.save_for_backward(x, weight, bias, (label_logits - total).exp(), (log_sums - total).exp(), *saved)
+            shares = (label_logits - total).exp(), (log_sums - total).exp()
+            ctx.save_for_backward(x, weight, bias, *shares, *saved, *matrices)
             ctx.options, ctx.chunks, ctx.dtype = options, chunks, hidden.dtype
         target_logits = (1 - options.smoothing) * label_logits.sum()
         if options.smoothing:  # the mean logit of each row, summed over the rows: sums of the factors are enough
@@ -93,12 +95,14 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, label_probabilities, chunk_probabilities, *saved = ctx.saved_tensors
+        saved, matrices = saved[: len(ctx.chunks)], saved[len(ctx.chunks) :]
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         x_grad = torch.zeros_like(x, dtype=label_probabilities.dtype) if for_x else None
         weight_grad = torch.empty_like(weight) if for_weight else None
         bias_grad = torch.empty_like(bias) if for_bias else None
         common, certain = ctx.options.smoothing / len(weight), 1 - ctx.options.smoothing  # of the smoothed targets
-        for (tokens, rows, columns), within, share in zip(ctx.chunks, saved, chunk_probabilities, strict=True):
+        parts = zip(ctx.chunks, saved, matrices, chunk_probabilities, strict=True)
+        for (tokens, rows, columns), within, matrix, share in parts:
             logits_grad = _scale_and_shift(within, share * grad, common * grad)
             # not from the rounded softmax: where a probability is near 1, nothing would be left of the difference
             exact = (label_probabilities[rows] - certain - common) * grad
@@ -106,7 +110,7 @@ class _CrossEntropy(torch.autograd.Function):
             if bias_grad is not None:
                 bias_grad[tokens] = logits_grad.sum(0, dtype=label_probabilities.dtype)
             if x_grad is not None:
-                x_grad += (logits_grad @ weight[tokens].to(x.dtype)).to(x_grad.dtype)
+                x_grad += (logits_grad @ matrix).to(x_grad.dtype)
             if weight_grad is not None:
                 weight_grad[tokens] = logits_grad.t() @ x
         return None if x_grad is None else x_grad.to(ctx.dtype), weight_grad, bias_grad, None, None

@@ -36,6 +36,7 @@ INLINE vec smaller_of(vec a, vec b) { return _mm512_min_ps(a, b); }
 INLINE vec size_of(vec x) { return _mm512_abs_ps(x); }
 INLINE vec to_nearest(vec x) { return _mm512_roundscale_ps(x, 0); }
 INLINE vec times_power(vec x, vec n) { return _mm512_scalef_ps(x, n); } /* x · 2^n for whole n */
+INLINE vec times_normal_power(vec x, vec n) { return _mm512_scalef_ps(x, n); } /* the same for -126 <= n <= 127 */
 INLINE float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
 
@@ -78,6 +79,10 @@ INLINE void save_bf16(uint16_t *to, int64_t n, vec x) { /* the first n, to the n
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
+#ifdef __AVX512BF16__
+INLINE void save_all_bf16(uint16_t *to, vec x) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x)); }
+#endif
+
 #else
 
 #include <immintrin.h>
@@ -119,6 +124,10 @@ INLINE __m256 eight_times_power(__m256 x, __m256 n) { /* in two steps, so that s
     return _mm256_mul_ps(_mm256_mul_ps(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
 }
 INLINE vec times_power(vec x, vec n) { return (vec){eight_times_power(x.a, n.a), eight_times_power(x.b, n.b)}; }
+INLINE vec times_normal_power(vec x, vec n) { /* for -126 <= n <= 127 */
+    return (vec){_mm256_mul_ps(x.a, power_of_two(_mm256_cvtps_epi32(n.a))),
+                 _mm256_mul_ps(x.b, power_of_two(_mm256_cvtps_epi32(n.b)))};
+}
 
 INLINE float sum_of(vec x) {
     __m256 eight = _mm256_add_ps(x.a, x.b);
@@ -217,17 +226,32 @@ INLINE void save_bf16(uint16_t *to, int64_t n, vec x) { /* the first n */
 
 #endif
 
-/* e^x for x <= 88, to 1 ulp: 2^n times a polynomial in the remainder (Cephes). 0 for x <= -87; NaN stays NaN. */
-INLINE vec exponential(vec x) {
-    vec n = to_nearest(mul(x, all(1.44269504f)));
-    vec f = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x)); /* ln 2 in two parts */
+#ifndef __AVX512BF16__
+INLINE void save_all_bf16(uint16_t *to, vec x) { save_bf16(to, LANES, x); }
+#endif
+
+/* e^f for |f| <= ln 2 / 2 (Cephes) */
+INLINE vec small_exponential(vec f) {
     vec p = mul_add(f, all(1.9875691500e-4f), all(1.3981999507e-3f));
     p = mul_add(p, f, all(8.3334519073e-3f));
     p = mul_add(p, f, all(4.1665795894e-2f));
     p = mul_add(p, f, all(1.6666665459e-1f));
     p = mul_add(p, f, all(5.0000001201e-1f));
-    p = add(mul_add(mul(p, f), f, f), all(1.0f));
-    return choose(at_most(x, all(-87.0f)), zeros(), times_power(p, n));
+    return add(mul_add(mul(p, f), f, f), all(1.0f));
+}
+
+/* e^x for x <= 88, to 1 ulp: 2^n times a polynomial in the remainder. 0 for x <= -87; NaN stays NaN. */
+INLINE vec exponential(vec x) {
+    vec n = to_nearest(mul(x, all(1.44269504f)));
+    vec f = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x)); /* ln 2 in two parts */
+    return choose(at_most(x, all(-87.0f)), zeros(), times_power(small_exponential(f), n));
+}
+
+/* e^x for -87 <= x <= 88, to 1 ulp; NaN stays NaN */
+INLINE vec normal_exponential(vec x) {
+    vec n = to_nearest(mul(x, all(1.44269504f)));
+    vec f = mul_add(n, all(2.12194440e-4f), mul_sub(n, all(0.693359375f), x));
+    return times_normal_power(small_exponential(f), n);
 }
 
 #endif

@@ -41,6 +41,12 @@ INLINE float32x4_t four_times_power(float32x4_t x, float32x4_t n) { /* in two st
     return vmulq_f32(vmulq_f32(x, power_of_two(half)), power_of_two(vsubq_s32(whole, half)));
 }
 INLINE vec times_power(vec x, vec n) { return EACH_TWO(vec, four_times_power, x, n); } /* x · 2^n for whole n */
+INLINE float32x4_t four_times_normal_power(float32x4_t x, float32x4_t n) {
+    return vmulq_f32(x, power_of_two(vcvtnq_s32_f32(n)));
+}
+INLINE vec times_normal_power(vec x, vec n) { /* for -126 <= n <= 127 */
+    return EACH_TWO(vec, four_times_normal_power, x, n);
+}
 
 INLINE float sum_of(vec x) {
     float32x4_t four = vaddq_f32(vaddq_f32(x.q[0], x.q[2]), vaddq_f32(x.q[1], x.q[3]));

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "attention_call.h"
+#include "dropout.h"
 #include "lanes.h"
 #include "threads.h"
 
@@ -33,6 +34,7 @@ typedef uint32_t unit __attribute__((may_alias));
 typedef struct {
     int64_t start, length, source, key_start, keys, padded, head; /* padded: the number of keys, rounded up */
     uint64_t seed;
+    const int64_t *places; /* of its queries; NULL: 0, 1, 2, … */
 } Piece;
 
 static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -98,25 +100,6 @@ INLINE void product(int half, const unit *a, int64_t row, int64_t step, const un
         for (int i = 0; i < ROWS; i++) sum[i] = multiply_add(half, sum[i], a + i * row + d * step, across);
     }
     memcpy(c, sum, sizeof sum);
-}
-
-/* ---- dropout: decided by a hash of (seed, document, head, query, key) ----------------------------------------- */
-
-static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-/* Which weights of keys j to j + 15 are kept, from the 64-bit hash of their query */
-INLINE mask not_dropped(uint64_t query, int64_t j, uint32_t dropped) {
-    ints x = mul_ints(add_ints(places(), all_ints((int32_t)j)), all_ints((int32_t)0x9e3779b9u));
-    x = add_ints(x, all_ints((int32_t)query));
-    x = mul_ints(either(x, shifted(x, 16)), all_ints(0x21f0aaad));
-    x = add_ints(x, all_ints((int32_t)(query >> 32)));
-    x = mul_ints(either(x, shifted(x, 15)), all_ints(0x735a2d97));
-    return at_least(either(x, shifted(x, 15)), all_ints((int32_t)dropped));
 }
 
 /* ---- layouts ------------------------------------------------------------------------------------------------- */
@@ -237,11 +220,14 @@ INLINE void store(int half, vec x, char *to, int64_t at) {
 
 /* How many keys a query reads: the first of them, in a row */
 static int64_t keys_seen(const Piece *piece, int64_t query) {
-    return query < piece->source ? smaller(piece->source, piece->keys) : query + 1;
+    int64_t place = piece->places ? piece->places[query] : query;
+    return place < piece->source ? smaller(piece->source, piece->keys) : place + 1;
 }
 
-/* A strip lies within the source or after it, so that no query computes scores of keys it does not read. */
+/* A strip lies within the source or after it, so that no query computes scores of keys it does not read. Of chosen
+   queries, which are in order, the last one of a strip reads most. */
 static int64_t strip_end(const Piece *piece, int64_t first) {
+    if (piece->places) return smaller(first + STRIP, piece->length);
     return smaller(first + STRIP, first < piece->source ? smaller(piece->source, piece->length) : piece->length);
 }
 
@@ -276,8 +262,9 @@ INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t 
         }
 }
 
-/* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads */
-INLINE void softmax_row(float *s, int64_t seen, int64_t keys, float *top, float *sum) {
+/* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads, and where
+   they are dropped, which does not change the sum */
+INLINE void softmax_row(float *s, int64_t seen, int64_t keys, uint32_t dropped, uint64_t query, float *top, float *sum) {
     const vec never = all(-INFINITY);
     vec most = never, total = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
@@ -288,20 +275,16 @@ INLINE void softmax_row(float *s, int64_t seen, int64_t keys, float *top, float 
     *top = largest_of(most);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weights = exponential(sub(load(s + j), all(*top)));
-        save(s + j, weights);
+        save(s + j, dropped ? choose(not_dropped(query, j, dropped), weights, zeros()) : weights);
         total = add(total, weights);
     }
     *sum = sum_of(total);
 }
 
-INLINE void drop(float *s, int64_t keys, uint64_t query, uint32_t dropped) {
-    for (int64_t j = 0; j < keys; j += LANES) save(s + j, choose(not_dropped(query, j, dropped), load(s + j), zeros()));
-}
-
 /* The weighted sum of the rows for each of `count` queries from `first` on, times the factor of the query */
 INLINE void weighted_sum(int half, const Call *call, const Piece *piece, int64_t first, int64_t count, const unit *weights,
-                  int64_t seen, const unit *rows, int64_t row, const float *factors, char *to) {
-    int64_t wide = piece->padded >> half, apart = call->heads * call->width;
+                  int64_t seen, const unit *rows, int64_t row, const float *factors, char *to, int64_t apart) {
+    int64_t wide = piece->padded >> half;
     for (int64_t r = 0; r < count; r += ROWS)
         for (int64_t d = 0; d < call->width; d += LANES) {
             vec c[ROWS];
@@ -332,12 +315,13 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
         load_tokens(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
         score(half, queries, padded, pitch, units, transposed, wide, keys, call->scale, scores);
         for (int64_t r = 0; r < count; r++) {
-            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->tops + at + r, call->sums + at + r);
-            if (call->dropped) drop(scores + r * wide, keys, mix(piece->seed ^ (uint64_t)(first + r)), call->dropped);
+            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->dropped,
+                        mix(piece->seed ^ (uint64_t)(first + r)), call->tops + at + r, call->sums + at + r);
             factors[r] = 1.0f / (call->sums[at + r] * share);
         }
         const unit *weights = along_keys(half, scores, padded, keys, wide, narrow);
-        weighted_sum(half, call, piece, first, count, weights, seen, values, value_row, factors, call->out);
+        weighted_sum(half, call, piece, first, count, weights, seen, values, value_row, factors, call->out,
+                     call->heads * call->width);
     }
 }
 
@@ -349,16 +333,22 @@ INLINE void softmax_row_backward(float *s, float *g, int64_t seen, int64_t keys,
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = mul(exponential(sub(load(s + j), all(top))), all(inverse)), slope = mul(load(g + j), all(factor));
         weight = choose(among(j, seen), weight, zeros());
-        if (dropped) slope = choose(not_dropped(query, j, dropped), slope, zeros());
-        mean = mul_add(weight, slope, mean);
+        if (dropped) { /* a negative weight is remembered as a dropped one */
+            mask kept = not_dropped(query, j, dropped);
+            slope = choose(kept, slope, zeros());
+            mean = mul_add(weight, slope, mean);
+            weight = choose(kept, weight, sub(zeros(), weight));
+        } else {
+            mean = mul_add(weight, slope, mean);
+        }
         save(s + j, weight);
         save(g + j, slope);
     }
     float middle = sum_of(mean);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = load(s + j);
-        save(g + j, mul(weight, sub(load(g + j), all(middle))));
-        if (dropped) save(s + j, choose(not_dropped(query, j, dropped), weight, zeros()));
+        save(g + j, mul(size_of(weight), sub(load(g + j), all(middle))));
+        if (dropped) save(s + j, choose(negative(weight), zeros(), weight));
     }
 }
 
@@ -374,9 +364,10 @@ INLINE void add_products(int half, const unit *weights, int64_t wide, int64_t ke
         }
 }
 
-INLINE void save_sums(int half, const Call *call, const Piece *piece, const float *sums, float factor, char *to) {
+INLINE void save_sums(int half, const Call *call, const Piece *piece, const float *sums, float factor, char *to,
+                      int64_t apart) {
     for (int64_t j = 0; j < piece->keys; j++) {
-        char *token = head_of(to, call->heads * call->width, call, piece, piece->key_start + j);
+        char *token = head_of(to, apart, call, piece, piece->key_start + j);
         for (int64_t d = 0; d < call->width; d += LANES)
             store(half, mul(load(sums + j * call->width + d), all(factor)), token, d);
     }
@@ -422,10 +413,11 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
         lines = along_tokens(half, queries, padded, width, pitch, strip_pairs, &row);
         add_products(half, weights, wide, keys, count, lines, row, width, k_sums);
         weights = along_keys(half, slopes, padded, keys, wide, narrow);
-        weighted_sum(half, call, piece, first, count, weights, seen, key_lines, key_row, factors, call->q_grad);
+        weighted_sum(half, call, piece, first, count, weights, seen, key_lines, key_row, factors, call->q_grad,
+                     call->q_grad_row);
     }
-    save_sums(half, call, piece, k_sums, call->scale, call->k_grad);
-    save_sums(half, call, piece, v_sums, factor, call->v_grad);
+    save_sums(half, call, piece, k_sums, call->scale, call->k_grad, call->k_grad_row);
+    save_sums(half, call, piece, v_sums, factor, call->v_grad, call->v_grad_row);
 }
 
 /* ---- all documents and heads, on several threads ----------------------------------------------------------------- */
@@ -443,7 +435,8 @@ static void run_piece(const void *context, int64_t number, int64_t worker) {
     const int64_t *document = call->documents + 5 * (number / call->heads), head = number % call->heads;
     uint64_t seed = mix(mix(mix(call->seed) ^ (uint64_t)document[0]) ^ (uint64_t)head);
     int64_t padded = round_up(document[4], LANES);
-    Piece piece = {document[0], document[1], document[2], document[3], document[4], padded, head, seed};
+    const int64_t *places = call->places ? call->places + document[0] : NULL;
+    Piece piece = {document[0], document[1], document[2], document[3], document[4], padded, head, seed, places};
     if (call->grad == NULL) {
         call->half ? forward(1, call, &piece, scratch) : forward(0, call, &piece, scratch);
     } else {

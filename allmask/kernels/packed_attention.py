@@ -56,11 +56,15 @@ def attend_documents(
 
 
 def attend_partners(
-    q: Tensor, k: Tensor, v: Tensor, documents: np.ndarray, dropout: float = 0.0, scale: float | None = None
-) -> Tensor:
-    """Compute attention of q (B, T, H, D) over k, v (B, K, H, D); `documents` comes from `layout` or `partners`."""
+    q: Tensor, k: Tensor, v: Tensor, documents: np.ndarray, dropout: float = 0.0, scale: float | None = None,
+    places: np.ndarray | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute attention of q (B, T, H, D) over k, v (B, K, H, D); `documents` comes from `layout` or `partners`.
+
+    If q has only some queries of each document, `documents` and `places` come from `chosen`.
+    """
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) if dropout else 0
-    options = _Options(documents, min(round(dropout * 2**32), 2**32 - 1), seed, scale or q.shape[-1] ** -0.5)
+    options = _Options(documents, min(round(dropout * 2**32), 2**32 - 1), seed, scale or q.shape[-1] ** -0.5, places)
     return _Documents.apply(*(x.flatten(0, 1) for x in (q, k, v)), options).view(q.shape)  # type: ignore[union-attr]
 
 
@@ -104,11 +108,23 @@ def partners(starts: np.ndarray, lengths: np.ndarray, key_starts: np.ndarray, ke
     return np.stack([starts, lengths, sources, key_starts, key_lengths], axis=1).astype(np.int64)
 
 
+def chosen(documents: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The documents of a `layout` with only the queries where `where` (N,) is True, and the place of each in its."""
+    tokens = np.flatnonzero(where)
+    starts, ends = np.searchsorted(tokens, documents[:, 0]), np.searchsorted(tokens, documents[:, 0] + documents[:, 1])
+    found = np.stack([starts, ends - starts, *documents[:, 2:].T], axis=1)[ends > starts]
+    places = np.zeros(len(tokens), dtype=np.int64)
+    for (start, count, *_), first in zip(found.tolist(), documents[ends > starts, 0].tolist(), strict=True):
+        places[start : start + count] = tokens[start : start + count] - first
+    return np.ascontiguousarray(found.astype(np.int64)), places
+
+
 class _Options(NamedTuple):
     documents: np.ndarray
     dropped: int  # dropout probability · 2^32
     seed: int
     scale: float
+    places: np.ndarray | None = None  # of chosen queries
 
 
 class _Documents(torch.autograd.Function):
@@ -128,15 +144,24 @@ class _Documents(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, rows = ctx.saved_tensors
-        grads = [x.new_zeros(x.shape) for x in (q, k, v)]
-        q_grad, k_grad, v_grad = grads
+        q_grad, k_grad, v_grad = grads = _gradients(q, k, v)
         _run(ctx.options, q, k, v, rows, grad=_contiguous_heads(grad), q_grad=q_grad, k_grad=k_grad, v_grad=v_grad)
         return *grads, None
 
 
+def _gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Zeros like q, k and v; if these are columns of one matrix (see nn/project.py), so are the gradients."""
+    together = q.shape == k.shape and q.stride(0) == k.stride(0) == v.stride(0) == 3 * q[0].numel()
+    if not together or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
+        return [x.new_zeros(x.shape) for x in (q, k, v)]
+    heads, width = q.shape[1:]
+    return list(q.new_zeros(len(q), 3 * heads, width).split(heads, dim=1))
+
+
 _Call = structure(
     **pointers("q k v out tops sums grad q_grad k_grad v_grad documents"),
-    **int64s("number tokens heads width q_row k_row v_row grad_row half threads"),
+    **int64s("number tokens heads width q_row k_row v_row grad_row q_grad_row k_grad_row v_grad_row"),
+    **pointers("places"), **int64s("half threads"),
     seed=ctypes.c_uint64, dropped=ctypes.c_uint32, scale=ctypes.c_float,
 )  # fmt: skip
 
@@ -144,9 +169,11 @@ _Call = structure(
 def _run(options: _Options, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, **others: Tensor) -> None:
     tokens, heads, width = q.shape
     tensors = {"q": q, "k": k, "v": v, "tops": rows[0], "sums": rows[1], **others}
-    strides = {f"{name}_row": x.stride(0) for name, x in tensors.items() if name in ("q", "k", "v", "grad")}
+    strided = ("q", "k", "v", "grad", "q_grad", "k_grad", "v_grad")
+    strides = {f"{name}_row": x.stride(0) for name, x in tensors.items() if name in strided}
     call = _Call(
         **{name: x.data_ptr() for name, x in tensors.items()}, **strides, documents=options.documents.ctypes.data,
+        places=None if options.places is None else options.places.ctypes.data,
         number=len(options.documents), tokens=tokens, heads=heads, width=width, half=q.dtype == torch.bfloat16,
         threads=torch.get_num_threads(), seed=options.seed, dropped=options.dropped, scale=options.scale,
     )  # fmt: skip

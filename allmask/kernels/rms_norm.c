@@ -10,10 +10,9 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "columns.h"
 #include "lanes.h"
 #include "threads.h"
-
-#define BLOCK 32 /* rows */
 
 typedef struct {
     const float *x, *weight, *grad;
@@ -54,7 +53,7 @@ INLINE Statistics row_statistics(const Call *call, const float *x, const float *
 
 static void forward_block(const void *context, int64_t block, int64_t worker) {
     const Call *call = context;
-    int64_t n = call->width, end = (block + 1) * BLOCK < call->rows ? (block + 1) * BLOCK : call->rows;
+    int64_t n = call->width, end = end_of_block(block, call->rows);
     for (int64_t row = block * BLOCK; row < end; row++) {
         const float *x = call->x + row * n;
         float *y = call->out + row * n;
@@ -75,7 +74,7 @@ INLINE void backward_step(int64_t n, const float *x, const float *grad, const fl
 
 static void backward_block(const void *context, int64_t block, int64_t worker) {
     const Call *call = context;
-    int64_t n = call->width, end = (block + 1) * BLOCK < call->rows ? (block + 1) * BLOCK : call->rows;
+    int64_t n = call->width, end = end_of_block(block, call->rows);
     float *sums = call->weight_grad ? call->weight_grad + block * n : NULL;
     for (int64_t i = 0; sums && i < n; i++) sums[i] = 0;
     for (int64_t row = block * BLOCK; row < end; row++) {
@@ -94,22 +93,9 @@ static void backward_block(const void *context, int64_t block, int64_t worker) {
     }
 }
 
-static int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
-
 static void run(Work *work, const Call *call) {
     int64_t blocks = blocks_of(call->rows), most = blocks < MAX_THREADS ? blocks : MAX_THREADS;
     share_work(work, call, blocks, call->threads < most ? call->threads : most);
-}
-
-/* Add up the gradients of the weight over the blocks */
-static void sum_blocks(const float *partial, int64_t blocks, int64_t n, float *out) {
-    for (int64_t start = 0; start < n; start += 256) {
-        int64_t count = n - start < 256 ? n - start : 256;
-        double sums[256] = {0};
-        for (int64_t block = 0; block < blocks; block++)
-            for (int64_t i = 0; i < count; i++) sums[i] += partial[block * n + start + i];
-        for (int64_t i = 0; i < count; i++) out[start + i] = (float)sums[i];
-    }
 }
 
 void rms_norm(const Call *call) { run(forward_block, call); }
@@ -125,7 +111,7 @@ int rms_norm_backward(const Call *call) {
     by_block.weight_grad = malloc(blocks * call->width * sizeof(float));
     if (!by_block.weight_grad) return 0;
     run(backward_block, &by_block);
-    sum_blocks(by_block.weight_grad, blocks, call->width, call->weight_grad);
+    sum_blocks(by_block.weight_grad, blocks, call->width, call->width, call->weight_grad);
     free(by_block.weight_grad);
     return 1;
 }

@@ -16,7 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.kernels.packed_attention import Block, attend_documents, attend_partners, partners, suits, suits_partners
+from allmask.kernels.packed_attention import (
+    Block,
+    attend_documents,
+    attend_partners,
+    chosen,
+    layout,
+    partners,
+    suits,
+    suits_partners,
+)
 from allmask.mask import Mask, expect_mask
 from allmask.nn.dropout import dropout_mask
 
@@ -127,6 +136,21 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+def suits_chosen(x: Tensor, heads: int, route: Route) -> bool:
+    """Whether `attend_chosen` supports hidden states x (B, T, W): no relative positions, no dense block, on a CPU."""
+    q = x.unflatten(-1, (heads, -1))
+    return route.pairs is None and route.queries is route.keys and suits(q, q, q, route.blocks)
+
+
+def attend_chosen(q: Tensor, k: Tensor, v: Tensor, route: Route, where: Tensor, dropout: float = 0.0) -> Tensor:
+    """`attend` for the queries q (M, H, D) of the tokens where `where` (B, T) is True; k, v are (B, T, H, D)."""
+    documents = layout(route.blocks, *where.shape)
+    assert documents is not None
+    documents, places = chosen(documents, where.flatten().numpy())
+    k, v = (x.flatten(0, 1)[None] for x in (k, v))
+    return attend_partners(q[None], k, v, documents, dropout, places=places)[0]
+
+
 def attention_weights(
     q: Tensor, k: Tensor, mask: Mask | Route, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
@@ -226,8 +250,13 @@ class Attention(nn.Module):
         self.query_scale = nn.Identity() if scaled else Scaled(math.sqrt(inner // heads))
         self.relate: Any = PassThrough() if relate is None else relate
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no relative positions, and scores are scaled."""
+        return type(self.relate) is PassThrough and type(self.query_scale) is nn.Identity
+
     def keys_values(self, x: Tensor, bias: Any = None) -> KeyValue:
-        return KeyValue(self.relate.keys(self._split(self.key(x)), bias), self._split(self.value(x)))
+        return KeyValue(self.relate.keys(self.split(self.key(x)), bias), self.split(self.value(x)))
 
     def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
         q, bias = self._queries(x, route, bias)
@@ -241,9 +270,9 @@ class Attention(nn.Module):
 
     def _queries(self, x: Tensor, route: Route, bias: Any) -> tuple[Tensor, Bias | None]:
         """The queries (B, Q, H, D), and the bias of their scores."""
-        return self.relate(self.query_scale(self._split(self.query(x))), route, bias)
+        return self.relate(self.query_scale(self.split(self.query(x))), route, bias)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))  # (B, T, W) -> (B, T, H, D)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from allmask.config import Config
 from allmask.mask import Mask, expect_mask
-from allmask.nn.attention import Route
+from allmask.nn import fused
+from allmask.nn.attention import Attention, KeyValue, Route
 from allmask.nn.cache import Cache, Memory, PairCache
 from allmask.nn.dropout import Dropout
 from allmask.nn.layers import TOKENWISE
@@ -102,7 +103,13 @@ class EncoderDecoder(nn.Module):
 
     def keys_values(self, hidden: Tensor, mask: Mask) -> Memory:
         """Return the keys and values that the decoder's layers read in hidden states of the encoder."""
-        return Memory(mask, tuple(layer.cross.keys_values(hidden) for layer in self.decoder.layers))
+        crosses = [layer.cross for layer in self.decoder.layers]
+        linears = [linear for cross in crosses for linear in (cross.key, cross.value)]
+        plain = all(type(cross) is Attention and cross.is_plain for cross in crosses)
+        if not (self.training and plain and fused.suits(hidden) and fused.suits_modules(*linears)):
+            return Memory(mask, tuple(cross.keys_values(hidden) for cross in crosses))
+        found = iter(fused.project(hidden.to(fused.product_dtype(hidden)), *linears))
+        return Memory(mask, tuple(KeyValue(cross.split(next(found)), cross.split(next(found))) for cross in crosses))
 
     def step(
         self, ids: Tensor, mask: Mask, cache: Cache | PairCache,

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allmask.kernels.rms_norm import rms_norm
-from allmask.nn.attention import Attention, KeyValue, Readable, Route
+from allmask.nn import fused
+from allmask.nn.attention import Attention, KeyValue, Readable, Route, attend, attend_chosen, suits_chosen
 from allmask.nn.dropout import Dropout
 from allmask.nn.relative_attention import PositionBias, sinusoids
 
+LANES = 16  # widths that the compiled kernels take are multiples of this
 _MAX_TABLE = 1 << 20  # numbers of a table of sinusoids before it grows
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "relu": nn.ReLU}
 
@@ -216,11 +218,23 @@ class Layer(nn.Module):
         self.enter, self.leave = NORM_PLACES[norm_place]
 
     def forward(
-        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: PositionBias = None
-    ) -> tuple[Tensor, KeyValue]:
-        """Return the hidden states (B, T, W) after this layer, and all keys and values read, past ones first."""
+        self, x: Tensor, route: Route, past: KeyValue | None = None, bias: PositionBias = None, keep: bool = True
+    ) -> tuple[Tensor, KeyValue | None]:
+        """Return the hidden states (B, T, W) after this layer, and all keys and values read, past ones first.
+
+        In training these are not needed: with keep=False they may be None.
+        """
+        if not keep and past is None and self.is_fused(x, bias):
+            return self.feed_fused(*self.attend_fused(x, route)), None
         x, read = self.attend(x, route, past, bias)
         return self.feed(x), read
+
+    def forward_at(self, where: Tensor, x: Tensor, route: Route, bias: PositionBias = None) -> Tensor:
+        """Return the hidden states (M, W) where `where` (B, T) is True; as far as possible only those are computed."""
+        if self.is_fused(x, bias):
+            found, twin = self.attend_fused(x, route, where)
+            return self.feed_fused(found, twin)
+        return self.feed(self.attend(x, route, None, bias)[0][where])
 
     def attend(
         self, x: Tensor, route: Route, past: KeyValue | None = None, bias: PositionBias = None
@@ -243,6 +257,48 @@ class Layer(nn.Module):
         h = self.enter(self.feed_forward_norm, x)
         return self.leave(self.feed_forward_norm, x + self.dropout(self.feed_forward(h)))
 
+    # ---- in training, with compiled kernels: see fused.py ------------------------------------------------------
+
+    def is_fused(self, x: Tensor, bias: PositionBias) -> bool:
+        """Whether these hidden states are computed by fused.py: a post-norm layer without relative positions."""
+        attention, feed = self.attention, self.feed_forward
+        if not self.training or bias is not None or self.leave is not _apply or not fused.suits(x):
+            return False
+        if type(attention) is not Attention or not attention.is_plain or type(feed) is not FeedForward:
+            return False
+        return not feed.expand.out_features % LANES and fused.suits_modules(
+            attention.query, attention.key, attention.value, attention.output, feed.expand, feed.activation,
+            feed.contract, self.attention_norm, self.feed_forward_norm,
+        )  # fmt: skip
+
+    def attend_fused(self, x: Tensor, route: Route, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`attend`: the hidden states in fp32 and in the dtype of products. With `where`, only those, (M, W)."""
+        attention, p = self.attention, self.attention.dropout
+        h = x.to(fused.product_dtype(x))
+        if where is None or not suits_chosen(h, attention.heads, route):
+            q, k, v = map(attention.split, fused.project(h, attention.query, attention.key, attention.value))
+            read = attend(q, k, v, route, p).flatten(-2)
+            if where is not None:
+                x, read = x[where], read[where]
+        else:
+            tokens = where.flatten().nonzero()[:, 0]
+            x, chosen = (rows.flatten(0, 1).index_select(0, tokens) for rows in (x, h))
+            (q,) = map(attention.split, fused.project(chosen, attention.query))
+            k, v = map(attention.split, fused.project(h, attention.key, attention.value))
+            read = attend_chosen(q, k, v, route, where, p).flatten(-2)
+        return self.join_fused(x, read, attention.output, self.attention_norm)
+
+    def join_fused(self, x: Tensor, read: Tensor, output: nn.Linear, norm: nn.Module) -> tuple[Tensor, Tensor]:
+        """The residual step of what attention has read."""
+        assert isinstance(norm, nn.LayerNorm)
+        return fused.join(x, F.linear(read, output.weight), output.bias, norm, self.dropout.p)
+
+    def feed_fused(self, x: Tensor, h: Tensor) -> Tensor:
+        feed, norm = self.feed_forward, self.feed_forward_norm
+        assert isinstance(feed, FeedForward) and isinstance(norm, nn.LayerNorm)
+        step = fused.feed_forward(h, feed.expand, feed.activation, feed.contract, feed.dropout.p)
+        return fused.join(x, step, feed.contract.bias, norm, self.dropout.p)[0]
+
     def attention_weights(self, x: Tensor, route: Route, bias: PositionBias = None) -> Tensor:
         """The attention weights (B, H, T, T) this layer gives to x, for pictures."""
         h = self.enter(self.attention_norm, x)
@@ -260,10 +316,35 @@ class CrossLayer(nn.Module):
 
     def forward(
         self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,
-        bias: PositionBias = None, memory_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValue]:  # fmt: skip
+        bias: PositionBias = None, memory_bias: Tensor | None = None, keep: bool = True,
+    ) -> tuple[Tensor, KeyValue | None]:  # fmt: skip
+        if not keep and past is None and self.is_fused(x, bias):
+            return self._run_fused(x, route, memory, memory_route, memory_bias), None
         x, read = self.attend(x, route, past, memory, memory_route, bias, memory_bias)
         return self.feed(x), read
+
+    def forward_at(
+        self, where: Tensor, x: Tensor, route: Route, memory: Readable, memory_route: Route, bias: PositionBias = None
+    ) -> Tensor:
+        """Return the hidden states (M, W) where `where` (B, T) is True; the feed-forward computes only those."""
+        if self.is_fused(x, bias) and bool(where.all()):
+            return self._run_fused(x, route, memory, memory_route)[where]
+        return self.feed(self.attend(x, route, None, memory, memory_route, bias)[0][where])
+
+    def is_fused(self, x: Tensor, bias: PositionBias) -> bool:
+        cross = self.cross
+        plain = type(cross) is Attention and cross.is_plain
+        return (
+            plain and self.layer.is_fused(x, bias) and fused.suits_modules(cross.query, cross.output, self.cross_norm)
+        )
+
+    def _run_fused(
+        self, x: Tensor, route: Route, memory: Readable, memory_route: Route, memory_bias: Tensor | None = None
+    ) -> Tensor:
+        x, h = self.layer.attend_fused(x, route)
+        (q,) = map(self.cross.split, fused.project(h, self.cross.query))
+        read = memory.attend(q, memory_route, self.cross.dropout, memory_bias).flatten(-2)
+        return self.layer.feed_fused(*self.layer.join_fused(x, read, self.cross.output, self.cross_norm))
 
     def attend(
         self, x: Tensor, route: Route, past: KeyValue | None, memory: Readable, memory_route: Route,

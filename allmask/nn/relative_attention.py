@@ -423,7 +423,7 @@ class ClippedAttention(Attention):
     """
 
     def forward(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
-        q, (k, v) = self._split(self.query(x)), read.of_rows()
+        q, (k, v) = self.split(self.query(x)), read.of_rows()
         if bias.whole:
             return self.output(self._read(q, k, v, bias.table, bias.blocks[0]).flatten(-2))
         parts = []
@@ -434,7 +434,7 @@ class ClippedAttention(Attention):
         return self.output(torch.cat(parts, dim=1).flatten(-2))
 
     def attention_weights(self, x: Tensor, read: Readable, route: Route, bias: Any = None) -> Tensor:
-        q, (k, _) = self._split(self.query(x)), read.of_rows()
+        q, (k, _) = self.split(self.query(x)), read.of_rows()
         return self._weights(q, k, bias.table.to(q.dtype), bias.blocks[0])
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, piece: ClippedBlock) -> Tensor:

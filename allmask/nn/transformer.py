@@ -113,12 +113,11 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def run_at(self, where: Tensor, x: Tensor, route: Route, sources: Sequence[Source] | None = None) -> Tensor:
-        """Return the hidden states (M, W) where `where` (B, T) is True; the last feed-forward computes only those."""
+        """Return the hidden states (M, W) where `where` (B, T) is True; the last layer computes only those."""
         bias, sources = self.relative(route), sources or self._no_sources
         for layer, source in zip(self.layers[:-1], sources[:-1], strict=True):
             x = self._run_layer(layer, x, route, bias, source)
-        x, _ = self.layers[-1].attend(x, route, None, *sources[-1], bias=bias)
-        return self.norm(self.layers[-1].feed(x[where]))
+        return self.norm(self.layers[-1].forward_at(where, x, route, *sources[-1], bias=bias))
 
     def extend(
         self, x: Tensor, mask: Mask, cache: AnyCache, memory: Memory | None = None, segments: Tensor | None = None
@@ -154,7 +153,7 @@ class Stack(nn.Module):
 
     def _run_layer(self, layer: nn.Module, x: Tensor, route: Route, bias: PositionBias, source: Source) -> Tensor:
         def run(x: Tensor) -> Tensor:
-            return layer(x, route, None, *source, bias=bias)[0]
+            return layer(x, route, None, *source, bias=bias, keep=False)[0]
 
         if not (self.recompute and torch.is_grad_enabled()):
             return run(x)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from allmask.data import Batch, Loader, plan_epoch
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError, out_of_memory
 from allmask.files import Seal
-from allmask.kernels.memory import keep_freed_memory
+from allmask.kernels.memory import keep_freed_memory, large_blocks_from_the_heap
 from allmask.kernels.precision import resolve_precision
 from allmask.losses import Losses
 from allmask.model import Model
@@ -384,6 +384,7 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
 
+    @large_blocks_from_the_heap()
     def _learn(self, batches: Sequence[TrainingBatch | Share]) -> tuple[dict[str, float], float, float]:
         """Make one optimizer step. If a loss or gradient is not finite, weights and statistics stay as they were."""
         micro = [batch if isinstance(batch, Share) else Share(batch) for batch in batches]

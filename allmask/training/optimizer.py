@@ -125,6 +125,31 @@ class RowGradient:
             self.table.index_fill_(0, self.read.pop(), 0.0)
 
 
+class TiedGradient:
+    """The gradient of an embedding that is also the output matrix of a language model, whose gradient is dense.
+
+    Autograd would add a table of zeros to that, with the few rows that a batch reads. Here just those rows are added.
+    """
+
+    def __init__(self, embedding: nn.Embedding):
+        self.embedding = embedding
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Use this around forward and backward of each batch; after it the weight has an ordinary gradient."""
+        self.embedding.sparse = True
+        try:
+            yield
+        finally:
+            self.embedding.sparse = False
+        found: Tensor | None = self.embedding.weight.grad
+        if found is not None and found.is_sparse:  # this batch had no loss of the language model
+            self.embedding.weight.grad = found.to_dense()
+
+    def clear(self) -> None:
+        pass
+
+
 class WholeGradient:
     """The gradient of an embedding as autograd computes it."""
 
@@ -136,8 +161,8 @@ class WholeGradient:
         pass
 
 
-def embedding_gradient(model: nn.Module, group: Group) -> RowGradient | WholeGradient:
-    """Choose gradients by rows if no language model head shares the table and no other process needs its gradient.
+def embedding_gradient(model: nn.Module, group: Group) -> RowGradient | TiedGradient | WholeGradient:
+    """Choose gradients by rows if no other process needs the gradient of the table.
 
     With NTK parametrization the whole table is multiplied by its scale: it is no leaf, and its gradient is dense.
     """
@@ -145,8 +170,8 @@ def embedding_gradient(model: nn.Module, group: Group) -> RowGradient | WholeGra
         return WholeGradient()
     tokens = model.body.embedding.tokens
     alone = group.size == 1 and not group.sharded and tokens.weight.device.type == "cpu"
-    if alone and model.lm_head is None and tokens.weight.requires_grad and tokens.weight.is_leaf:
-        return RowGradient(tokens)
+    if alone and tokens.weight.requires_grad and tokens.weight.is_leaf:
+        return RowGradient(tokens) if model.lm_head is None else TiedGradient(tokens)
     return WholeGradient()
 
 

@@ -18,6 +18,8 @@ from allmask.kernels.packed_attention import (
     Block,
     attend_documents,
     attend_partners,
+    chosen,
+    layout,
     partners,
     suits,
     suits_partners,
@@ -119,6 +121,35 @@ def test_values_and_gradients_equal_attention_written_out(dtype, blocks, heads, 
     cotangent = torch.randn(out.shape).to(dtype)
     grads = torch.autograd.grad(out, (q, k, v), cotangent)
     WrittenOut(q, k, v, visible_of(blocks), cotangent).check(out, grads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@settings(max_examples=40, deadline=None)
+@given(packed_rows(), st.floats(0.0, 1.0), st.integers(0, 2**31))
+def test_chosen_queries_read_what_they_read_among_all(dtype, p, blocks, share, seed):
+    """Their results are those of all queries, and gradients as if the others had none."""
+    need(dtype)
+    torch.manual_seed(seed)
+    q, k, v = draw_qkv(blocks[-1].stop, 2, 16, dtype)
+    where = torch.rand(blocks[-1].stop) < share
+    some = q.detach()[:, where].requires_grad_()
+    documents, places = chosen(layout(blocks, 1, len(where)), where.numpy())
+    out = attend_partners(some, k, v, documents, places=places)
+    cotangent = torch.zeros(q.shape, dtype=dtype)
+    cotangent[:, where] = torch.randn(some.shape).to(dtype)
+    grads = torch.autograd.grad(out, (some, k, v), cotangent[:, where])
+    whole = torch.zeros(2, *q.shape, dtype=dtype)
+    whole[0, :, where], whole[1, :, where] = out.detach(), grads[0]
+    full = attend_documents(q, k, v, blocks).detach()
+    assert torch.equal(out, full[:, where])
+    full[:, where] = out.detach()
+    WrittenOut(q, k, v, visible_of(blocks), cotangent).check(full, (whole[1], *grads[1:]))
+    if p and where.any():  # what is dropped differs from query to query, and is the same in both passes
+        values = torch.ones_like(v).requires_grad_()
+        dropped = attend_partners(some, k, values, documents, p, places=places)
+        (grad,) = torch.autograd.grad(dropped, values, torch.ones_like(dropped))
+        torch.testing.assert_close(grad.double().sum(), dropped.double().sum(), rtol=0.02, atol=1e-3)
 
 
 def test_large_scores_do_not_overflow_and_a_scale_can_be_given():

@@ -10,10 +10,11 @@ import torch
 
 from allmask import presets
 from allmask.data import Asked, Example, pack
+from allmask.losses import losses_of
 from allmask.model import Model
 from allmask.nn.heads import Labels, pooled_tokens
 from allmask.training import Settings, loop, train
-from allmask.training.optimizer import RowGradient, WholeGradient, clip, embedding_gradient
+from allmask.training.optimizer import RowGradient, TiedGradient, WholeGradient, clip, embedding_gradient
 from allmask.training.process_group import SingleProcess
 
 SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "ffn_width": 32, "layers": 2, "max_positions": 16}
@@ -89,7 +90,7 @@ def test_afterwards_the_embedding_is_as_anybody_expects_it(tmp_path):
 def test_only_tables_that_are_looked_up_and_learn_go_by_rows():
     frozen = classifier().requires_grad_(False)
     assert isinstance(embedding_gradient(classifier(), SingleProcess()), RowGradient)
-    assert isinstance(embedding_gradient(classifier(["lm"]), SingleProcess()), WholeGradient)
+    assert isinstance(embedding_gradient(classifier(["lm"]), SingleProcess()), TiedGradient)
     assert isinstance(embedding_gradient(frozen, SingleProcess()), WholeGradient)
     assert isinstance(embedding_gradient(classifier(), SingleProcess(size=2)), WholeGradient)
 
@@ -107,3 +108,23 @@ def test_clipping_is_torchs_own(limit):
     assert clip(ours, limit) == expected
     for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+def test_a_tied_table_gets_the_sum_of_both_gradients(predicts):
+    """Two batches, with and without a loss of the language model: as autograd adds them up, up to rounding."""
+    model, work = classifier(["lm"]), Sorting()
+    grads = []
+    for gradient in (TiedGradient(model.body.embedding.tokens), WholeGradient()):
+        model.zero_grad(set_to_none=True)
+        for numbers in ([0, 1, 2, 3], [4, 5, 0]):
+            batch = work.batch(numbers, 0)
+            if predicts:
+                batch = replace(batch, labels=torch.where(batch.ids % 3 == 0, batch.ids, -1))
+            with gradient.collecting():
+                torch.manual_seed(0)
+                sum(loss for loss, _ in losses_of(model, batch).values()).backward()
+        gradient.clear()
+        grads.append(model.body.embedding.tokens.weight.grad)
+    assert grads[0].layout == torch.strided and not model.body.embedding.tokens.sparse
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)

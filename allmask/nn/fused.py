@@ -1,0 +1,134 @@
+"""The parts of a post-norm layer in training, with compiled kernels and fewer passes over memory.
+
+Between the matrix products torch makes a dozen passes over the hidden states: bias, activation, dropout, residual,
+norm, and, under autocast, conversions between fp32 and bf16 at every product. Here there is one after each product.
+Products are torch's. There are two copies of hidden states: in fp32 for the residual, and in the dtype of products.
+`Layer` in layers.py is the specification; it is used wherever this cannot be.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from allmask.kernels import activation, residual_norm
+
+log = logging.getLogger("allmask")
+ACTIVATIONS: dict[Any, str] = {(nn.GELU, "none"): "gelu", (nn.GELU, "tanh"): "gelu_tanh", (nn.ReLU, ""): "relu"}
+
+
+def product_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype of products of x: that of autocast, or fp32; None if the kernels do not support it."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return dtype if dtype in (torch.float32, torch.bfloat16) else None
+
+
+def suits(x: Tensor) -> bool:
+    """Whether hidden states (…, W) can be computed here."""
+    suited = torch.is_grad_enabled() and residual_norm.suits(x, x.shape[-1]) and product_dtype(x) is not None
+    return suited and activation.library() is not None and _kernels_are_right()
+
+
+@cache
+def _kernels_are_right() -> bool:
+    """Self-check: whether the kernels give the results and gradients of torch for a few numbers on this machine."""
+    x, step, grad = (torch.linspace(-3, 3, 96).mul(factor).sin().view(3, 32) for factor in (5.0, 7.0, 11.0))
+    bias, weight, shift = (torch.linspace(-1, 1, 32).mul(factor).cos() for factor in (1.0, 2.0, 3.0))
+    given = [tensor.requires_grad_() for tensor in (x, step, bias, weight, shift)]
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        normed = F.layer_norm(x + step + bias, (32,), weight, shift)
+        pairs = [(residual_norm.residual_norm(x, step, bias, weight, shift, 1e-5)[0], normed)]
+        for act in (nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU()):
+            pairs.append((activation.activate(x, bias, kind_of(act) or ""), act(x + bias)))
+        for ours, torchs in pairs:
+            found, expected = (torch.autograd.grad(y, given, grad, allow_unused=True) for y in (ours, torchs))
+            both = [(ours, torchs), *((a, b) for a, b in zip(found, expected, strict=True) if b is not None)]
+            if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in both):
+                log.warning("compiled kernels for training differ from torch on this machine; they are not used")
+                return False
+    return True
+
+
+def suits_modules(*modules: nn.Module) -> bool:
+    """Whether these are plain linear layers, norms and activations, in fp32, with biases and without hooks."""
+    return all(map(_is_plain, modules))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return False
+    if type(module) is nn.Linear or type(module) is nn.LayerNorm:
+        weight, bias = module.weight, module.bias
+        return type(weight) is type(bias) is nn.Parameter and weight.dtype == bias.dtype == torch.float32
+    return kind_of(module) is not None
+
+
+def kind_of(activation: nn.Module) -> str | None:
+    """The name of an activation that there is a kernel for."""
+    return ACTIVATIONS.get((type(activation), getattr(activation, "approximate", "")))
+
+
+def join(x: Tensor, step: Tensor, bias: Tensor, norm: nn.LayerNorm, p: float) -> tuple[Tensor, Tensor]:
+    """norm(x + dropout(step + bias)), in fp32 and in the dtype of `step`."""
+    return residual_norm.residual_norm(
+        x, step, bias, norm.weight, norm.bias, norm.eps, p, low=step.dtype == torch.bfloat16
+    )
+
+
+def feed_forward(h: Tensor, expand: nn.Linear, act: nn.Module, contract: nn.Linear, p: float) -> Tensor:
+    """Position-wise feed-forward, without the bias of its result."""
+    kind = kind_of(act)
+    assert kind is not None
+    inner = F.linear(h, expand.weight)
+    return F.linear(activation.activate(inner, expand.bias, kind, p), contract.weight)
+
+
+def project(h: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+    """Several linear layers of the same h (…, W), as one product."""
+    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+    with torch.autocast(h.device.type, enabled=False):
+        found = _Projection.apply(h.reshape(-1, h.shape[-1]), len(linears), *weights, *biases)
+    return tuple(x.unflatten(0, h.shape[:-1]) for x in found)  # type: ignore[union-attr]
+
+
+class _Projection(torch.autograd.Function):
+    """The results are columns of one matrix. So are the gradients, if attention makes them so (packed_attention.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        weights, biases = parameters[:count], parameters[count:]
+        sizes = [len(weight) for weight in weights]
+        weight = h.new_empty(sum(sizes), h.shape[1])
+        for rows, part in zip(weight.split(sizes), weights, strict=True):
+            rows.copy_(part)
+        ctx.save_for_backward(h, weight)
+        ctx.sizes = sizes
+        return torch.addmm(torch.cat(biases).to(h.dtype), h, weight.t()).split(sizes, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        h, weight = ctx.saved_tensors
+        grad = _as_one(grads, ctx.sizes)
+        h_grad = grad @ weight if ctx.needs_input_grad[0] else None
+        weight_grad = (grad.t() @ h).float().split(ctx.sizes)
+        bias_grad = grad.sum(0).float().split(ctx.sizes)  # torch adds in fp32; asked for fp32, it is slower
+        return h_grad, None, *weight_grad, *bias_grad
+
+
+def _as_one(columns: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
+    """Columns of a matrix, side by side; without copying if they are."""
+    first, total = columns[0], sum(sizes)
+    place = first.data_ptr()
+    for part, size in zip(columns, sizes, strict=True):
+        if part.stride() != (total, 1) or part.data_ptr() != place:
+            return torch.cat(columns, dim=1)
+        place += size * part.element_size()
+    return first.as_strided((len(first), total), (total, 1))
