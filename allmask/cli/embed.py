@@ -26,6 +26,7 @@ from allmask.cli import (
     note_skipped,
     shortened,
     show_log,
+    start_up,
     stdin_records,
     text_file,
 )
@@ -108,9 +109,10 @@ def command(
     from allmask.tasks.task import ModelFolder
 
     opened = ModelFolder.open(model, device)
-    from allmask.tasks.embed import nearest, open_embedder
+    with start_up():
+        from allmask.tasks.embed import nearest, open_embedder
 
-    embedder = open_embedder(opened, precision, how.pool, how.normalize)
+        embedder = open_embedder(opened, precision, how.pool, how.normalize)
     source = _Source(None if file is None else named, text or [], on_bad_record)
     if search is None:
         _write(embedder, source, out or "-", quiet)

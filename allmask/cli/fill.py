@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from allmask.cli import Device, ModelOrDefault, note_default, show_log, stdin_batches, to_json
+from allmask.cli import Device, ModelOrDefault, note_default, show_log, start_up, stdin_batches, to_json
 from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import FillOptions
@@ -53,9 +53,10 @@ def command(
         first = [] if text is not None else next(batches, [])
         model = note_default([text] if text is not None else [record.fields["text"] for record in first])
         batches = chain([first], batches)
-    from allmask.pipelines import pipeline
+    with start_up():
+        from allmask.pipelines import pipeline
 
-    fill = pipeline("fill", model, device=device)
+        fill = pipeline("fill", model, device=device)
     if text is not None:
         _print(fill(text, top), as_json)
         return

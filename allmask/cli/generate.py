@@ -20,6 +20,7 @@ from allmask.cli import (
     note_default,
     shortened,
     show_log,
+    start_up,
     stdin_batches,
     to_json,
 )
@@ -94,7 +95,8 @@ def command(
             raise UsageError("no text was given", 'pass it with --text "…", or one per line on stdin')
         model, batches = note_default(first), chain([first], batches)
     opened = ModelFolder.open(model, device)  # a missing folder is refused before torch is imported
-    generator = USES["generate"](opened, precision, task)
+    with start_up():
+        generator = USES["generate"](opened, precision, task)
     generator.check(options)
     if text is not None and model in BUNDLED and generator.task.name == "title":
         from allmask.tasks.common.writing import tokenizer_of
@@ -137,7 +139,8 @@ def open_predictor(
     names_task, is_path = (opened.folder / FILE).is_file(), bool(file.suffix)  # digits is a data set, not a path
     if names_task and is_path and not file.exists():  # known before torch is imported
         raise DataError(f"{file}: no such file", "check the path")
-    predictor: Predictor = opened.predictor(precision=precision)
+    with start_up():
+        predictor: Predictor = opened.predictor(precision=precision)
     others = sorted(options.keys() - predictor.options)
     if refused := [name for name in others if options[name] != getattr(Decoding, name)]:
         raise UsageError(f"{_flags(refused)}: this model {predictor.does}, it does not generate text", "leave it out")

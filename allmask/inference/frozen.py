@@ -63,6 +63,9 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         precision = "auto"
     hidden = torch.float32 if precision == "int8" else resolve_precision(precision, device)
     shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}  # immutable, and slow to copy
+    if precision == "int8":  # their weights are packed, which copies them
+        linears = (module for module in model.body.modules() if type(module) is nn.Linear)
+        shared |= {id(x.weight): nn.Parameter(x.weight.detach(), requires_grad=False) for x in linears}
     frozen = copy.deepcopy(model, shared).to(hidden).requires_grad_(False).eval()
     _replace(frozen, Dropout, lambda _: nn.Identity())  # so that `train()` does not turn it on again
     for module in frozen.modules():

@@ -250,13 +250,14 @@ def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | Non
     cosines to fp32 are as high as with a scale each; with one for all three weights the error is twice as large.
     """
     norms = input_norms(body, norm_place)
-    found: dict[nn.Module, Tensor | None] = {x: smoothing_scale(norm, x.weight) for x, norm in norms.items()}
+    same: dict[nn.Module, nn.Module] = {}  # linear layer -> the one whose scale it has
     for module in body.modules():
         if isinstance(module, Attention):
             readers = [module.query, module.key, module.value]
             if len({norms.get(linear) for linear in readers}) == 1 and module.value in norms:  # not in cross-attention
-                found |= dict.fromkeys(readers, found[module.value])
-    return found
+                same |= dict.fromkeys(readers, module.value)
+    scales = {x: smoothing_scale(norm, x.weight) for x, norm in norms.items() if same.get(x, x) is x}
+    return {x: scales[same.get(x, x)] for x in norms}
 
 
 def input_norms(body: Any, norm_place: str) -> dict[nn.Linear, nn.Module]:

@@ -15,6 +15,62 @@ typedef struct { Linear expand, contract; int64_t activation; } FeedForward; /* 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* ---- weights -------------------------------------------------------------------------------------------------------- */
+
+/* The largest sum of the positive, or of the negative, of the four weights that AVX2 adds up in 16 bits; `limited` in int8.py
+   adds in the same order */
+static float largest_four(const float *row, int64_t n) {
+    float most[4] = {0, 0, 0, 0};
+    for (int64_t i = 0; i < n; i += 8)
+        UNROLLED for (int j = 0; j < 4; j++) {
+            const float *x = row + i + 2 * (j / 2), sign = j % 2 ? -1.f : 1.f;
+            float four[4] = {sign * x[0], sign * x[1], sign * x[4], sign * x[5]};
+            UNROLLED for (int k = 0; k < 4; k++) four[k] = four[k] > 0 ? four[k] : 0;
+            float sum = four[0] + four[1] + four[2] + four[3];
+            most[j] = sum > most[j] ? sum : most[j];
+        }
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+}
+
+/* Quantize and pack a weight (outputs, inputs), multiplied by `smoothing` (inputs,) unless that is NULL, as `pack` in int8.py
+   does. `packed`, `scale` and `offset` have a multiple of OUTPUTS outputs; `offset` is NULL unless weights are LIMITED.
+   Returns 0 if there is no memory, or if a weight is not finite. */
+int pack_weight(int64_t outputs, int64_t inputs, const float *weight, const float *smoothing, uint8_t *packed,
+                float *scale, int32_t *offset) {
+    float *row = malloc(inputs * sizeof(float));
+    if (!row) return 0;
+    for (int64_t r = 0; r < (outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS; r++) {
+        const int real = r < outputs;
+        vec most = zeros(), finite = all(3.4028235e38f);
+        int bad = 0;
+        for (int64_t i = 0; i < inputs; i += 16) {
+            vec v = real ? load(weight + r * inputs + i) : zeros();
+            if (smoothing) v = mul(v, load(smoothing + i));
+            bad |= any(above(size_of(v), finite)) || any(is_nan(v));
+            most = larger_of(most, size_of(v));
+            save(row + i, v);
+        }
+        if (bad) return free(row), 0;
+        scale[r] = FORMAT == LIMITED ? largest_four(row, inputs) / 126.f : largest_of(most) / 127.f;
+        if (!isfinite(scale[r])) return free(row), 0;
+        vec unit = all(scale[r] > 1e-30f ? scale[r] : 1e-30f);
+        ints sum = no_ints();
+        uint8_t *to = packed + r / OUTPUTS * OUTPUTS * inputs + r % OUTPUTS * 4;
+        for (int64_t i = 0; i < inputs; i += 16) {
+            int32_t whole[16];
+            uint8_t bytes[16];
+            ints v = to_ints(divide(load(row + i), unit));
+            sum = add_ints(sum, v);
+            save_ints(whole, v);
+            for (int k = 0; k < 16; k++) bytes[k] = (uint8_t)whole[k] ^ (FORMAT == UNSIGNED ? 128 : 0);
+            for (int k = 0; k < 16; k += 4, to += 4 * OUTPUTS) memcpy(to, bytes + k, 4);
+        }
+        if (offset) offset[r] = -128 * sum_of_ints(sum);
+    }
+    free(row);
+    return 1;
+}
+
 /* ---- fp32 and bf16 ------------------------------------------------------------------------------------------- */
 
 /* n numbers from `at` on as fp32: in place, or converted into `to` */

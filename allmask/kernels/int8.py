@@ -149,6 +149,21 @@ def pack_int8(quantized: Tensor, format: str) -> tuple[Tensor, Tensor | None]:
     return blocks.view(torch.uint8), -128 * quantized.sum(1, dtype=torch.int32) if format == "limited" else None
 
 
+def _packed_in_c(weight: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """What `pack` returns for int8 and the smoothed weight, in one pass in C; None if C cannot."""
+    if library() is None:
+        return None
+    (outputs, inputs), weight = weight.shape, weight.detach().float().contiguous()
+    blocks = -(-outputs // OUTPUTS)
+    packed = torch.empty(blocks, inputs // 4, 4, LANES, 4, dtype=torch.uint8)
+    scale = torch.empty(blocks * OUTPUTS)
+    offset = torch.empty(len(scale), dtype=torch.int32) if weight_format() == "limited" else None
+    sizes = ctypes.c_int64(outputs), ctypes.c_int64(inputs)
+    smoothing = None if smoothing is None else smoothing.contiguous()
+    done = library().pack_weight(*sizes, *map(pointer, (weight, smoothing, packed, scale, offset)))
+    return (packed, offset, scale) if done else None
+
+
 class PackedLinear(NamedTuple):
     """A linear layer in the layout of products.h."""
 
@@ -166,6 +181,9 @@ class PackedLinear(NamedTuple):
     ) -> PackedLinear:
         outputs, inputs = weight.shape
         bias = None if bias is None else bias.detach().float().clone()
+        packed = _packed_in_c(weight, smoothing) if dtype == torch.uint8 and not inputs % LANES else None
+        if packed is not None:
+            return cls(*packed, bias, None if smoothing is None else 1.0 / smoothing, inputs, outputs)
         weight, input_scale = smooth(weight, smoothing)
         return cls(*pack(weight, dtype), bias, input_scale, inputs, outputs)
 

@@ -480,7 +480,8 @@ def _documents(mask: Mask) -> tuple[Block, ...] | None:
     if mask.shape[1] == 0:
         return (Block(0, 0, "full"),)
     names, starts, lengths = _runs(mask)
-    if len(np.unique(names[names >= 0])) < (names >= 0).sum():
+    known = names[names >= 0].tolist()
+    if len(set(known)) < len(known):  # np.unique would import numpy.ma first
         return None  # a document in several pieces
     stops = starts + lengths
     kinds, sources = _classify(mask.order[0].cpu().numpy(), starts, stops, names)

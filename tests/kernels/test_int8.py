@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,27 @@ def test_limited_weights_cannot_overflow_16_bits(outputs, inputs, seed, kind):
     assert 255 * fours(quantized.numpy().astype(np.int64)).max() < 2**15
     assert quantized.dtype == torch.int8 and scale.shape == (outputs, 1)
     assert ((quantized * scale - weight).abs() <= 0.501 * scale).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 150), st.sampled_from([16, 48, 208]), st.booleans(), st.integers(0, 2**31))
+def test_weights_packed_in_c_have_the_bits_of_torch(outputs, inputs, smoothed, seed):
+    need()
+    weight, smoothing = drawn(outputs, inputs, seed=seed), drawn(inputs, seed=seed + 1).abs() + 0.1 if smoothed else None
+    weight[outputs // 2] = 0.0  # an output without a largest weight
+    weight[0] *= 1e-33  # its scale is too small to divide by
+    found = int8._packed_in_c(weight, smoothing)
+    expected = int8.pack(int8.smooth(weight, smoothing)[0], torch.uint8)
+    assert found is not None and [x is None for x in found] == [x is None for x in expected]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True) if x is not None and y is not None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_left_to_torch(value):
+    need()
+    weight = drawn(70, 16, seed=0)
+    weight[65, 3] = value
+    assert int8._packed_in_c(weight, None) is None
 
 
 def test_products_by_torch_are_exact_with_or_without_vnni(monkeypatch):

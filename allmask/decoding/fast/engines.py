@@ -139,7 +139,7 @@ def _compiled_is_right(precision: str, pair: bool) -> bool:
         make_slow, make_fast = PairWriter, FastPairWriter
         config = replace(t5_v1_1_small(), **sizes, decoder_layers=2, head_width=16)
     model = Model.fresh(config, ["lm"], rng)
-    slow = make_slow(freeze(model, "fp32"))
+    slow = make_slow(model.eval())
     engines = CompiledEngine(model, precision), TorchEngine(model, precision)
     found, expected = (_some_logits(make_fast(slow, engine)) for engine in engines)
     if torch.allclose(found, expected, atol=0.03 * float(expected.abs().max())):

@@ -20,7 +20,6 @@ from allmask.tasks.common.evaluation import Evaluation
 from allmask.tasks.common.writing import Prompts, Steady, Written, text_of, tokenizer_of
 from allmask.tasks.task import Predictor, Task
 from allmask.text import Tokenizer
-from allmask.training.progress import Progress
 
 BATCH = 32  # sources per batch
 
@@ -198,6 +197,8 @@ class TextGenerator(Predictor):
             yield {"predictions": best} if options.get("n_best", 1) > 1 else best[0]
 
     def evaluate(self, records: Iterable[Record], show: int = 0, quiet: bool = True, **options: Any) -> Evaluation:
+        from allmask.training.progress import Progress  # the whole package is imported with it
+
         chosen = list(records)
         bar = Progress(len(chosen), self.done, quiet=quiet)
         written: list[str] = []
