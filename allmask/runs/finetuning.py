@@ -36,6 +36,7 @@ from allmask.training import Result, Workload
 log = logging.getLogger("allmask")
 FEWEST = 100  # records of which some are held out
 UNKNOWN = 0.1  # share of unknown tokens that is worth a warning
+MISSED = 0.01  # the same of held-out texts, for tokens that were removed from the vocabulary
 SCRIPT = 100  # records that show the script of the texts
 FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
@@ -143,6 +144,12 @@ class FineTuning(FinetuneOptions, Job):
             return plan, model
         task = plan.job.task  # type: ignore[attr-defined]
         model = task.prepare(model, data.train, seed, bool(self.prune), self.lm_weight > 0)
+        missed = unknown_share(model, sample_texts(task, data.held_out)) if self.prune else 0.0
+        if missed > MISSED:
+            log.warning(
+                "%.1f%% of the tokens of held-out texts are not in the smaller vocabulary, and so unknown; "
+                "--no-prune keeps the whole one", 100 * missed,
+            )  # fmt: skip
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 

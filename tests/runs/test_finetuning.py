@@ -80,6 +80,16 @@ def test_a_model_that_does_not_know_the_words_is_warned_of(cli, tmp_path: Path):
     assert "it can be trained on" in ran.out and "unknown" not in ran.out
 
 
+def test_a_vocabulary_that_is_too_small_for_new_texts_is_warned_of(cli, tmp_path: Path):
+    bert = tiny.bert(tmp_path / "bert")
+    train = tiny.write_jsonl(tmp_path / "train.jsonl", [{"source": "red cat", "target": "red"}] * 5)
+    dev = tiny.write_jsonl(tmp_path / "dev.jsonl", [{"source": "red 北", "target": "red"}] * 2)
+    words = ("finetune", bert, "--data", train, "--eval", dev, "--max-target", 8, "--steps", 1)
+    warning = "33.3% of the tokens of held-out texts are not in the smaller vocabulary"  # 北, of red, 北 and red
+    assert warning in cli(*words, "--out", tmp_path / "pruned").err
+    assert "smaller vocabulary" not in cli(*words, "--no-prune", "--out", tmp_path / "whole").err
+
+
 ROWS = {  # many records, few inputs
     "title": [{"source": f"s{n % 130}", "target": f"t{n}"} for n in range(260)],
     "translate": [{"source": f"北{n % 130}", "target": f"t{n}"} for n in range(260)],
