@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -99,8 +100,6 @@ class Child:
             os.fsync = lambda handle: None  # a process that is killed loses nothing that it has written
             code = do()
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -704,6 +703,22 @@ def measure(lab: Lab, name: str, count: int, deadline: float, known: dict[str, A
     return found | {"seconds": round(known.get("seconds", 0) + time.monotonic() - started, 1)}
 
 
+def measure_all(lab: Lab, names: list[str], seed: int, end: float, results: dict[str, Any], file: Path) -> None:
+    """Measure some of the scenarios, one after another, and write what was found so far after each."""
+    lab.prepare()
+    for left, name in zip(range(len(names), 0, -1), names, strict=True):
+        known = results[name]
+        count = SCENARIOS[name][2 if lab.quick else 1]
+        lab.done = known.get("all", 0)
+        lab.rng.seed(f"{seed} {name} {lab.done}")
+        if lab.done < count and not known.get("complete"):
+            share = (end - time.monotonic()) / left  # time that a scenario does not need is left to the next ones
+            shown = results[name] = measure(lab, name, count, min(end, time.monotonic() + share), known)
+            found = f"{shown.get('good', 0)}/{shown.get('all', 0)} in {shown.get('seconds', 0)} s"
+            print(f"{name}: {found}", file=sys.stderr, flush=True)
+        write_atomically(file, json.dumps(results))
+
+
 def code_of_all() -> str:
     """A checksum of the code that is tried: results of another one do not count."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
@@ -726,6 +741,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, help="some of the scenarios")
     parser.add_argument("--quick", action="store_true", help="a few trials of each")
     parser.add_argument("--minutes", type=float, default=20, help="time for all of them")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="scenarios at the same time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("quality-runs/faults"))
     parser.add_argument("--again", action="store_true", help="forget earlier results")
@@ -740,31 +756,41 @@ def main(argv: list[str] | None = None) -> int:
     results, code = json.loads(file.read_text()) if file.is_file() else {}, code_of_all()
     if results.get("code") != code:
         results = {"code": code}
-        shutil.rmtree(asked.out / "lab", ignore_errors=True)
+        for place in asked.out.glob("lab-*"):
+            shutil.rmtree(place, ignore_errors=True)
     for module in IMPORTED:
         import_module(module)
-    lab = Lab((asked.out / "lab").resolve(), random.Random(asked.seed), asked.quick)
-    lab.prepare()
     names = asked.only or list(SCENARIOS)
-    for left, name in zip(range(len(names), 0, -1), names, strict=True):
-        known = results.get(name, {})
-        count = SCENARIOS[name][2 if asked.quick else 1]
-        lab.done = known.get("all", 0)
-        lab.rng.seed(f"{asked.seed} {name} {lab.done}")
-        if lab.done < count and not known.get("complete"):
-            share = (end - time.monotonic()) / left  # time that a scenario does not need is left to the next ones
-            results[name] = measure(lab, name, count, min(end, time.monotonic() + share), known)
-            write_atomically(file, json.dumps(results, indent=1))
-            shown = results[name]
-            print(f"{name}: {shown.get('good', 0)}/{shown.get('all', 0)} in {shown.get('seconds', 0)} s",
-                  file=sys.stderr)  # fmt: skip
+    parts = [names[part :: asked.jobs] for part in range(min(asked.jobs, len(names)))]
+    children = []
+    for part, some in enumerate(parts):
+        place = (asked.out / f"lab-{part}").resolve()
+        made = asked.out / f"results-{part}.json"
+        made.unlink(missing_ok=True)
+        children.append((os.fork(), made))
+        if not children[-1][0]:
+            code = 1
+            try:
+                lab = Lab(place, random.Random(asked.seed), asked.quick)
+                measure_all(lab, some, asked.seed, end, {name: results.get(name, {}) for name in some}, made)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+    failed = False
+    for pid, made in children:
+        failed |= os.waitpid(pid, 0)[1] != 0
+        results |= json.loads(made.read_text()) if made.is_file() else {}
+    write_atomically(file, json.dumps(results, indent=1))
     table = rows_of(results)
     print(table)
     if asked.write:
         head, _, rest = asked.write.read_text(encoding="utf-8").partition(MARK)
         _, _, tail = rest.partition(MARK)
         write_atomically(asked.write, f"{head}{MARK}\n\n{table}\n\n{MARK}{tail}")
-    return 0 if all(not results.get(name, {}).get("bad") for name in names) else 1
+    return 1 if failed or any(results.get(name, {}).get("bad") for name in names) else 0
 
 
 if __name__ == "__main__":

@@ -410,7 +410,8 @@ def _thrift(**fields: Any) -> bytes:
         elif kind == "s":
             out += value
         elif kind == "v":  # (code of the elements, elements)
-            out += (bytes([len(value[1]) << 4 | value[0]]) if len(value[1]) < 15 else b"") + b"".join(value[1])
+            count = len(value[1])
+            out += bytes([min(count, 15) << 4 | value[0]]) + (varint(count) if count > 14 else b"") + b"".join(value[1])
     return out + b"\0"
 
 
@@ -434,7 +435,9 @@ def _dictionary_page(content: bytes, values: int) -> bytes:
     return _thrift(i1=2, i2=len(content), i3=len(packed), s7=_thrift(i1=values, i2=_PLAIN)) + packed
 
 
-def _parquet_by_hand(folder: Path, pages: bytes, rows: int, *, values: int | None = None, nested: bool = False) -> Path:
+def _parquet_by_hand(
+    folder: Path, pages: bytes, rows: int, *, values: int | None = None, nested: bool = False, groups: int = 1
+) -> Path:
     """A file with one column of texts, or of lists of texts, whose footer knows of nothing unusual."""
     folder.mkdir(parents=True, exist_ok=True)
     root = _thrift(b4=b"schema", i5=1)
@@ -449,7 +452,7 @@ def _parquet_by_hand(folder: Path, pages: bytes, rows: int, *, values: int | Non
         l5=rows if values is None else values, l6=100, l7=len(pages), l9=4,
     )  # fmt: skip
     group = _thrift(v1=(12, [_thrift(l2=4, s3=column)]), l2=100, l3=rows)
-    footer = _thrift(i1=2, v2=(12, schema), l3=rows, v4=(12, [group]))
+    footer = _thrift(i1=2, v2=(12, schema), l3=rows * groups, v4=(12, [group] * groups))
     file = folder / ("tagged.parquet" if nested else "train.parquet")
     file.write_bytes(b"PAR1" + pages + footer + struct.pack("<I", len(footer)) + b"PAR1")
     return file
@@ -472,6 +475,18 @@ def _delta(count: int) -> bytes:
 def honest_page(folder: Path) -> Path:
     """What is made here can be read, if it does not lie."""
     return _parquet_by_hand(folder, _data_page(_plain_texts(b"a cat", b"a dog"), 2), 2)
+
+
+def many_groups(folder: Path, groups: int = 20_000, pages: int = 20_000) -> Path:
+    """Groups of rows that are all the same pages, most of them empty: 400,000,000 headers to read."""
+    empty = _data_page(b"", 0)
+    return _parquet_by_hand(folder, empty * pages + _data_page(_plain_texts(b"a"), 1), 1, groups=groups)
+
+
+def endless_header(folder: Path, count: int = 1 << 60) -> Path:
+    """The header of a page with a list of very many things, which take no place."""
+    header = _thrift(i1=0, i2=1, i3=1, v9=(2, [])).replace(b"\x69\x02\0", b"\x69\xf2" + varint(count))
+    return _parquet_by_hand(folder, header, 1)
 
 
 def understated_page(folder: Path, megabytes: int = 200) -> Path:
@@ -627,7 +642,8 @@ BOMBS: dict[str, Callable[..., Path]] = {
         large_trie, sparse_trie, dense_trie, long_added_tokens, many_objects, large_vocabulary, repeated_piece,
         endless_vocab_txt, packed_arrays, deflated_lines,
         deflated_array, repeated_text, repeated_in_a_list, packed_page,
-        understated_page, overstated_page, hidden_dictionary, endless_dictionary, endless_rows, endless_list,
+        many_groups, endless_header, understated_page, overstated_page, hidden_dictionary, endless_dictionary,
+        endless_rows, endless_list,
         endless_lengths, endless_beginnings, many_formats, many_strings, endless_row,
         distant_row, large_sheet, billion_laughs, blank_image,
     )
@@ -669,6 +685,8 @@ def random_bomb(folder: Path, rng: random.Random) -> Path:
         "deflated_array": {"megabytes": rng.randrange(70, 200)},
         "repeated_text": {"size": rng.randrange(10**6, 10**7), "rows": rng.randrange(1_000, 10**5)},
         "repeated_in_a_list": {"size": rng.randrange(10**5, 10**6), "times": rng.randrange(1_000, 10**5)},
+        "many_groups": {"groups": rng.randrange(1_000, 30_000), "pages": rng.randrange(10_000, 30_000)},
+        "endless_header": {"count": rng.randrange(1 << 30, 1 << 60)},
         "understated_page": {"megabytes": rng.randrange(33, 300)},
         "overstated_page": {"size": rng.randrange(1 << 26, 1 << 31)},
         "hidden_dictionary": {"size": rng.randrange(10**6, 10**7), "rows": rng.randrange(1_000, 10**5)},

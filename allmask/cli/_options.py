@@ -24,7 +24,7 @@ from allmask.terminal import paint
 
 SECTIONS = {  # section -> the parameters of commands that do not train; the others declare their section themselves
     "data": "text file files first second data eval held_out field columns encoding label_names limit most repeats "
-    "on_bad_record text_field name pair special source target order each window tokens last token",
+    "on_bad_record text_option text_field name pair special source target order each window tokens last token",
     "model": "model task tasks preset heads layers layer head part precision device encoder features mask keep_tokens "
     "kind size lowercase minimum alphabet",
     "training": "minutes fast",

@@ -90,6 +90,8 @@ def command(
 
 
 def _text(report: Report, stops: bool) -> str:
+    from allmask.runs.finetuning import UNKNOWN
+
     rows = [("records", f"{plural(report.records, 'record')} for {report.task}"), *_columns(report)]
     how = f" ({report.eval})" if report.eval else ", by a hash of the input" if report.held_out else ""
     rows.append(("split", f"{report.train:,} to learn from, {report.held_out:,} held out{how}"))
@@ -100,6 +102,8 @@ def _text(report: Report, stops: bool) -> str:
         rows.append(("labels", "numbers: " + ", ".join(f"{name} {value:g}" for name, value in report.numbers.items())))
     for one in report.lengths:
         rows += _lengths(one, report.model or "")
+    if report.unknown > UNKNOWN:
+        rows.append(("unknown", f"{report.unknown:.0%} of the tokens: {report.model} has no such words or characters"))
     if report.model is None:
         rows.append(("lengths", "name a MODEL to count tokens"))
     again = f", {report.contradictions:,} of them with another target" if report.contradictions else ""

@@ -32,7 +32,7 @@ def command(
     text: Annotated[
         str | None, Argument(metavar="TEXT", help="A text with [MASK] in it; without it, each line of stdin.")
     ] = None,
-    named: Annotated[str | None, Option("--text", help="The same as TEXT.", metavar="TEXT")] = None,
+    text_option: Annotated[str | None, Option("--text", help="The same as TEXT.", metavar="TEXT")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per text.")] = False,
     **given: Any,
@@ -43,9 +43,9 @@ def command(
     """
     top = FillOptions(**{name: value for name, value in given.items() if value is not None}).top
     show_log()
-    if text is not None and named is not None:
+    if text is not None and text_option is not None:
         raise UsageError("two texts were given", "give one of them, or one per line on stdin")
-    text = named if text is None else text
+    text = text_option if text is None else text
     if text is None and model is not None and "[MASK]" in model:
         model, text = None, model
     batches = stdin_batches()

@@ -48,6 +48,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "context": ("passage", "paragraph", "article"),
     "choices": ("options", "endings"),
 }  # fmt: skip
+LAST = {"source": ("摘要",)}  # aliases where there is no other: an abstract beside a title, a summary beside its text
 FIELDS = (*ALIASES, "question", "answer", "answers", "start", "id")  # what --columns may name
 _OTHER_TASKS = {"label": "classify", "tags": "tag"}  # for a file that has this field and no target
 _NEXT_FIELD = re.compile(r",(?=\s*\w+\s*=)")
@@ -306,6 +307,8 @@ def _match(name: str, columns: Sequence[str]) -> str | None:
 
 def fitting(name: str, columns: Sequence[str]) -> list[str]:
     """Return the columns that could be a field: spelt a little differently, or else under an alias."""
-    same = [column for column in columns if _plain(column) == _plain(name)]
-    aliases = {_plain(alias) for alias in ALIASES.get(name, ())}
-    return same or [column for column in columns if _plain(column) in aliases]
+    for names in ((name,), ALIASES.get(name, ()), LAST.get(name, ())):
+        plain = {_plain(alias) for alias in names}
+        if found := [column for column in columns if _plain(column) in plain]:
+            return found
+    return []

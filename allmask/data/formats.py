@@ -523,6 +523,7 @@ def _parquet_measured(file: DataFile, metadata: Any, chosen: Sequence[str]) -> t
     Columns that unpack to far more than the file are refused. A dictionary of lists stays one in memory.
     """
     most, longest, size = unpacked_limit(file.path), 1, file.path.stat().st_size
+    packed = 0  # bytes of all columns that are read
     texts: dict[str, bool] = {}  # columns with lists of texts: whether they are read as a dictionary
     if metadata.num_rows > max(_PARQUET_VALUES, size):
         what = f"{metadata.num_rows:,} rows in {size:,} bytes"
@@ -538,6 +539,9 @@ def _parquet_measured(file: DataFile, metadata: Any, chosen: Sequence[str]) -> t
                 if is_list and column.num_values > max(_PARQUET_VALUES, size):
                     what = f"{column.path_in_schema} has {column.num_values:,} values in {group.num_rows:,} rows"
                     raise DataError(f"{file}: {what}", "write shorter lists")
+                packed += max(0, column.total_compressed_size)
+                if packed > size:
+                    raise parquet_pages.BadPage("its columns are larger than the file")
                 chunk = parquet_pages.measure(stream, size, column, schema, most)
                 unpacked += max(column.total_uncompressed_size, chunk.unpacked) + chunk.shared
                 if is_list and column.physical_type == "FIXED_LEN_BYTE_ARRAY":

@@ -13,10 +13,7 @@ from itertools import accumulate
 from typing import Any, BinaryIO
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
-_DELTA_LENGTHS, _DELTA_TEXTS = (
-    6,
-    7,
-)  # encodings: texts after their lengths; what each does not share with the one before
+_RUNS, _DELTA_LENGTHS, _DELTA_TEXTS = 3, 6, 7  # encodings: runs; texts after their lengths; what they do not share
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)  # types of Thrift
 _HEADERS = (4 << 10, 256 << 10, 16 << 20)  # bytes that are read for a header, at first and if they do not suffice
 _PADDING = 100  # bytes after a column that old writers did not count
@@ -180,6 +177,7 @@ def _field(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         if count == 15:
             count, at = _varint(data, at)
         for _ in range(count):
+            data[at]  # is it there?
             _, at = (None, at + 1) if inner in (_TRUE, _FALSE) else _field(data, at, inner, depth + 1)
         return None, at
     raise BadPage("a header of an unknown kind")
@@ -198,7 +196,8 @@ def _content(stream: BinaryIO, page: _Page, column: Any, schema: Any) -> bytes:
         levels = _number(page.own, 5) + _number(page.own, 6)
         data = data[levels:]
     codec = column.compression
-    if codec != "UNCOMPRESSED" and page.own.get(7, True) is not False and data:
+    is_packed = page.kind == _DATA or page.own.get(7, True) is True
+    if codec != "UNCOMPRESSED" and is_packed and data:
         if codec not in _CODECS or page.unpacked < levels:
             raise BadPage(f"texts that share their beginnings, packed as {codec}")
         try:
@@ -210,8 +209,10 @@ def _content(stream: BinaryIO, page: _Page, column: Any, schema: Any) -> bytes:
     if page.kind == _DATA_V2:
         return data
     at = 0
-    for level in (schema.max_repetition_level, schema.max_definition_level):
+    for level, key in ((schema.max_repetition_level, 4), (schema.max_definition_level, 3)):
         if level:
+            if _number(page.own, key) != _RUNS:  # an old encoding, which does not say how long it is
+                raise BadPage("texts that share their beginnings, after levels of an old kind")
             at += 4 + int.from_bytes(data[at : at + 4], "little")
     return data[at:]
 

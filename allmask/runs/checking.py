@@ -13,7 +13,7 @@ from allmask.data import DataFile, Record, expect_held_out
 from allmask.data.duplicates import plain, twins
 from allmask.errors import DataError
 from allmask.registry import TASKS
-from allmask.runs.finetuning import FEWEST, divided, sample_texts
+from allmask.runs.finetuning import FEWEST, divided, sample_texts, unknown_share
 from allmask.tasks.task import Lengths, ModelFolder
 
 SHOWN = 10  # problems and examples
@@ -44,6 +44,7 @@ class Report:
     labels: dict[str, int]  # most frequent first
     numbers: dict[str, float] | None  # of labels that are quantities: min, mean, max
     lengths: list[Lengths]
+    unknown: float  # share of tokens that the model does not know, of some records
     duplicates: int
     contradictions: int  # records whose input occurs again with another target
     duplicate_examples: list[Pair]
@@ -86,11 +87,12 @@ def check(
     if held_out is None and len(train) >= FEWEST:
         train, others = divided(train, share, task.unit)
     name = model or (default_model(sample_texts(task, train)) if task.has_default_model else None)
-    lengths = []
+    lengths, unknown = [], 0.0
     if name is not None:
         outline = ModelFolder.open(name).outline
         task = task.fitted(outline)
         lengths = task.lengths(outline, every)
+        unknown = unknown_share(outline, sample_texts(task, every))
     first, duplicates = duplicates_in(task, every)
     leaks = twins([task.unit(record) for record in others], [task.unit(record) for record in train])
     counts = task.label_counts(every)
@@ -100,7 +102,7 @@ def check(
         counts, numbers = Counter(), {"min": min(values), "mean": fmean(values), "max": max(values)}
     return Report(
         task.name, name, str(data), None if held_out is None else str(held_out), sorted(data.said), len(every),
-        len(train), len(others), dict(counts.most_common()), numbers, lengths,
+        len(train), len(others), dict(counts.most_common()), numbers, lengths, unknown,
         len(duplicates), sum(_target(one) != _target(first[where]) for where, one in duplicates.items()),
         [Pair(where, first[where].where) for where in list(duplicates)[:SHOWN]], len(leaks),
         [Pair(others[one.number].where, train[one.other].where, one.alike) for one in leaks[:SHOWN]],

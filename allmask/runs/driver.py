@@ -10,7 +10,7 @@ import logging
 import shutil
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dic
     """
     result = group.shared(finished_result(out) if group.lead else None)
     if result is not None:
+        if group.lead:  # a process may have been killed while it removed what a finished run does not need
+            with suppress(ResourceError), locked(out):
+                checkpoint.remove_unfinished(out)
         return result
     with ExitStack() as lock:
 

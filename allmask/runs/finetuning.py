@@ -18,7 +18,7 @@ from allmask.data.columns import read_options
 from allmask.data.records import reasons
 from allmask.errors import UsageError
 from allmask.files import sha256
-from allmask.model import Model, load
+from allmask.model import Model, Outline, load
 from allmask.nn.attention import Attention
 from allmask.nn.dropout import Dropout
 from allmask.options import FinetuneOptions, TaskOptions
@@ -29,11 +29,14 @@ from allmask.runs.fresh import Fresh
 from allmask.runs.options import part_of
 from allmask.runs.plan import Job, Plan
 from allmask.tasks.common.auxiliary import Auxiliary, general_texts
+from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder, to_dict
 from allmask.training import Result, Workload
 
 log = logging.getLogger("allmask")
 FEWEST = 100  # records of which some are held out
+UNKNOWN = 0.1  # share of unknown tokens that is worth a warning
+MISSED = 0.01  # the same of held-out texts, for tokens that were removed from the vocabulary
 SCRIPT = 100  # records that show the script of the texts
 FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
@@ -99,10 +102,12 @@ class FineTuning(FinetuneOptions, Job):
         data, held_out = self.files()
         task, train, others = self.task.read_data(data, held_out, self.on_bad_record, skipped)
         how = ""
-        if held_out is None and len(train) >= FEWEST:
+        if held_out is None and len(train) < FEWEST:
+            how = f" (fewer than {FEWEST} records; name others with --eval)"
+        elif held_out is None and self.held_out:
             train, others = divided(train, self.held_out, task.unit)
             how = f" ({self.held_out:.0%} of the inputs, by their hash: --held-out, or name a file with --eval)"
-        log.info("data: %s to learn from, %s held out%s", f"{len(train):,}", f"{len(others):,}", how * bool(others))
+        log.info("data: %s to learn from, %s held out%s", f"{len(train):,}", f"{len(others):,}", how)
         if skipped:
             log.info("skipped records: %s", reasons(skipped))
         files = {"data": self.data, "eval": self.eval, "lm_text": self.lm_text}
@@ -125,6 +130,11 @@ class FineTuning(FinetuneOptions, Job):
             start = ModelFolder.open(self.model or self._default_model(data))
             plan = replace(plan, job=replace(self, model=start.source))
             task, model = task.from_start(start, data.train, plan.settings), start.model
+            texts = sample_texts(task, data.train)
+            if (share := unknown_share(model, texts)) > UNKNOWN:
+                usual = default_model(texts)
+                other = "" if usual == start.source else f"; {usual} may know them"
+                log.warning("%.0f%% of the tokens are unknown to %s%s", 100 * share, start.source, other)
         else:
             model = self.fresh.model(data.train, seed)
             tokens, size = f"{model.config.vocab_size:,}", sum(weight.numel() for weight in model.parameters())
@@ -134,6 +144,12 @@ class FineTuning(FinetuneOptions, Job):
             return plan, model
         task = plan.job.task  # type: ignore[attr-defined]
         model = task.prepare(model, data.train, seed, bool(self.prune), self.lm_weight > 0)
+        missed = unknown_share(model, sample_texts(task, data.held_out)) if self.prune else 0.0
+        if missed > MISSED:
+            log.warning(
+                "%.1f%% of the tokens of held-out texts are not in the smaller vocabulary, and so unknown; "
+                "--no-prune keeps the whole one", 100 * missed,
+            )  # fmt: skip
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 
@@ -200,6 +216,13 @@ def sample_texts(task: Any, records: Sequence[Record]) -> list[str]:
     """Return some texts of records, without their labels, to find out the script."""
     pairs = ((task.input_text(record), record.fields.get("target")) for record in records[:SCRIPT])
     return [text for pair in pairs for text in pair if isinstance(text, str)]
+
+
+def unknown_share(model: Model | Outline, texts: Sequence[str]) -> float:
+    """Return the share of tokens that the vocabulary lacks: a BERT for English reads little of a Chinese text."""
+    tokenizer = tokenizer_of(model)
+    ids = [id for text in tokenizer.encode_batch(list(texts), special=False) for id in text.ids]
+    return ids.count(tokenizer.unk_id) / max(1, len(ids))
 
 
 def divided(

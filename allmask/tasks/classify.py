@@ -98,12 +98,21 @@ class Classify(ClassifyOptions, PooledTask):
         return Score(scores[metric], {"loss": loss, **scores}, samples, loss=loss, stderr=stderr, metric=metric)
 
     def finish(self, model: Model, held_out: Sequence[Record], out: Path, precision: str = "auto") -> Classify:
-        """Draw the confusion matrix of the held-out texts, confusion.png."""
+        """Draw the confusion matrix of the held-out texts, confusion.png; compare with the most frequent label."""
         if not held_out or model.labels is None or model.labels.kind != "single":
             return self
         answers = HeldOut(self, held_out, self.reading(model, held_out), precision).answers(model)
-        targets = targets_of(model.labels, [record.fields["label"] for record in held_out])
-        draw_confusion(mark(model.labels, answers, targets).confusion, model.labels.names, out / "confusion.png")
+        given = [record.fields["label"] for record in held_out]
+        marks = mark(model.labels, answers, targets_of(model.labels, given))
+        draw_confusion(marks.confusion, model.labels.names, out / "confusion.png")
+        ours, [(label, count)] = marks.scores["accuracy"], Counter(given).most_common(1)
+        found = (
+            f"accuracy on {len(held_out):,} held-out texts: {ours:.3f}; if all were {label}: {count / len(given):.3f}"
+        )
+        if ours > count / len(given):
+            log.info("%s", found)
+        else:
+            log.warning("%s; the model is not better: more records or more epochs may help", found)
         return self
 
     def predictor(self, model: Model, precision: str = "auto") -> Classifier:

@@ -292,7 +292,7 @@ def prepare(run: Path, resume: bool) -> None:
 
 def remove_unfinished(run: Path) -> None:
     """Remove what a killed process left in a run's folder; a checkpoint that it moved aside gets its name again."""
-    for folder in (run, run / "checkpoints"):
+    for folder in (run, run / "checkpoints", *(run / "checkpoints").glob("step-*")):
         remove_all_leftovers(folder)
     for item in (run / "checkpoints").glob(".step-*"):
         if _PARTIAL.fullmatch(item.name):

@@ -45,6 +45,8 @@ def first(path: Path, fields, **how) -> dict:
         ("title,abstract", PAIR, "ba", "columns: abstract → source, title → target"),
         ("headline,article", PAIR, "ba", "columns: article → source, headline → target"),
         ("标题,正文", PAIR, "ba", "columns: 正文 → source, 标题 → target"),
+        ("摘要,题目", PAIR, "ab", "columns: 摘要 → source, 题目 → target"),
+        ("摘要,正文", PAIR, "ba", "columns: 正文 → source, 摘要 → target"),
         ("sentence,label", TEXTS, ["a", None, "b"], "columns: sentence → text"),
         ("review,stars", TEXTS, ["a", None, "b"], "columns: review → text, stars → label"),
         ("premise,hypothesis,label", TEXTS, "abc", "columns: premise → text, hypothesis → text_b"),

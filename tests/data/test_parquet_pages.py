@@ -41,7 +41,7 @@ def write(file: Path, content: Any, codec: str, encoding: str | None, version: s
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("codec, encoding, version", product(CODECS, ENCODINGS, VERSIONS))
+@pytest.mark.parametrize("codec, encoding, version", list(product(CODECS, ENCODINGS, VERSIONS)))
 def test_every_kind_of_file_is_read_and_measured(tmp_path: Path, codec: str, encoding: str | None, version: str):
     file, content = tmp_path / "train.parquet", table(0)
     write(file, content, codec, encoding, version)

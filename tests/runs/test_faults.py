@@ -385,6 +385,18 @@ def test_leftovers_are_removed_by_the_next_run(run: Path, values: dict[str, Any]
     assert not [path for folder in (run, tmp_path / "new") for path in folder.rglob(".*")]
 
 
+def test_leftovers_of_a_finished_run_are_removed(run: Path):
+    """A process that is killed while it removes what a finished run does not need."""
+    result = driver.resume(run, quiet=True)
+    step = next((run / "checkpoints").glob("step-*"))
+    for name in (f".start.{DEAD}.partial", f"checkpoints/.{step.name}.{DEAD}.partial"):
+        (run / name).mkdir()
+    (step / f".manifest.json.{DEAD}.partial").write_text("{")
+    with files.locked(run):  # another process may be about to do so
+        assert driver.resume(run, quiet=True) == result
+    assert driver.resume(run, quiet=True) == result and not list(run.rglob(".*"))
+
+
 def test_two_processes_cannot_work_in_one_folder(run: Path, values: dict[str, Any], tmp_path: Path):
     with files.locked(run), pytest.raises(ResourceError, match=rf"process {os.getpid()} on .* is working there"):
         driver.resume(run, quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from pathlib import Path
@@ -49,6 +50,44 @@ def test_a_run_without_held_out_records_takes_some(cli, tmp_path: Path):
     assert "rouge_l" in ran.out
     ran = cli(*words, "--held-out", 0, "--out", tmp_path / "all")
     assert ran.code == 0 and "data: 150 to learn from, 0 held out" in ran.err and "nothing is held out" in ran.err
+
+
+def test_a_model_that_does_not_know_the_words_is_warned_of(cli, tmp_path: Path):
+    """Of ten records nothing is held out, and the reason is said, too."""
+    bert = tiny.bert(tmp_path / "bert")
+    rows = [{"source": f"red {word}", "target": "red"} for word in ("ж", "red") * 5]
+    words = (
+        "finetune",
+        bert,
+        "--data",
+        tiny.write_jsonl(tmp_path / "data.jsonl", rows),
+        "--max-target",
+        8,
+        "--steps",
+        1,
+    )
+    ran = cli(*words, "--out", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    assert "data: 10 to learn from, 0 held out (fewer than 100 records; name others with --eval)" in ran.err
+    assert f"17% of the tokens are unknown to {bert}; allmask-en may know them" in ran.err  # 5 of 30
+    ran = cli("check", tmp_path / "data.jsonl", bert, "--max-target", 8, "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["unknown"] == pytest.approx(5 / 30)
+    assert "17% of the tokens" in cli("check", tmp_path / "data.jsonl", bert, "--max-target", 8).out
+    known = tiny.write_jsonl(tmp_path / "known.jsonl", tiny.english(10))
+    ran = cli("check", known, bert, "--max-target", 8)
+    assert "it can be trained on" in ran.out and "unknown" not in ran.out
+
+
+def test_a_vocabulary_that_is_too_small_for_new_texts_is_warned_of(cli, tmp_path: Path):
+    bert = tiny.bert(tmp_path / "bert")
+    train = tiny.write_jsonl(tmp_path / "train.jsonl", [{"source": "red cat", "target": "red"}] * 5)
+    dev = tiny.write_jsonl(tmp_path / "dev.jsonl", [{"source": "red 北", "target": "red"}] * 2)
+    words = ("finetune", bert, "--data", train, "--eval", dev, "--max-target", 8, "--steps", 1)
+    warning = "33.3% of the tokens of held-out texts are not in the smaller vocabulary"  # 北, of red, 北 and red
+    assert warning in cli(*words, "--out", tmp_path / "pruned").err
+    assert "smaller vocabulary" not in cli(*words, "--no-prune", "--out", tmp_path / "whole").err
 
 
 ROWS = {  # many records, few inputs

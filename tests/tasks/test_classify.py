@@ -460,6 +460,21 @@ def test_an_asked_token_sees_all_of_its_text_and_no_other(models):
         assert torch.equal(row, groups == group)
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_the_accuracy_is_compared_with_the_most_frequent_label(models, tmp_path: Path, caplog, monkeypatch, right):
+    model, records = answering(models["bert"], "single"), rows("single", 10)
+    given = [record.fields["label"] for record in records]
+    (label, count), index = Counter(given).most_common(1)[0], targets_of(model.labels, given)
+    answers = torch.nn.functional.one_hot(index if right else index * 0, len(model.labels)).float()
+    monkeypatch.setattr(HeldOut, "answers", lambda self, model: answers)
+    with caplog.at_level(logging.INFO, "allmask"):
+        Classify().finish(model, records, tmp_path)
+    ours = 1.0 if right else given.count(model.labels.names[0]) / len(given)
+    rule = f"if all were {label}: {count / len(given):.3f}"
+    assert f"accuracy on {len(given)} held-out texts: {ours:.3f}; {rule}" in caplog.text
+    assert ("the model is not better" in caplog.text) == (not right)
+
+
 def test_confusion_matrix_plot(tmp_path: Path, caplog):
     draw_confusion(np.array([[5, 1], [0, 7]]), ["正面", "$neg_{x}$"], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
