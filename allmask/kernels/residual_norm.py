@@ -92,12 +92,12 @@ class _ResidualNorm(torch.autograd.Function):
     ) -> Any:
         sums, y = torch.empty_like(x), torch.empty_like(x)
         low = torch.empty_like(x, dtype=torch.bfloat16) if options.low else None
-        rows = x.new_empty(2, x.numel() // x.shape[-1])  # mean and scale of each
+        means, scales = x.new_empty(2, x.numel() // x.shape[-1])
         library().residual_norm(ctypes.byref(_call(
             options, sums, step.dtype == torch.bfloat16, x=x, step=step, bias=bias, weight=weight, shift=shift,
-            means=rows[0], scales=rows[1], y=y, low=low,
+            means=means, scales=scales, y=y, low=low,
         )))  # fmt: skip
-        ctx.save_for_backward(sums, rows, weight)
+        ctx.save_for_backward(sums, means, scales, weight)
         ctx.options, ctx.dtype = options, step.dtype
         ctx.set_materialize_grads(False)
         return y if low is None else (y, low)
@@ -105,14 +105,14 @@ class _ResidualNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, low_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        sums, rows, weight = ctx.saved_tensors
+        sums, means, scales, weight = ctx.saved_tensors
         if grad is None and low_grad is None:
             return (None,) * 6
         grad, low_grad = (None if g is None else g.contiguous() for g in (grad, low_grad))
         x_grad, step_grad = torch.empty_like(sums), torch.empty_like(sums, dtype=ctx.dtype)
         bias_grad, weight_grad, shift_grad = weight.new_empty(3, len(weight))
         if library().residual_norm_backward(ctypes.byref(_call(
-            ctx.options, sums, ctx.dtype == torch.bfloat16, weight=weight, means=rows[0], scales=rows[1], grad=grad,
+            ctx.options, sums, ctx.dtype == torch.bfloat16, weight=weight, means=means, scales=scales, grad=grad,
             low_grad=low_grad, x_grad=x_grad, step_grad=step_grad, weight_grad=weight_grad, shift_grad=shift_grad,
             bias_grad=bias_grad,
         ))):  # fmt: skip

@@ -136,10 +136,12 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def suits_chosen(x: Tensor, heads: int, route: Route) -> bool:
-    """Whether `attend_chosen` supports hidden states x (B, T, W): no relative positions, no dense block, on a CPU."""
-    q = x.unflatten(-1, (heads, -1))
-    return route.pairs is None and route.queries is route.keys and suits(q, q, q, route.blocks)
+def suits_chosen(x: Tensor, heads: int, head_width: int, route: Route) -> bool:
+    """Whether `attend_chosen` supports hidden states x (B, T, W) with this route, in the dtype of products."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    q = torch.empty((), dtype=dtype, device=x.device).expand(*x.shape[:-1], heads, head_width)
+    return route.pairs is None and route.queries is route.keys and not route.strict and suits(q, q, q, route.blocks)
 
 
 def attend_chosen(q: Tensor, k: Tensor, v: Tensor, route: Route, where: Tensor, dropout: float = 0.0) -> Tensor:
@@ -254,6 +256,12 @@ class Attention(nn.Module):
     def is_plain(self) -> bool:
         """Whether there are no relative positions, and scores are scaled."""
         return type(self.relate) is PassThrough and type(self.query_scale) is nn.Identity
+
+    def reads_chosen(self, x: Tensor, route: Route) -> bool:
+        """Whether some queries of hidden states x (B, T, W) can be computed without the others: `attend_chosen`."""
+        if type(self) is not Attention or not self.is_plain or not isinstance(self.query, nn.Linear):
+            return False
+        return suits_chosen(x, self.heads, self.query.out_features // self.heads, route)
 
     def keys_values(self, x: Tensor, bias: Any = None) -> KeyValue:
         return KeyValue(self.relate.keys(self.split(self.key(x)), bias), self.split(self.value(x)))

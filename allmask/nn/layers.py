@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from allmask.kernels.rms_norm import rms_norm
 from allmask.nn import fused
-from allmask.nn.attention import Attention, KeyValue, Readable, Route, attend, attend_chosen, suits_chosen
+from allmask.nn.attention import Attention, KeyValue, Readable, Route, attend, attend_chosen
 from allmask.nn.dropout import Dropout
 from allmask.nn.relative_attention import PositionBias, sinusoids
 
@@ -232,9 +232,14 @@ class Layer(nn.Module):
     def forward_at(self, where: Tensor, x: Tensor, route: Route, bias: PositionBias = None) -> Tensor:
         """Return the hidden states (M, W) where `where` (B, T) is True; as far as possible only those are computed."""
         if self.is_fused(x, bias):
-            found, twin = self.attend_fused(x, route, where)
-            return self.feed_fused(found, twin)
-        return self.feed(self.attend(x, route, None, bias)[0][where])
+            return self.feed_fused(*self.attend_fused(x, route, where))
+        attention = self.attention
+        if bias is not None or not attention.reads_chosen(x, route):
+            return self.feed(self.attend(x, route, None, bias)[0][where])
+        h = self.enter(self.attention_norm, x)
+        q, (k, v) = attention.split(attention.query(h[where])), attention.keys_values(h)
+        read = attend_chosen(q, k, v, route, where, attention.dropout if self.training else 0.0)
+        return self.feed(self._join(x[where], attention.output(read.flatten(-2))))
 
     def attend(
         self, x: Tensor, route: Route, past: KeyValue | None = None, bias: PositionBias = None
@@ -275,7 +280,7 @@ class Layer(nn.Module):
         """`attend`: the hidden states in fp32 and in the dtype of products. With `where`, only those, (M, W)."""
         attention, p = self.attention, self.attention.dropout
         h = x.to(fused.product_dtype(x))
-        if where is None or not suits_chosen(h, attention.heads, route):
+        if where is None or not attention.reads_chosen(x, route):
             q, k, v = map(attention.split, fused.project(h, attention.query, attention.key, attention.value))
             read = attend(q, k, v, route, p).flatten(-2)
             if where is not None:

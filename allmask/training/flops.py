@@ -56,11 +56,19 @@ def operations(config: Config, batch: Batch) -> int:
         return TRAINING * (_recurrences(config, batch) + asked * 2 * config.width * config.vocab_size)
     if config.decoder_layers:
         return TRAINING * (_two_stacks(config, batch) + asked * 2 * config.width * config.vocab_size)
-    attended = config.layers * (tokens * 8 * config.width**2 + 4 * config.width * visible_pairs(batch.mask))
     answered = 0 if batch.asked is None else int(batch.asked.where.sum())
-    fed = ((config.layers - 1) * tokens + asked + answered) * 4 * config.width * config.ffn_width
+    whole, last = (config.layers - 1) * tokens, asked + answered  # tokens of all layers but one, and of the last
+    projected = (2 * (whole + tokens) + 2 * (whole + last)) * 2 * config.width**2  # keys and values of all tokens
+    scored = 4 * config.width * ((config.layers - 1) * visible_pairs(batch.mask) + _pairs_of_last(batch))
+    attended, fed = projected + scored, (whole + last) * 4 * config.width * config.ffn_width
     head = 2 * config.width * (config.vocab_size + (config.width if config.is_bert else 0))
     return TRAINING * (attended + fed + asked * head)
+
+
+def _pairs_of_last(batch: Batch) -> int:
+    """Count the pairs (query, key) of the last layer, which has queries only where something is predicted."""
+    wanted = batch.labels >= 0 if batch.asked is None else (batch.labels >= 0) | batch.asked.where
+    return visible_pairs(batch.mask, wanted)
 
 
 def _two_stacks(config: Config, batch: Batch) -> int:
@@ -97,8 +105,11 @@ def _recurrences(config: Config, batch: Batch) -> int:
     return encoder + begun + decoder + scores + targets * 2 * heard * width
 
 
-def visible_pairs(mask: Mask) -> int:
-    """Count the pairs (query, key) that order and group allow; a window or a matrix is ignored."""
+def visible_pairs(mask: Mask, wanted: torch.Tensor | None = None) -> int:
+    """Count the pairs (query, key) that order and group allow, of queries `wanted` (B, T) or of all.
+
+    A window or a matrix is ignored.
+    """
     valid = mask.valid
     rows = torch.arange(len(valid), device=valid.device)[:, None] * (mask.group.max() + 1)
     order, group = mask.order[valid], (mask.group + rows)[valid]
@@ -106,6 +117,7 @@ def visible_pairs(mask: Mask) -> int:
         return 0
     span = int(order.max() - order.min()) + 1
     keys = (group * span + order - order.min()).sort().values
-    older = torch.searchsorted(keys, keys, right=True)
-    first = torch.searchsorted(keys, keys // span * span)
+    queries = keys if wanted is None else (group * span + order - order.min())[wanted[valid]]
+    older = torch.searchsorted(keys, queries, right=True)
+    first = torch.searchsorted(keys, queries // span * span)
     return int((older - first).sum())

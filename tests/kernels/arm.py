@@ -98,8 +98,8 @@ def recorded_memory() -> Iterator[None]:
         return cast(x, kind)
 
     def recording_run(options: Any, *tensors: Any, **others: Any) -> None:
-        documents: np.ndarray = options.documents
-        _record(documents.ctypes.data, documents.nbytes, weakref.ref(documents), False)
+        for array in filter(lambda x: isinstance(x, np.ndarray), (options.documents, options.places)):
+            _record(array.ctypes.data, array.nbytes, weakref.ref(array), False)
         run(options, *tensors, **others)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -208,7 +208,7 @@ class _Message:
 def emulated(cpu: str, folder: Path) -> Iterator[dict[Path, tuple[str, ...]]]:
     """Replace all kernels by those of a processor; yields the instruction sets that were chosen, by C file."""
     from allmask.decoding.fast import engines
-    from allmask.kernels import rms_norm
+    from allmask.kernels import activation, residual_norm, rms_norm
 
     started: dict[tuple[Path, tuple[str, ...]], Emulated] = {}
     chosen: dict[Path, tuple[str, ...]] = {}
@@ -222,7 +222,9 @@ def emulated(cpu: str, folder: Path) -> Iterator[dict[Path, tuple[str, ...]]]:
             started[source, instructions] = Emulated(cross_compiled(source, instructions, folder), cpu, folder)
         return started[source, instructions]
 
-    caches = rms_norm.library, rms_norm._functions, engines._compiled_is_right
+    caches = (
+        rms_norm.library, rms_norm._functions, engines._compiled_is_right, residual_norm.library, activation.library
+    )  # fmt: skip
     for cache in caches:
         cache.cache_clear()
     try:

@@ -12,13 +12,19 @@ import torch
 
 from allmask.decoding.fast.engines import CHOICES, _compiled_is_right
 from allmask.kernels import compiling, int8
+from allmask.kernels.activation import KINDS
 from allmask.kernels.int8 import PackedLinear
 from allmask.kernels.packed_attention import Block
 from tests.decoding.test_engines import test_search_at_once_equals_step_by_step as at_once_agrees
 from tests.decoding.test_engines import test_the_compiled_step_computes_what_torch_computes as steps_agree
 from tests.kernels import arm
+from tests.kernels.test_activation import test_dropout_is_the_same_in_both_passes as activation_dropout_agrees
+from tests.kernels.test_activation import test_values_and_gradients_are_those_of_double_precision as activations_agree
 from tests.kernels.test_int8 import test_a_feed_forward_layer_is_two_linear_ones as feed_forward_agrees
 from tests.kernels.test_int8 import test_a_linear_layer_by_whole_numbers_bit_for_bit as linear_layers_agree
+from tests.kernels.test_packed_attention import (
+    test_chosen_queries_read_what_they_read_among_all as chosen_agree,
+)
 from tests.kernels.test_packed_attention import test_documents_read_all_of_their_partners as partners_agree
 from tests.kernels.test_packed_attention import (
     test_dropout_equals_autograd_through_the_explicit_mask as dropout_agrees,
@@ -26,6 +32,8 @@ from tests.kernels.test_packed_attention import (
 from tests.kernels.test_packed_attention import (
     test_values_and_gradients_equal_attention_written_out as attention_agrees,
 )
+from tests.kernels.test_residual_norm import test_dropout_is_the_same_in_both_passes as residual_dropout_agrees
+from tests.kernels.test_residual_norm import test_values_and_gradients_are_those_of_double_precision as residuals_agree
 from tests.kernels.test_rms_norm import test_values_and_gradients_are_those_of_double_precision as norms_agree
 from tests.kernels.test_top_tokens import test_the_best_by_sorting as best_tokens_agree
 from tests.kernels.test_top_tokens import test_totals_are_those_of_double_precision as totals_agree
@@ -135,8 +143,19 @@ def test_attention_and_its_gradients(folder, dtype):
         for width, layout in ((16, "plain"), (48, "one product"), (64, "heads first")):
             attention_agrees.hypothesis.inner_test(dtype, BLOCKS, 2, width, layout, width)
         dropout_agrees.hypothesis.inner_test(dtype, (Block(0, 40, "causal"), Block(40, 53, "full")), 2, 0.5, 0)
+        chosen_agree.hypothesis.inner_test(dtype, 0.3, BLOCKS, 0.4, 0)
         partners_agree.hypothesis.inner_test(dtype, [(30, 41), (50, 7), (1, 33)], 2, 32, 0)
         assert list(chosen.values())[-1] == (compiling.NEON_BF16 if dtype == torch.bfloat16 else compiling.NEON)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_residual_steps_and_activations(oldest, dtype):
+    for rows, width in ((1, 1), (35, 3), (70, 8)):
+        residuals_agree.hypothesis.inner_test(dtype, rows, width, width)
+    residual_dropout_agrees(dtype, 0.1)
+    activation_dropout_agrees(dtype)
+    for kind in KINDS:
+        activations_agree(kind, 33, 48)
 
 
 def test_norms(oldest):

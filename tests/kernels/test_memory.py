@@ -1,9 +1,10 @@
-"""Tensors moved to huge pages keep their values, whether or not the system has huge pages."""
+"""Tensors moved to huge pages keep their values, whether or not the system has them; memory of large blocks."""
 
 from __future__ import annotations
 
 import ctypes
 
+import pytest
 import torch
 
 from allmask.kernels import memory
@@ -31,3 +32,28 @@ def test_a_system_without_madvise(monkeypatch):
     kept = [x.clone() for x in tensors]
     memory.to_huge_pages(tensors)
     assert all(torch.equal(x, y) for x, y in zip(tensors, kept, strict=True))
+
+
+def test_large_blocks_come_from_the_heap_only_within():
+    """What the C library is told, in order; and that a large tensor can be made and freed there."""
+    told = []
+    real = memory._mallopt()
+    if real is None:
+        pytest.skip("a C library without mallopt")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_mallopt", lambda: lambda *what: told.append(what) or real(*what))
+        with memory.large_blocks_from_the_heap():
+            assert told == [(memory.M_MMAP_MAX, 0)]
+            assert torch.ones(40 << 20, dtype=torch.uint8).sum() == 40 << 20
+        with pytest.raises(ValueError), memory.large_blocks_from_the_heap():
+            raise ValueError
+    assert told == [(memory.M_MMAP_MAX, 0), (memory.M_MMAP_MAX, memory.MAPPED)] * 2
+
+
+def test_a_system_without_mallopt(monkeypatch):
+    memory._mallopt.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    with memory.large_blocks_from_the_heap():
+        assert torch.ones(3).sum() == 3
+    memory._mallopt.cache_clear()

@@ -14,7 +14,7 @@ from allmask.kernels.precision import native_bf16
 from allmask.losses import losses_of
 from allmask.mask import Mask
 from allmask.model import Model
-from allmask.nn import fused
+from allmask.nn import fused, layers
 from allmask.nn.init import initialize
 from allmask.presets import bert_small, transformer_base
 
@@ -113,14 +113,19 @@ def distance(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     return float(error / size) ** 0.5
 
 
-def test_the_last_layer_computes_only_what_is_asked_for():
-    model, batch = model_of("bert"), batch_of("bert")
-    where = batch.labels >= 0
+@pytest.mark.parametrize("norm_place", ["pre", "post"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_last_layer_computes_only_what_is_asked_for(norm_place, training, monkeypatch):
+    model, batch = model_of("bert", norm_place=norm_place).train(training), batch_of("bert")
+    where, calls = batch.labels >= 0, []
+    attend = layers.attend_chosen
+    monkeypatch.setattr(layers, "attend_chosen", lambda *given: calls.append(len(given[0])) or attend(*given))
     torch.testing.assert_close(
         model.body.forward_at(where, batch.ids, batch.mask, batch.segments),
         model.body(batch.ids, batch.mask, segments=batch.segments)[where],
         rtol=0, atol=1e-5,
     )  # fmt: skip
+    assert calls == [int(where.sum())]
     nothing = model.body.forward_at(torch.zeros_like(where), batch.ids, batch.mask, batch.segments)
     assert nothing.shape == (0, 64)
 

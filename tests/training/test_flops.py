@@ -28,6 +28,14 @@ def test_pairs_are_those_that_the_mask_shows(texts):
     assert visible_pairs(mask) == int(mask.visible().sum())
 
 
+def test_pairs_of_some_queries():
+    mask, wanted = (
+        Mask.causal(torch.ones(2, 4, dtype=torch.bool)),
+        torch.tensor([[True, False, False, True], [False] * 4]),
+    )
+    assert visible_pairs(mask, wanted) == int(mask.visible()[wanted].sum()) == 1 + 4
+
+
 def test_padding_is_not_counted():
     mask = Mask.causal(torch.tensor([[True, True, False], [True, True, True]]))
     assert visible_pairs(mask) == 3 + 6
@@ -36,13 +44,15 @@ def test_padding_is_not_counted():
 def test_products_are_those_that_torch_counts():
     """Attention and the output layer aside: both run in kernels that torch does not count."""
     for family in (presets.bert_base(), presets.gpt2()):
-        made = Model.fresh(replace(family, **SMALL, dropout=0.0, attention_dropout=0.0), ("lm",))
+        shape = {**SMALL, "width": 32, "dropout": 0.0, "attention_dropout": 0.0}  # a head width that the kernels take
+        made = Model.fresh(replace(family, **shape), ("lm",))
         batch = pack(Copying().examples[:6])
         with FlopCounterMode(display=False) as counter:
             loss_of(made, batch).backward()
         counted = counter.get_flop_counts()["Global"]
         products = sum(count for name, count in counted.items() if "mm" in str(name) and "bmm" not in str(name))
-        attention = 3 * made.config.layers * 4 * made.config.width * visible_pairs(batch.mask)
+        pairs = (made.config.layers - 1) * visible_pairs(batch.mask) + visible_pairs(batch.mask, batch.labels >= 0)
+        attention = 3 * 4 * made.config.width * pairs
         output = 3 * batch.targets * 2 * made.config.width * made.config.vocab_size
         assert operations(made.config, batch) - attention - output == products
 
@@ -54,7 +64,9 @@ def test_a_second_row_and_what_is_asked_are_counted():
     where = torch.zeros_like(batch.ids, dtype=torch.bool)
     where[0, :3] = True
     asked = Asked(where, torch.zeros(3, dtype=torch.long))
-    assert operations(config, replace(batch, asked=asked)) == alone + 3 * 3 * 4 * config.width * config.ffn_width
+    more = visible_pairs(batch.mask, where | (batch.labels >= 0)) - visible_pairs(batch.mask, batch.labels >= 0)
+    each = 4 * config.width * config.ffn_width + 4 * config.width**2
+    assert operations(config, replace(batch, asked=asked)) == alone + 3 * (3 * each + 4 * config.width * more)
 
 
 def test_a_run_tells_its_share(tmp_path):
