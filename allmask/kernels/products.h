@@ -299,8 +299,9 @@ INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, 
     for (int64_t k = 0; k < f->in; k += STEP, w += STEP * OUTPUTS) {
         Weights part[4];
         UNROLLED for (int c = 0; c < vectors; c++) part[c] = load_weights(w + 64 * c);
-        /* load the next block while this one is multiplied: weights are not in the cache */
-        UNROLLED for (int i = 0; i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
+        /* load the next block while this one is multiplied: weights are not in the cache. With one row there is too little
+           to multiply, and loads alone are faster. */
+        UNROLLED for (int i = 0; rows > 1 && i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
             __builtin_prefetch(w + OUTPUTS * (f->in + i) + 64 * c, 0, 2);
         int r = 0;
 #ifdef PAIRS_OF_ROWS
