@@ -200,10 +200,11 @@ def pack_stacks(body: nn.Module, activation: str, norm_place: str) -> None:
             continue
         made: dict[Layer, tuple[Int8Layer, Any]] = {}
         for layer in dict.fromkeys(layers):  # an ALBERT has the same layer several times
-            packed = Int8Layer(layer, activation, norm_place, {}, torch.float32)
-            made[layer] = packed, _project(packed.attention, torch.float32, {}, torch.float32)
+            fast = Int8Layer(layer, activation, norm_place, {}, torch.float32)
+            made[layer] = fast, _project(fast.attention, torch.float32, {}, torch.float32)
         module.layers = nn.ModuleList(made[layer][0] for layer in layers)
-        stack = Int8Stack(*zip(*(made[layer] for layer in layers), strict=True), torch.float32)
+        packed, projections = zip(*(made[layer] for layer in layers), strict=True)
+        stack = Int8Stack(packed, projections, torch.float32)
         module.whole = stack if _is_right(stack) else None
 
 
@@ -281,7 +282,9 @@ def smoothing_scales(body: Any, norm_place: str) -> dict[nn.Module, Tensor | Non
             readers = [module.query, module.key, module.value]
             if len({norms.get(linear) for linear in readers}) == 1 and module.value in norms:  # not in cross-attention
                 same |= dict.fromkeys(readers, module.value)
-    scales = {x: smoothing_scale(norm, x.weight) for x, norm in norms.items() if same.get(x, x) is x}
+    scales: dict[nn.Module, Tensor | None] = {
+        x: smoothing_scale(norm, x.weight) for x, norm in norms.items() if same.get(x, x) is x
+    }
     return {x: scales[same.get(x, x)] for x in norms}
 
 
