@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.errors import UsageError
-from allmask.inference.int8_layers import Int8Linear, TorchInt8Linear, quantize_layers
+from allmask.inference.int8_layers import Int8Linear, TorchInt8Linear, pack_stacks, quantize_layers
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import PRECISIONS, resolve_precision
 from allmask.model import Model
@@ -76,7 +76,9 @@ def freeze(model: Model, precision: str = "auto") -> Model:
         keep_freed_memory()
         if precision == "int8":
             quantize_layers(frozen.body, config.activation, config.norm_place, resolve_precision("auto", device))
-        elif can_pack(hidden):
+        elif hidden == torch.float32:
+            pack_stacks(frozen.body, config.activation, config.norm_place)
+        if precision != "int8" and can_pack(hidden):
             for module in list(frozen.body.modules()):
                 if isinstance(module, FeedForward):
                     module.add_module("expand", Packed(module.expand, config.activation))

@@ -9,7 +9,8 @@
 #include "logits.h"
 #include "products.h"
 
-#define KEYS 64 /* of a text scored at a time; its length is padded to a multiple */
+#define KEYS 64    /* the length of a text is padded to a multiple */
+#define TOGETHER 4 /* rows of one text whose attention is computed together */
 
 typedef struct {
     Linear qkv, output, cross_query, cross_output; /* weights of cross-attention are NULL if there is only one stack */
@@ -44,19 +45,25 @@ INLINE void prefetch(const Kind kind, const void *p, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch((const char *)p + at * size + i, 0, 2);
 }
 
-INLINE void score_text(const Kind kind, const float *q, const void *keys, int64_t at, int64_t d, int64_t padded,
-                       int64_t length, float *score) {
-    for (int64_t k = 0; k < length; k += KEYS) {
-        vec sum[4];
-        UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
+/* The scores of `rows` rows of queries, `stride` apart, with the keys of a text; those of a row are `room` apart */
+INLINE void score_text(const int rows, const Kind kind, const float *q, int64_t stride, const void *keys, int64_t at,
+                       int64_t d, int64_t padded, int64_t length, float *score, int64_t room) {
+    const int vectors = VECTORS(rows);
+    for (int64_t k = 0; k < length; k += 16 * vectors) {
+        vec sum[TOGETHER][4];
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++) sum[r][c] = zeros();
         for (int64_t i = 0; i < d; i++) {
-            prefetch(kind, keys, at + (d + i) * padded + k, 64);
-            UNROLLED for (int c = 0; c < 4; c++)
-                sum[c] = mul_add(all(q[i]), load_as(kind, keys, at + i * padded + k + 16 * c), sum[c]);
+            vec part[4];
+            prefetch(kind, keys, at + (d + i) * padded + k, 16 * vectors);
+            UNROLLED for (int c = 0; c < vectors; c++) part[c] = load_as(kind, keys, at + i * padded + k + 16 * c);
+            UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
+                sum[r][c] = mul_add(all(q[r * stride + i]), part[c], sum[r][c]);
         }
-        UNROLLED for (int c = 0; c < 4; c++) save(score + k + 16 * c, sum[c]);
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
+            save(score + r * room + k + 16 * c, sum[r][c]);
     }
-    for (int64_t k = length; k % KEYS; k++) score[k] = -INFINITY;
+    for (int r = 0; r < rows; r++)
+        for (int64_t k = length; k % KEYS; k++) score[r * room + k] = -INFINITY;
 }
 
 static float dot(const float *a, const float *b, int64_t n) {
@@ -79,51 +86,80 @@ static float exponentiate(float *score, int64_t n) { /* e^(score - max), in plac
 
 typedef enum { TEXT = 1, OWN = 2 } Reads;
 
-/* Attention of one row with the queries q (heads, d) */
-INLINE void attend(const Kind kind, const int reads, const Network *n, const Memory *m, int64_t layer, int64_t row,
-                   const float *q, float *y, float *score) {
+/* Sixteen outputs of `rows` rows: the values of a text, `d` apart, weighted by their scores. Each sum is in four parts, which
+   do not depend on the number of rows. */
+INLINE void weigh_text(const int rows, const Kind kind, const void *values, int64_t at, int64_t d, int64_t count,
+                       const float *score, int64_t room, vec sum[TOGETHER][4]) {
+    const int parts = VECTORS(rows);
+    UNROLLED for (int first = 0; first < 4; first += parts) {
+        vec part[TOGETHER][4];
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < parts; c++) part[r][c] = zeros();
+        for (int64_t k = first; k < count; k += 4)
+            UNROLLED for (int c = 0; c < parts; c++) {
+                vec value = load_as(kind, values, at + (k + c) * d);
+                UNROLLED for (int r = 0; r < rows; r++)
+                    part[r][c] = mul_add(all(score[r * room + k + c]), value, part[r][c]);
+            }
+        UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < parts; c++) sum[r][first + c] = part[r][c];
+    }
+}
+
+/* Attention of `rows` rows that continue one text, with the queries q (heads, d), `stride` apart. A score has `room` numbers
+   for each row. */
+INLINE void attend(const int rows, const Kind kind, const int reads, const Network *n, const Memory *m, int64_t layer,
+                   int64_t row, const float *q, int64_t stride, float *y, float *score, int64_t room) {
     int64_t text = m->owner[row], length = reads & TEXT ? m->lengths[text] : 0, seen = (length + KEYS - 1) / KEYS * KEYS;
     int64_t d = n->head_width, width = n->heads * d, mine = reads & OWN ? m->time + 1 : 0, end = (seen + mine + 15) / 16 * 16;
-    const int32_t *path = m->path + row * m->path_row;
     const float *keys = m->own + 2 * layer * m->room * m->slots * width, *values = keys + m->room * m->slots * width;
     const float *near = n->distance_bias;
     for (int64_t h = 0; h < n->heads; h++, q += d, y += d, keys += d, values += d, near += n->distances) {
         int64_t at = ((layer * m->texts + text) * n->heads + h) * d * m->padded;
-        if (reads & TEXT) score_text(kind, q, m->keys, at, d, m->padded, length, score);
-        for (int64_t j = 0; j < mine; j++) score[seen + j] = dot(q, keys + (j * m->slots + path[j]) * width, d);
-        for (int64_t j = 0; n->distance_bias && j < mine; j++) {
-            int64_t ago = m->time - j;
-            score[seen + j] += near[ago < n->distances ? ago : n->distances - 1];
+        vec share[TOGETHER];
+        if (reads & TEXT) score_text(rows, kind, q, stride, m->keys, at, d, m->padded, length, score, room);
+        UNROLLED for (int r = 0; r < rows; r++) {
+            const int32_t *path = m->path + (row + r) * m->path_row;
+            float *own = score + r * room + seen;
+            for (int64_t j = 0; j < mine; j++) own[j] = dot(q + r * stride, keys + (j * m->slots + path[j]) * width, d);
+            for (int64_t j = 0; n->distance_bias && j < mine; j++) {
+                int64_t ago = m->time - j;
+                own[j] += near[ago < n->distances ? ago : n->distances - 1];
+            }
+            for (int64_t j = mine; j < end - seen; j++) own[j] = -INFINITY;
+            share[r] = all(1.f / exponentiate(score + r * room, end));
         }
-        for (int64_t j = seen + mine; j < end; j++) score[j] = -INFINITY;
-        vec share = all(1.f / exponentiate(score, end));
+        for (int64_t k = 0; reads & TEXT && k < seen; k += 4) prefetch(kind, m->values, at + (m->padded + k) * d, 4 * d);
         for (int64_t i = 0; i < d; i += 16) {
-            vec sum[4];
-            UNROLLED for (int c = 0; c < 4; c++) sum[c] = zeros();
-            for (int64_t k = 0; k < seen; k += 4) {
-                if (i == 0) prefetch(kind, m->values, at + (m->padded + k) * d, 4 * d);
-                UNROLLED for (int c = 0; c < 4; c++)
-                    sum[c] = mul_add(all(score[k + c]), load_as(kind, m->values, at + i + (k + c) * d), sum[c]);
+            vec sum[TOGETHER][4];
+            weigh_text(rows, kind, m->values, at + i, d, seen, score, room, sum);
+            UNROLLED for (int r = 0; r < rows; r++) {
+                const int32_t *path = m->path + (row + r) * m->path_row;
+                for (int64_t j = 0; j < mine; j++) {
+                    vec value = load(values + (j * m->slots + path[j]) * width + i);
+                    sum[r][0] = mul_add(all(score[r * room + seen + j]), value, sum[r][0]);
+                }
+                vec whole = add(add(sum[r][0], sum[r][1]), add(sum[r][2], sum[r][3]));
+                save(y + r * width + i, mul(whole, share[r]));
             }
-            for (int64_t j = 0; j < mine; j++) {
-                vec value = load(values + (j * m->slots + path[j]) * width + i);
-                sum[0] = mul_add(all(score[seen + j]), value, sum[0]);
-            }
-            vec all = add(add(sum[0], sum[1]), add(sum[2], sum[3]));
-            save(y + i, mul(all, share));
         }
     }
 }
 
-/* Attention of all rows; their queries are `stride` apart */
+/* Attention of all rows; their queries are `stride` apart. Rows of one text are computed together. */
 static void attend_all(const int reads, const Network *n, const Memory *m, int64_t layer, const float *q, int64_t stride,
-                       float *y, float *score) {
-    for (int64_t r = 0; r < m->rows; r++, q += stride, y += n->heads * n->head_width) {
-        if (reads == OWN) attend(FP32, OWN, n, m, layer, r, q, y, score);
-        else if (reads == TEXT && m->kind == FP32) attend(FP32, TEXT, n, m, layer, r, q, y, score);
-        else if (reads == TEXT) attend(BF16, TEXT, n, m, layer, r, q, y, score);
-        else if (m->kind == FP32) attend(FP32, TEXT | OWN, n, m, layer, r, q, y, score);
-        else attend(BF16, TEXT | OWN, n, m, layer, r, q, y, score);
+                       float *y, float *score, int64_t room) {
+    int64_t count, width = n->heads * n->head_width;
+    for (int64_t r = 0; r < m->rows; r += count, q += count * stride, y += count * width) {
+        count = 1;
+        while (reads & TEXT && count < TOGETHER && r + count < m->rows && m->owner[r + count] == m->owner[r]) count++;
+        count -= count == 3;
+#define ATTEND(rows, kind, reads) attend(rows, kind, reads, n, m, layer, r, q, stride, y, score, room)
+#define ATTEND_TEXT(kind, reads) \
+    (count == 4 ? ATTEND(4, kind, reads) : count == 2 ? ATTEND(2, kind, reads) : ATTEND(1, kind, reads))
+        if (reads == OWN) ATTEND(1, FP32, OWN);
+        else if (reads == TEXT && m->kind == FP32) ATTEND_TEXT(FP32, TEXT);
+        else if (reads == TEXT) ATTEND_TEXT(BF16, TEXT);
+        else if (m->kind == FP32) ATTEND_TEXT(FP32, TEXT | OWN);
+        else ATTEND_TEXT(BF16, TEXT | OWN);
     }
 }
 
@@ -158,7 +194,7 @@ static void append_keys_values(const Memory *m, int64_t layer, const float *qkv,
         }
 }
 
-typedef struct { float *x, *h, *y, *z, *score; Int8 *q; } Space; /* x: the hidden states; all others are scratch */
+typedef struct { float *x, *h, *y, *z, *score; Int8 *q; int64_t room; } Space; /* x: the hidden states; others: scratch */
 
 /* The input of a residual step: the hidden states, normalized if the norm comes before */
 static const float *enter(const Network *n, Norm norm, int64_t rows, Space s) {
@@ -177,12 +213,13 @@ static void run_layer(const Network *n, const Memory *m, int64_t number, Space s
     int64_t rows = m->rows, width = n->heads * n->head_width;
     linear(&layer->qkv, enter(n, layer->attention_norm, rows, s), rows, s.y, s.q);
     append_keys_values(m, number, s.y, width);
-    attend_all(layer->cross_query.weight ? OWN : TEXT | OWN, n, m, number, s.y, 3 * width, s.z, s.score);
+    attend_all(layer->cross_query.weight ? OWN : TEXT | OWN, n, m, number, s.y, 3 * width, s.z, s.score,
+               s.room);
     linear(&layer->output, s.z, rows, s.h, s.q);
     leave(n, layer->attention_norm, rows, s);
     if (layer->cross_query.weight) {
         linear(&layer->cross_query, enter(n, layer->cross_norm, rows, s), rows, s.y, s.q);
-        attend_all(TEXT, n, m, number, s.y, width, s.z, s.score);
+        attend_all(TEXT, n, m, number, s.y, width, s.z, s.score, s.room);
         linear(&layer->cross_output, s.z, rows, s.h, s.q);
         leave(n, layer->cross_norm, rows, s);
     }
@@ -204,10 +241,10 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int compute_step(const Network *n, const Memory *m, float *x, float *logits) {
     int64_t rows = m->rows, width = n->width, wide = larger(larger(n->ffn_width, 3 * n->heads * n->head_width), width);
     int64_t scores = m->padded + KEYS + m->time + 32;
-    float *h = malloc((rows * (width + 2 * wide) + scores) * sizeof(float) + int8_size(rows, wide));
+    float *h = malloc((rows * (width + 2 * wide) + TOGETHER * scores) * sizeof(float) + int8_size(rows, wide));
     if (!h) return 0;
     float *y = h + rows * width, *z = y + rows * wide, *score = z + rows * wide;
-    Space s = {x, h, y, z, score, (Int8 *)(score + scores)};
+    Space s = {x, h, y, z, score, (Int8 *)(score + TOGETHER * scores), scores};
     for (int64_t i = 0; i < n->depth; i++) run_layer(n, m, i, s);
     if (n->last_norm.weight) normalize_rows(x, x, n->last_norm, rows, width, n->epsilon);
     free(h);

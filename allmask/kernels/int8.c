@@ -1,4 +1,4 @@
-/* Int8 linear layers of many rows, with VNNI, AVX2 or NEON. int8_layers.py computes the same in torch.
+/* Linear layers of many rows in int8, with VNNI, AVX2 or NEON, or in fp32. int8_layers.py computes the same in torch.
 
    Rows are processed in chunks, so that intermediate results stay in the cache. Hidden states are fp32; the inputs and
    outputs of attention are fp32 or bf16. */
@@ -169,6 +169,11 @@ int apply_linear(const Linear *f, const Residual *residual, int64_t rows, const 
 static void feed_chunk(const FeedForward *part, int64_t count, const float *h, float *step, float *inner, Int8 *buffer) {
     const Linear *contract = &part->contract;
     linear(&part->expand, h, count, inner, buffer);
+    if (contract->kind == FP32) {
+        activate(inner, count * contract->in, part->activation);
+        linear(contract, inner, count, step, buffer);
+        return;
+    }
     Inputs in = int8_inputs(contract, inner, count, buffer);
     for (int64_t r = 0; r < count; r++) {
         float top = activate_row(part->activation, inner + r * contract->in, contract->in);
@@ -257,14 +262,19 @@ static void save_text(const Encoder *e, const Prompts *p, int64_t layer, int64_t
                       int64_t length) {
     int64_t d = e->head_width, inner = e->heads * d;
     float scratch[d];
+    uint16_t rows[16][d];
     for (int64_t h = 0; h < e->heads; h++) {
-        uint16_t row[d], *keys = p->keys + ((layer * p->texts + text) * e->heads + h) * d * p->padded;
+        uint16_t *keys = p->keys + ((layer * p->texts + text) * e->heads + h) * d * p->padded;
         uint16_t *values = p->values + ((layer * p->texts + text) * e->heads + h) * d * p->padded;
-        for (int64_t t = 0; t < length; t++) {
-            int64_t at = (start + t) * 3 * inner + inner + h * d;
-            to_bf16(as_fp32(qkv, e->kind, at, d, scratch), d, row);
-            for (int64_t i = 0; i < d; i++) keys[i * p->padded + t] = row[i];
-            to_bf16(as_fp32(qkv, e->kind, at + inner, d, scratch), d, values + t * d);
+        for (int64_t first = 0, count; first < length; first += count) { /* sixteen tokens are transposed at a time */
+            count = smaller(16, length - first);
+            for (int64_t t = 0; t < count; t++) {
+                int64_t at = (start + first + t) * 3 * inner + inner + h * d;
+                to_bf16(as_fp32(qkv, e->kind, at, d, scratch), d, rows[t]);
+                to_bf16(as_fp32(qkv, e->kind, at + inner, d, scratch), d, values + (first + t) * d);
+            }
+            for (int64_t i = 0; i < d; i++)
+                for (int64_t t = 0; t < count; t++) keys[i * p->padded + first + t] = rows[t][i];
         }
     }
 }

@@ -125,14 +125,14 @@ Prompts = structure(**pointers("keys values last text"), **int64s("texts padded"
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Pack a weight (out, in) for products.h: blocks of 64 outputs, within a block input by input.
+    """Pack a weight (out, in) for products.h: 16 outputs after another, each input by input; `out` is padded to 64.
 
     For int8 (`dtype` is uint8), also return an offset and a scale per output.
     """
     outputs, inputs = weight.shape
     rows = F.pad(weight.detach().float(), (0, 0, 0, -outputs % OUTPUTS))
     if dtype != torch.uint8:
-        return rows.to(dtype).view(-1, OUTPUTS, inputs).transpose(1, 2).contiguous(), None, None
+        return rows.to(dtype).view(-1, OUTPUTS // LANES, LANES, inputs).transpose(2, 3).contiguous(), None, None
     quantized, scale = quantize_weight(rows)
     return *pack_int8(quantized, weight_format()), scale[:, 0].contiguous()
 

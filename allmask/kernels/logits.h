@@ -42,6 +42,10 @@ static void best_of(const float *x, int64_t n, int64_t k, float *value, int64_t 
         vec top = larger_of(larger_of(v[0], v[1]), larger_of(v[2], v[3]));
         if (!any(above(top, worst))) continue;
         for (int64_t j = i; j < i + STRIDE && j < n; j++) {
+            if ((j - i) % 16 == 0 && !any(above(v[(j - i) / 16], all(value[k - 1])))) {
+                j += 15;
+                continue;
+            }
             if (!(x[j] > value[k - 1])) continue;
             int64_t at = k - 1;
             for (; at > 0 && x[j] > value[at - 1]; at--) {

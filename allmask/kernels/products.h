@@ -255,6 +255,10 @@ INLINE void dot_int8(ints *sum, Weights w, Activations x) {
 #endif
 #endif
 
+/* Rows per pass of fp32 and bf16 weights. AVX2 has room for six with one vector of sums each: more products per load. */
+#define FLOAT_ROWS (FORMAT == SIGNED ? ROWS : 6)
+#define MAX_ROWS 6
+
 int weight_format(void) { return FORMAT; }
 
 INLINE vec scaled(const float *x, const float *input_scale, int64_t i) {
@@ -290,17 +294,18 @@ INLINE void quantize(Inputs row, const float *input_scale, int64_t n, float top)
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
 /* `start` is the first output of a block of weights; 16 · VECTORS(rows) of its outputs are computed, from `at` on */
-INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, int64_t at, vec y[ROWS][4]) {
+INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, int64_t at, vec y[MAX_ROWS][4]) {
     const uint8_t *w = (const uint8_t *)f->weight + start * f->in + 4 * at;
     const int vectors = VECTORS(rows);
-    ints sum[ROWS][4];
+    ints sum[MAX_ROWS][4];
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
         sum[r][c] = FORMAT == LIMITED ? load_ints(f->offset + start + at + 16 * c) : no_ints();
     for (int64_t k = 0; k < f->in; k += STEP, w += STEP * OUTPUTS) {
         Weights part[4];
         UNROLLED for (int c = 0; c < vectors; c++) part[c] = load_weights(w + 64 * c);
-        /* load the next block while this one is multiplied: weights are not in the cache */
-        UNROLLED for (int i = 0; i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
+        /* load the next block while this one is multiplied: weights are not in the cache. With one row there is too little
+           to multiply, and loads alone are faster. */
+        UNROLLED for (int i = 0; rows > 1 && i < STEP; i += 4) UNROLLED for (int c = 0; c < vectors; c++)
             __builtin_prefetch(w + OUTPUTS * (f->in + i) + 64 * c, 0, 2);
         int r = 0;
 #ifdef PAIRS_OF_ROWS
@@ -327,13 +332,13 @@ INLINE void sum_int8(const int rows, const Linear *f, Inputs in, int64_t start, 
 }
 
 INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, int64_t at,
-                       vec y[ROWS][4]) {
+                       vec y[MAX_ROWS][4]) {
     const int vectors = VECTORS(rows);
     UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++) y[r][c] = zeros();
     for (int64_t k = 0; k < f->in; k++) {
         vec part[4];
         UNROLLED for (int c = 0; c < vectors; c++)
-            part[c] = load_as(kind, f->weight, start * f->in + k * OUTPUTS + at + 16 * c);
+            part[c] = load_as(kind, f->weight, (start + at + 16 * c) * f->in + 16 * k);
         UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int c = 0; c < vectors; c++)
             y[r][c] = mul_add(part[c], all(in.x[r * f->in + k]), y[r][c]);
     }
@@ -341,7 +346,7 @@ INLINE void sum_floats(const int rows, const Kind kind, const Linear *f, Inputs 
 
 INLINE void tile(const int rows, const Kind kind, const Linear *f, Inputs in, int64_t start, int64_t at, float *out) {
     const int vectors = VECTORS(rows);
-    vec y[ROWS][4];
+    vec y[MAX_ROWS][4];
     if (kind == INT8) sum_int8(rows, f, in, start, at, y);
     else sum_floats(rows, kind, f, in, start, at, y);
     UNROLLED for (int c = 0; c < vectors; c++) {
@@ -365,16 +370,14 @@ INLINE void block(const int rows, int64_t groups, const Kind kind, const Linear 
 }
 
 INLINE void blocks(const Kind kind, const Linear *f, Inputs in, int64_t rows, float *out) {
-    int64_t r = rows / ROWS * ROWS;
+    const int each = kind == INT8 ? ROWS : FLOAT_ROWS;
+    int64_t r = rows / each * each;
     Inputs rest = rows_from(in, r, f->in);
     for (int64_t start = 0; start < f->out; start += OUTPUTS) {
-        block(ROWS, rows / ROWS, kind, f, in, start, out);
+        block(each, rows / each, kind, f, in, start, out);
 #define CASE(n) case n: block(n, 1, kind, f, rest, start, out + r * f->out); break;
         switch (rows - r) {
-            CASE(1) CASE(2) CASE(3)
-#if ROWS > 4
-            CASE(4) CASE(5)
-#endif
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
         }
     }
 }

@@ -18,6 +18,7 @@ from allmask.errors import UsageError
 from allmask.inference import embed, embed_ids, freeze
 from allmask.inference import frozen as inference
 from allmask.inference.frozen import Packed
+from allmask.kernels import int8
 from allmask.kernels import packed_attention as documents
 from allmask.mask import Mask
 from allmask.model import Model, load
@@ -104,8 +105,23 @@ def test_frozen_minilm_equals_the_model(minilm):
     assert cosine.min() >= 0.9999
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2", "relu", "albert"])
+def test_fp32_layers_in_one_call_are_those_of_torch_and_the_same_in_any_batch(family, monkeypatch):
+    if int8.library() is None or documents.library(torch.float32) is None:
+        pytest.skip("no compiler, or a processor without AVX2")
+    model, texts = small(family), [list(range(1, 1 + length)) for length in (1, 24, 7, 16, 3)]
+    fast = freeze(model, "fp32")
+    assert fast.body.whole is not None
+    together, alone = embed_ids(fast, texts), torch.cat([embed_ids(fast, [text]) for text in texts])
+    assert torch.equal(together, alone)
+    monkeypatch.setattr(type(fast.body.whole), "run", lambda *_: None)  # each layer by itself
+    torch.testing.assert_close(together, embed_ids(fast, texts), atol=1e-5, rtol=0)
+    torch.testing.assert_close(together, embed_ids(model, texts), atol=1e-5, rtol=0)
+
+
 def test_where_nothing_can_be_packed_plain_layers_stay(monkeypatch):
     monkeypatch.setattr(inference, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(int8, "library", lambda: None)
     model, ids = small(), torch.arange(1, 9)[None]
     plain = freeze(model, "fp32")
     assert not any(isinstance(module, Packed) for module in plain.modules())

@@ -79,7 +79,8 @@ def test_limited_weights_cannot_overflow_16_bits(outputs, inputs, seed, kind):
 @given(st.integers(1, 150), st.sampled_from([16, 48, 208]), st.booleans(), st.integers(0, 2**31))
 def test_weights_packed_in_c_have_the_bits_of_torch(outputs, inputs, smoothed, seed):
     need()
-    weight, smoothing = drawn(outputs, inputs, seed=seed), drawn(inputs, seed=seed + 1).abs() + 0.1 if smoothed else None
+    weight = drawn(outputs, inputs, seed=seed)
+    smoothing = drawn(inputs, seed=seed + 1).abs() + 0.1 if smoothed else None
     weight[outputs // 2] = 0.0  # an output without a largest weight
     weight[0] *= 1e-33  # its scale is too small to divide by
     found = int8._packed_in_c(weight, smoothing)
