@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openai
 import pytest
 from serve_faults import Running
 
 import allmask
+
+if TYPE_CHECKING:
+    import openai  # takes seconds, so not while tests are collected
 
 TEXTS = ["red cat runs here.", "北京欢迎你。", "blue bird sings there."]
 
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
@@ -58,6 +62,8 @@ def test_streams_join_to_the_whole_text(client: openai.OpenAI, folder: Path):
 
 
 def test_errors_have_the_words_of_the_command_line(client: openai.OpenAI):
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt3'\n  did you mean gpt2"):
         client.completions.create(model="gpt3", prompt="a")
     with pytest.raises(openai.UnprocessableEntityError, match="single hypothesis"):
