@@ -138,8 +138,9 @@ def attend(
 
 def suits_chosen(x: Tensor, heads: int, head_width: int, route: Route) -> bool:
     """Whether `attend_chosen` supports hidden states x (B, T, W) with this route, in the dtype of products."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if x.device.type != "cpu":
+        return False
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     q = torch.empty((), dtype=dtype, device=x.device).expand(*x.shape[:-1], heads, head_width)
     return route.pairs is None and route.queries is route.keys and not route.strict and suits(q, q, q, route.blocks)
 
