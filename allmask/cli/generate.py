@@ -44,7 +44,6 @@ EXAMPLES = """
     allmask generate runs/zh --text 北京欢迎你 --show-mask
     allmask generate runs/mixed --task continue --text "In the beginning" --sample --top-k 40
 """
-SHORT = 20  # tokens; bundled models rarely write a good title for less
 SEARCH = ("beams", "n_best", "length_penalty", "end_bias", "no_repeat_ngram", "min_new", "max_new")
 
 
@@ -98,10 +97,10 @@ def command(
     with start_up():
         generator = USES["generate"](opened, precision, task)
     generator.check(options)
-    if text is not None and model in BUNDLED and generator.task.name == "title":
+    if text is not None and model in BUNDLED:
         from allmask.tasks.common.writing import tokenizer_of
 
-        if len(tokenizer_of(generator.model).encode(text).ids) < SHORT:
+        if len(tokenizer_of(generator.model).encode(text).ids) < getattr(generator.task, "shortest", 0):
             note(f"a short text: {model} writes titles for abstracts and descriptions of a few sentences")
     for batch in batches:
         if stream:

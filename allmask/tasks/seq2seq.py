@@ -284,6 +284,7 @@ class Seq2SeqWorkload(TaskWorkload):
 @dataclass(frozen=True)
 class Title(TitleOptions, Seq2Seq):
     usual_no_repeat: ClassVar[int] = NO_REPEAT
+    shortest: ClassVar[int] = 20  # tokens of a text; bundled models rarely write a good title for fewer
 
     @classmethod
     def default_for(cls, opened: ModelFolder) -> Title | None:

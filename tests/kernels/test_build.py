@@ -188,7 +188,7 @@ def test_a_command_without_a_compiler_says_so_in_one_line_and_works(cli, python,
     root = Path(__file__).parents[2]
     plain = {name: os.environ[name] for name in os.environ.keys() - {"XDG_CACHE_HOME", "ALLMASK_KERNELS", "CC"}}
     plain |= {"HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(root)}
-    text = "This package provides a simple tool to convert images from one format to another."
+    text = "This package provides a simple tool to convert images from one format to another. It is fast and small."
     words = ["generate", "allmask-en", "--text", text, "--precision", "fp32", "--beams", "2", "--max-new", "6"]
     started = [python, "-m", "allmask", *words]
     ran = subprocess.run(started, env=plain, capture_output=True, text=True, check=True)
