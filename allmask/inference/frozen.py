@@ -90,8 +90,9 @@ def freeze(model: Model, precision: str = "auto") -> Model:
 
 def precision_of(model: Model) -> str:
     """Return the precision in which a model computes: fp32, bf16 or int8."""
-    if any(isinstance(module, Int8Linear | TorchInt8Linear) for module in model.body.modules()):
-        return "int8"
+    for module in model.body.modules():
+        if isinstance(module, TorchInt8Linear) or (isinstance(module, Int8Linear) and module.packed.scale is not None):
+            return "int8"  # an Int8Linear without a scale has fp32 weights
     dtype = next(model.body.parameters()).dtype
     return next((name for name, one in PRECISIONS.items() if one == dtype), str(dtype).removeprefix("torch."))
 

@@ -111,6 +111,12 @@ def test_a_server_embeds_in_int8_only_if_the_vectors_stay_close(tmp_path: Path, 
     assert chosen.computes_in() == Embedder(model).computes_in() != "int8" and "so int8 is not used" in caplog.text
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_an_embedder_tells_its_precision(tmp_path: Path, precision: str):
+    model = load(tiny.bert(tmp_path / "bert", width=64, ffn_width=128))  # heads wide enough for all kernels
+    assert Embedder(model, precision=precision).computes_in() == precision
+
+
 def test_a_server_embeds_as_usual_without_kernels_for_int8(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(int8, "library", lambda: None)
     assert open_served_embedder(ModelFolder.open(folder)).computes_in() == Embedder(load(folder)).computes_in()
