@@ -53,7 +53,7 @@ def command(
         Option(
             "--full/--quick",
             help="Three times as many repetitions, and the larger experiments that some claims have. On two cores, all "
-            "take about 5 minutes with --quick and 1.5 hours with --full.",
+            "take about 5 minutes with --quick and 40 minutes with --full.",
             show_default="quick",
         ),
     ] = None,

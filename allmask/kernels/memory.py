@@ -65,7 +65,7 @@ def large_blocks_from_the_heap() -> Iterator[None]:
 
 @cache
 def _mallopt() -> Any:
-    """glibc's mallopt, after it was told to keep up to 2 GB of freed memory; None in other C libraries."""
+    """Let glibc keep up to 2 GB of freed memory, and return its mallopt; None in other C libraries."""
     try:
         library = ctypes.CDLL(None)
         getattr(library, "gnu_get_libc_version")  # noqa: B009 - other C libraries have none
