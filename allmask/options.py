@@ -204,7 +204,7 @@ class TaskOptions(Options):
     """A base for the options of a task."""
 
     name: ClassVar[str]
-    prunes: ClassVar[bool] = False  # by default, remove the tokens from the vocabulary that the data does not use
+    prunes_from: ClassVar[int | None] = None  # records from which --prune is the default, if ever
     reads: ClassVar[str] = ""  # the fields of a record, for --help
     next_step: ClassVar[str] = "use it: allmask predict {} …"  # what to do with the trained model
 
@@ -212,7 +212,7 @@ class TaskOptions(Options):
 @dataclass(frozen=True)
 class TitleOptions(TaskOptions):
     name: ClassVar[str] = "title"
-    prunes: ClassVar[bool] = True
+    prunes_from: ClassVar[int | None] = 20_000  # fewer lack many words that new texts have
     reads: ClassVar[str] = "source, target"
     suggests: ClassVar[dict[str, str]] = {
         "lr": "by the model's width, 5e-4 up to 512", "layer_decay": "0.85, so that it does not forget how to read",
@@ -246,7 +246,7 @@ class TitleOptions(TaskOptions):
 @dataclass(frozen=True)
 class TranslateOptions(TitleOptions):
     name: ClassVar[str] = "translate"
-    prunes: ClassVar[bool] = False
+    prunes_from: ClassVar[int | None] = None
     suggests: ClassVar[dict[str, str]] = {"label_smoothing": "0.1, usual for translations"}
     next_step: ClassVar[str] = 'translate with it: allmask generate {} --beams 5 --text "…"'
 
@@ -453,7 +453,7 @@ class FinetuneOptions(RunOptions):
         minimum=0, below=1,
     )  # fmt: skip
     prune: bool | None = _finetune_option(
-        None, "Keep only the tokens that the data uses.", "model", shown_default="the task's"
+        None, "Keep only characters and the tokens that the data uses.", "model", shown_default="the task's"
     )
     lm_weight: float = _finetune_option(
         0.0, "Weight of an added language modelling loss, such as 0.5.", "advanced", minimum=0, below=float("inf")

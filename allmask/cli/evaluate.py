@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,9 +26,11 @@ from allmask.cli import (
 )
 from allmask.cli._options import with_fields
 from allmask.cli.generate import SEARCH, open_predictor
+from allmask.files import sha256
 from allmask.options import Decoding
 from allmask.runs.options import usual_reading
 
+log = logging.getLogger("allmask")
 EXAMPLES = """
     allmask evaluate runs/title test.jsonl
     allmask evaluate runs/title test.jsonl --beams 4 --limit 200 --json
@@ -92,6 +95,8 @@ def command(
     source = read_options(
         file, columns, encoding, label_names or usual.label_names, usual=usual.columns, usual_encoding=usual.encoding
     )
+    if usual.trained_on is not None and file.is_file() and sha256(file) == usual.trained_on:
+        log.warning("%s: the model was trained on these records, so its scores say little about new ones", file)
     predictor, options = open_predictor(model, file, precision, device, search)
     skipped: Counter[str] = Counter()
     start = time.monotonic()

@@ -144,6 +144,8 @@ def command(
         visible, columns, rows = prediction_rows(scene.mask)[1:, :-1], scene.tokens[:-1], scene.tokens[1:]
     else:
         visible, columns, rows = scene.mask.visible()[0, scene.first :], scene.tokens, scene.tokens[scene.first :]
+    padded = scene.mask.group[0] < 0
+    padding = (padded[:, None] | padded)[len(padded) - len(rows) :, : len(columns)]
     data = {
         "kind": kind,
         "tokens": scene.tokens,
@@ -155,7 +157,8 @@ def command(
     emit(as_json, data, f"{drawing}\n\n{paint_words(proof.text(scene.tokens), verdicts, sys.stdout)}")
     for path in filter(None, (svg, png)):
         looks = "what is predicted" if predict else "who looks"
-        save(visible, path, columns, rows, title=title or _title(kind, options), looks=looks, tints=scene.tints)
+        words = title or _title(kind, options)
+        save(visible, path, columns, rows, title=words, looks=looks, tints=scene.tints, padding=padding)
         note(f"wrote {path}")
     if animate is not None:
         words = title or _title(kind, options)
@@ -328,7 +331,7 @@ LAYOUTS: dict[str, Callable[[str, Options], Scene]] = {"encoder-decoder": _encod
 def _title(kind: str, options: Options) -> str:
     words = [kind.replace("-", "–")]
     if options.order and kind == "order":
-        words = ["order " + " ".join(options.order.replace(",", " ").split())]
+        words = ["order " + " ".join(options.order.replace(",", " ").replace("|", " | ").split())]
     elif options.order:
         words.append(" → ".join(re.split(",", options.order) if "," in options.order else split(options.order)))
     if options.window:

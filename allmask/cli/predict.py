@@ -187,8 +187,7 @@ def _show(
         names = max(map(len, row))
         print(printable(record.where))
         for name, value in row.items():
-            rounded = round(value, 4) if isinstance(value, float) else value
-            shown = value if isinstance(value, str) else json_line({"": rounded})[5:-1]
+            shown = value if isinstance(value, str) else json_line({"": _rounded(value)})[5:-1]
             print(printable(f"  {name:{names}}  {shortened(shown, width - names - 4)}"))
         print()
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
@@ -196,6 +195,15 @@ def _show(
     example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
     print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {shlex.join([*command, '-o', example])}")
     return total
+
+
+def _rounded(value: Any) -> Any:
+    """Round a number, or all numbers of a list or an object, to four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 @dataclass

@@ -185,7 +185,7 @@ def draw_learning(path: Path, metrics: list[dict[str, Any]], scores: Scores) -> 
         held_out.plot(*points(metrics, "eval_rouge_l"), color=BLUE, marker="o", markersize=4, label=MODEL)
         for height in points(metrics, "eval_lead_rouge_l")[1]:
             held_out.axhline(height, color=ORANGE, linestyle="--", label=LEAD)
-        held_out.set(title="ROUGE-L of held-out texts while learning (greedy)", xlabel="step")
+        held_out.set(title="ROUGE-L of held-out texts (greedy)", xlabel="step")
         held_out.set_ylim(bottom=0)
         held_out.legend(frameon=False, loc="lower right")
         for number, (name, colour) in enumerate(zip(scores, (ORANGE, GREY, BLUE), strict=True)):

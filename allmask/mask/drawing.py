@@ -18,7 +18,7 @@ from torch import Tensor
 
 from allmask.errors import UsageError
 from allmask.mask import Mask, expect_mask
-from allmask.mask.canvas import EMPTY, INK, QUIET, TINTS
+from allmask.mask.canvas import EMPTY, HATCH, INK, QUIET, TINTS
 from allmask.mask.fonts import Fonts
 from allmask.mask.labels import pad, printable, shorten, text_width
 
@@ -72,12 +72,13 @@ def beside(drawing: str, text: Sequence[str], gap: int = 3) -> str:
 def save(
     mask: Mask | Tensor, path: str | Path, tokens: Sequence[str], row_tokens: Sequence[str] | None = None, *,
     title: str = "", looks: str = "who looks", seen: str = "what is seen",
-    tints: Tensor | None = None,
+    tints: Tensor | None = None, padding: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the matrix as a picture, .svg or .png by the suffix of `path`.
 
     `looks` and `seen` are the titles of rows and columns. Columns with the same number in `tints` (K,) share a colour;
-    by default, those of one document do.
+    by default, those of one document do. Cells where `padding` (Q, K) is True are hatched; by default, those of the
+    mask's padding.
     """
     path, visible = Path(path), _matrix(mask, tokens, row_tokens)
     if path.suffix not in (".svg", ".png"):
@@ -88,6 +89,7 @@ def save(
         rows=[shorten(fonts.show(row), 14) for row in rows],
         columns=[shorten(fonts.show(column), 14) for column in columns],
         colours=_colours(visible, _document(mask) if tints is None else tints),
+        hatched=_padding(mask, visible) if padding is None else padding,
         titles=(fonts.show(title), looks, seen),
     )
     with _style(fonts):
@@ -101,6 +103,7 @@ class _Picture:
     rows: list[str]
     columns: list[str]
     colours: Tensor  # (Q, K, 3) red, green, blue from 0 to 1
+    hatched: Tensor  # (Q, K)
     titles: tuple[str, str, str]  # of the picture, of the rows, of the columns
     unit: float = 0.36  # inches per cell
 
@@ -150,12 +153,15 @@ class _Picture:
             axes.imshow(self.colours.numpy(), extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
             return
         shape = "round,pad=0,rounding_size=0.2"
-        boxes = [
-            FancyBboxPatch((column + 0.06, row + 0.06), 0.88, 0.88, boxstyle=shape)
-            for row in range(self.colours.shape[0])
-            for column in range(self.colours.shape[1])
-        ]
-        axes.add_collection(PatchCollection(boxes, facecolors=self.colours.flatten(0, 1).tolist(), linewidths=0))
+        plain: dict[str, Any] = {"facecolors": self.colours[~self.hatched].tolist()}
+        striped: dict[str, Any] = {"facecolors": "white", "edgecolors": HATCH, "hatch": "////"}
+        for cells, style in ((~self.hatched, plain), (self.hatched, striped)):
+            boxes = [
+                FancyBboxPatch((column + 0.06, row + 0.06), 0.88, 0.88, boxstyle=shape)
+                for row, column in cells.nonzero().tolist()
+            ]
+            if boxes:
+                axes.add_collection(PatchCollection(boxes, linewidths=0, **style))
 
     def _names(self, axes: Axes, scale: float) -> None:
         left, top, _, _ = self._margins()
@@ -194,6 +200,14 @@ def _matrix(mask: Mask | Tensor, tokens: Sequence[str], row_tokens: Sequence[str
 def _document(mask: Mask | Tensor) -> Tensor:
     """The document of each token, (T,)."""
     return mask.group[0].cpu().clamp(min=0) if isinstance(mask, Mask) else torch.zeros(mask.shape[1], dtype=torch.long)
+
+
+def _padding(mask: Mask | Tensor, visible: Tensor) -> Tensor:
+    """The cells (Q, K) in the row or the column of padding."""
+    if not isinstance(mask, Mask):
+        return torch.zeros_like(visible)
+    padding = (mask.group[0] < 0).cpu()
+    return padding[:, None] | padding
 
 
 def _colours(visible: Tensor, numbers: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ from allmask.training import Result, Workload
 log = logging.getLogger("allmask")
 FEWEST = 100  # records of which some are held out
 UNKNOWN = 0.1  # share of unknown tokens that is worth a warning
-MISSED = 0.01  # the same of held-out texts, for tokens that were removed from the vocabulary
 SCRIPT = 100  # records that show the script of the texts
 FROZEN_RATE = 1e-3  # heads alone take a higher learning rate than the body would
 
@@ -61,8 +60,8 @@ class FineTuning(FinetuneOptions, Job):
     fresh: Fresh | None = None
 
     def __post_init__(self):
-        if self.prune is None:
-            object.__setattr__(self, "prune", self.task.prunes and self.lm_text is None)
+        if self.prune is None and (self.task.prunes_from is None or self.lm_text is not None):
+            object.__setattr__(self, "prune", False)
         super().__post_init__()
         if self.model is not None and self.fresh is not None:
             raise UsageError("a run begins with a model or with a preset", "name one of them")
@@ -142,14 +141,8 @@ class FineTuning(FinetuneOptions, Job):
         plan = plan.job.settled(plan, task, model, data.train)  # type: ignore[attr-defined]
         if self.several:  # each run has a head of its own
             return plan, model
-        task = plan.job.task  # type: ignore[attr-defined]
-        model = task.prepare(model, data.train, seed, bool(self.prune), self.lm_weight > 0)
-        missed = unknown_share(model, sample_texts(task, data.held_out)) if self.prune else 0.0
-        if missed > MISSED:
-            log.warning(
-                "%.1f%% of the tokens of held-out texts are not in the smaller vocabulary, and so unknown; "
-                "--no-prune keeps the whole one", 100 * missed,
-            )  # fmt: skip
+        job: Self = plan.job  # type: ignore[assignment]
+        model = job.task.prepare(model, data.train, seed, bool(job.prune), self.lm_weight > 0)
         Auxiliary.of(model, self.lm_weight, seed)  # refuses a tokenizer that it cannot use
         return plan, model
 
@@ -173,7 +166,8 @@ class FineTuning(FinetuneOptions, Job):
             shown.append(f"{name} {value} ({reason})" if reason else f"{name} {value}")
         if shown:
             log.info("chosen for %s records: %s", f"{len(records):,}", ", ".join(shown))
-        return Plan(replace(self, task=task), settings)
+        prune = len(records) >= task.prunes_from if self.prune is None else self.prune
+        return Plan(replace(self, task=task, prune=prune), settings)
 
     def save(self, model: Model, data: Records, folder: Path) -> None:
         save_model(model, self.task, folder)

@@ -92,7 +92,8 @@ class Run:
             **getattr(task, "suggests", {}),
             **(FreshOptions.suggests if scratch else {}),
         }
-        shown["prune"] = as_text(getattr(task, "prunes", False))
+        many = getattr(task, "prunes_from", None)
+        shown["prune"] = as_text(False) if many is None else f"{as_text(True)} from {many:,} records on"
         reads = getattr(task, "reads", None) or ", ".join([*getattr(task, "inputs", ()), *getattr(task, "targets", ())])
         details = self.kind.details | {"data": reads, "objective": f"Also {OBJECTIVES.of_packages()}"}
         found = []
@@ -355,11 +356,12 @@ def _seal(values: Mapping[str, Any]) -> str:
 
 
 class UsualReading(NamedTuple):
-    """How a run was told to read its data (--columns, --label-names, --encoding); nothing for other models."""
+    """What a run read, and how it was told to (--columns, --label-names, --encoding); nothing for other models."""
 
     columns: dict[str, str]  # by field
     label_names: str | None = None
     encoding: str | None = None
+    trained_on: str | None = None  # the checksum of its file of training records
 
 
 def usual_reading(model: str | Path) -> UsualReading:
@@ -377,6 +379,7 @@ def usual_reading(model: str | Path) -> UsualReading:
         parse_columns(columns) if isinstance(columns, str) else {},
         names if is_list else None,
         check_encoding(encoding) if isinstance(encoding, str) else None,
+        checksums.get("data") if isinstance(checksums := values.get(CHECKSUMS), dict) else None,
     )
 
 

@@ -436,7 +436,7 @@ def _pruned(model: Model, records: Sequence[Record]) -> Model:
         log.info("vocabulary: not pruned, as a unigram tokenizer would split words differently")
         return model
     texts = (value for record in records for value in record.fields.values())
-    kept = propose_keep_tokens(tokenizer_of(model), texts)
+    kept = propose_keep_tokens(tokenizer_of(model), texts, characters=True)
     before = model.config.vocab_size
     if len(kept) > WORTH_PRUNING * before:
         return model

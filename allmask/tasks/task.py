@@ -52,7 +52,7 @@ class Task(Protocol):
 
     name: ClassVar[str]
     has_default_model: ClassVar[bool] = True  # allmask-en and allmask-zh are good starts for it
-    prunes: ClassVar[bool] = False  # default of --prune: drop the tokens that the training data never uses
+    prunes_from: ClassVar[int | None] = None  # records from which --prune is the default, if ever
     open_settings: ClassVar[frozenset[str]] = frozenset()  # names of training settings with a suggested value
 
     # ---- training ------------------------------------------------------------------------------------------

@@ -133,12 +133,15 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str], *, special: bool = True) -> Sequence[Encoded]: ...
 
 
-def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int = 1) -> list[int]:
+def propose_keep_tokens(
+    tokenizer: Tokenizer, texts: Iterable[str], minimum: int = 1, characters: bool = False
+) -> list[int]:
     """Return the ids to keep for text like `texts`: those that occur at least `minimum` times, and those they need.
 
     After `tokenizer.keep(...)` a text of only such tokens is tokenized as before; with `minimum=1` that is every text
     given here. A word with a rarer piece is split into shorter ones: its characters are kept, so that no word becomes
-    unknown.
+    unknown. With `characters`, all characters of the vocabulary are kept: other texts may be split into shorter
+    pieces, but what was known remains known, every Chinese character for example.
     """
     backend = tokenizer.backend
     model = json.loads(backend.to_str())["model"]
@@ -156,6 +159,8 @@ def propose_keep_tokens(tokenizer: Tokenizer, texts: Iterable[str], minimum: int
         _keep_spellings(speller, dropped, kept)
     elif model["type"] == "BPE":
         kept |= _characters(model, dropped)
+    if characters:
+        kept |= _alphabet(model, backend)
     return prune(backend, kept, tokenizer.special_ids)[1]
 
 
@@ -231,6 +236,23 @@ def _keep_spellings(speller: _Speller, words: list[Ids], kept: set[int]) -> None
     while failing:  # a piece kept for one word may match in another one, so repeat until no word is unknown
         failing = [word for text, word in texts.items() if not speller.spell(text, kept)[1]]
         kept.update(id for word in failing for id in word)
+
+
+def _alphabet(model: dict[str, Any], backend: Backend) -> set[int]:
+    """Return the ids of single characters: to begin a word, and inside of one if words have such characters inside."""
+    if model["type"] == "BPE":
+        parents = _parents(model)
+        return {id for piece, id in model["vocab"].items() if piece not in parents}
+    mark = model.get("continuing_subword_prefix") or ""
+    inside = {piece.removeprefix(mark): id for piece, id in model["vocab"].items() if mark and piece.startswith(mark)}
+    found = {id for piece, id in model["vocab"].items() if len(piece) == 1}
+    return found | {id for sign, id in inside.items() if len(sign) == 1 and _joins(backend, sign)}
+
+
+def _joins(backend: Backend, sign: str) -> bool:
+    """Return whether a character can be inside of a word; BERT makes each Chinese character a word of its own."""
+    text = backend.normalizer.normalize_str(f"a{sign}") if backend.normalizer else f"a{sign}"
+    return backend.pre_tokenizer is None or len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def _characters(model: dict[str, Any], words: list[Ids]) -> set[int]:

@@ -41,6 +41,15 @@ def test_the_best_and_the_worst(cli, titles: Path, data: Path):
     assert best == sorted(best, reverse=True) and worst == sorted(worst) and best[-1] >= worst[-1]
 
 
+def test_the_file_of_training_is_warned_of(cli, titles: Path, data: Path, tmp_path: Path):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((data / "train.jsonl").read_bytes())
+    warning = f"{copy}: the model was trained on these records"
+    assert warning in cli("evaluate", titles, copy, "--limit", 2).err
+    assert warning in cli("evaluate", titles / "final", copy, "--limit", 2).err
+    assert "trained on" not in cli("evaluate", titles, data / "dev.jsonl", "--limit", 2).err
+
+
 def test_chinese_counts_characters(cli, titles: Path, tmp_path: Path):
     file = tiny.write_jsonl(tmp_path / "zh.jsonl", [{"source": "北京欢迎你。白切鸡", "target": "北京欢迎"}])
     lead = json.loads(cli("evaluate", titles, file, "--json").out)["scores"]["lead sentence"]

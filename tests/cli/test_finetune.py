@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from allmask.model import load
+from allmask.registry import TASKS
 from allmask.runs import finetuning
 from allmask.runs.options import read_yaml
 from allmask.training import checkpoint as runs
@@ -74,13 +75,18 @@ def test_it_learns(titles: Path):
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-def test_the_vocabulary_is_cut_to_what_the_data_uses(cli, bert: Path, data: Path, tmp_path: Path):
+def test_the_vocabulary_is_cut_to_what_the_data_uses(cli, bert: Path, data: Path, tmp_path: Path, monkeypatch):
     words = ("finetune", bert, "--data", data / "train.jsonl", *QUICK, "--steps", 1)
-    ran = cli(*words, "--out", tmp_path / "small")
+    ran = cli(*words, "--out", tmp_path / "small", "--prune")
     before, after = load(bert).config.vocab_size, load(tmp_path / "small" / "final").config.vocab_size
     assert f"vocabulary: {before} → {after} tokens, −0.0M parameters" in ran.err and after < before
-    ran = cli(*words, "--out", tmp_path / "whole", "--no-prune")
+    ran = cli(*words, "--out", tmp_path / "whole")  # few records: new texts have tokens that these lack
     assert "vocabulary:" not in ran.err and load(tmp_path / "whole" / "final").config.vocab_size == before
+    assert yaml.safe_load((tmp_path / "whole" / "config.yaml").read_text())["prune"] is False
+    monkeypatch.setattr(TASKS["title"], "prunes_from", 3)
+    assert "vocabulary:" in cli(*words, "--out", tmp_path / "many").err
+    assert yaml.safe_load((tmp_path / "many" / "config.yaml").read_text())["prune"] is True
+    assert "vocabulary:" not in cli(*words, "--out", tmp_path / "said", "--no-prune").err
 
 
 def test_what_is_trained_on_is_not_evaluated_on(cli, bert: Path, data: Path, tmp_path: Path):

@@ -333,6 +333,13 @@ def test_pictures_are_written_and_said_so(cli, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_padding_is_hatched(cli, tmp_path):
+    for name, order in (("plain", "0,0,1"), ("padded", "0,0,·")):
+        assert cli("mask", "--order", order, "--svg", tmp_path / f"{name}.svg").code == 0
+    assert "<pattern" in (tmp_path / "padded.svg").read_text(encoding="utf-8")
+    assert "<pattern" not in (tmp_path / "plain.svg").read_text(encoding="utf-8")
+
+
 def test_a_folder_that_does_not_exist(cli, tmp_path):
     ran = cli("mask", "causal", "--text", "a b", "--png", tmp_path / "no" / "a.png")
     assert ran.code == 3

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmask.data import Record
+from allmask.model import load
 from allmask.registry import TASKS
 from allmask.runs.finetuning import FineTuning, divided
 from tests import tiny
@@ -80,14 +81,19 @@ def test_a_model_that_does_not_know_the_words_is_warned_of(cli, tmp_path: Path):
     assert "it can be trained on" in ran.out and "unknown" not in ran.out
 
 
-def test_a_vocabulary_that_is_too_small_for_new_texts_is_warned_of(cli, tmp_path: Path):
+@pytest.mark.parametrize("task", ["title", "classify"])
+def test_a_smaller_vocabulary_keeps_all_characters(cli, tmp_path: Path, task: str):
     bert = tiny.bert(tmp_path / "bert")
-    train = tiny.write_jsonl(tmp_path / "train.jsonl", [{"source": "red cat", "target": "red"}] * 5)
-    dev = tiny.write_jsonl(tmp_path / "dev.jsonl", [{"source": "red 北", "target": "red"}] * 2)
-    words = ("finetune", bert, "--data", train, "--eval", dev, "--max-target", 8, "--steps", 1)
-    warning = "33.3% of the tokens of held-out texts are not in the smaller vocabulary"  # 北, of red, 北 and red
-    assert warning in cli(*words, "--out", tmp_path / "pruned").err
-    assert "smaller vocabulary" not in cli(*words, "--no-prune", "--out", tmp_path / "whole").err
+    rows = [{"source": "red cat", "target": "red", "text": "red cat", "label": word} for word in "abab"]
+    train = tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    limit = ("--max-target", 8) if task == "title" else ()
+    ran = cli(
+        "finetune", bert, "--task", task, "--data", train, *limit, "--steps", 1, "--prune", "--out", tmp_path / "a"
+    )
+    assert ran.code == 0, ran.err
+    whole, small = load(bert).tokenizer, load(tmp_path / "a" / "final").tokenizer
+    assert whole is not None and small is not None and small.size < whole.size
+    assert "北" in whole.encode("北京").tokens and small.encode("北京").tokens == whole.encode("北京").tokens
 
 
 ROWS = {  # many records, few inputs

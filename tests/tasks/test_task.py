@@ -81,7 +81,7 @@ def test_a_registered_task_is_used_like_the_others(cli, counter: Path, tmp_path:
 def test_defaults_of_the_protocol(counter: Path):
     opened = ModelFolder.open(counter)
     task = opened.task()
-    assert task == Count(extra=1) and Count.default_for(opened) is None and not task.prunes
+    assert task == Count(extra=1) and Count.default_for(opened) is None and task.prunes_from is None
     assert task.fitted(opened.model) is task and task.suggested_settings(opened.model, []) == {}
     assert opened.model is opened.model and task.load(opened) is opened.model
     with pytest.raises(UsageError, match="count: this task is not trained from records"):

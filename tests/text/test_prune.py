@@ -95,6 +95,24 @@ def test_keeping_all_changes_nothing(tokenizer: Tokenizer):
     assert tokenizer.keep(range(tokenizer.size)) == (tokenizer, list(range(tokenizer.size)))
 
 
+@settings(max_examples=100)
+@given(corpus=st.lists(any_text, max_size=3), text=any_text)
+@pytest.mark.parametrize("name", NAMES)
+def test_with_all_characters_no_other_text_becomes_unknown(request, name: str, corpus: list[str], text: str):
+    old: Tokenizer = request.getfixturevalue(name)
+    new, _ = old.keep(propose_keep_tokens(old, corpus, characters=True))
+    before, after = old.encode(text), new.encode(text)
+    assert after.ids.count(new.unk_id) <= before.ids.count(old.unk_id)
+    if old.unk_id not in before.ids:
+        assert new.decode(after.ids) == old.decode(before.ids)
+
+
+def test_chinese_characters_are_kept_as_words_not_inside_of_them(tmp_path: Path):
+    old = wordpiece(tmp_path, *"北京a", "##北", "##京", "##a", "##b", "aa", "!", "##!")
+    _, kept = old.keep(propose_keep_tokens(old, ["aa"], characters=True))
+    assert [old.id_to_token(id) for id in kept[4:]] == ["北", "京", "a", "##a", "##b", "aa", "!"]
+
+
 def test_a_pruned_byte_bpe_still_writes_any_text(byte_bpe: Tokenizer):
     new, kept = byte_bpe.keep([])
     assert len(kept) == 257

@@ -101,7 +101,8 @@ class HeadTask(Task):
         """Return the model with a head for the labels of the records, and without heads that are not used."""
         labels, texts = self.labels_of(records), self.texts_of(records)
         model = with_language(model, texts, seed) if language else model.without("lm")
-        model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts)) if prune else model
+        if prune:
+            model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts, characters=True))
         known = model.labels
         if known is not None and self.keeps(known, labels):
             log.info("the checkpoint has a head for these labels; it is trained further")
