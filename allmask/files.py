@@ -312,7 +312,8 @@ def _take_lock(folder: Path, lock: Callable[[IO[str], int], None], how: int) -> 
     while True:
         with explain_os_errors(path, "choose a folder that can be written"):
             folder.mkdir(parents=True, exist_ok=True)
-            stream = path.open("a+")
+            # Not through a link: the file that it leads to would be emptied
+            stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
         try:
             lock(stream, how)
             # If its owner removed it just now, another may have made a new one

@@ -34,6 +34,7 @@ import allmask
 from allmask.checkpoints.formats.crc32c import crc32c
 from allmask.checkpoints.formats.tensorflow_bundle import _masked
 from allmask.errors import AllmaskError
+from tests.forked import limit_memory, megabytes, reset_peak
 
 BERT = {
     "model_type": "bert", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -743,27 +744,20 @@ def open_one(path: Path) -> None:
 
 def _open_all(paths: IO[str], answers: IO[str]) -> None:
     """Open one path after another, and write what happened to each."""
-    import resource  # which Windows lacks
-
     for module in ("openpyxl", "PIL.Image", "pyarrow.compute", "pyarrow.parquet", "torch._subclasses.fake_tensor"):
         import_module(module)  # which must not count
-    page = resource.getpagesize()
-
-    def pages(number: int) -> int:
-        return int(Path("/proc/self/statm").read_text().split()[number]) * page
-
-    resource.setrlimit(resource.RLIMIT_AS, (pages(0) + (4 << 30),) * 2)
+    limit_memory(4 << 30)
     for line in paths:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        before, start, words, refused = pages(1) / 2**20, time.process_time(), "", False
+        reset_peak()
+        before, start, words, refused = megabytes("VmRSS"), time.process_time(), "", False
         try:
             open_one(Path(line.rstrip("\n")))
         except AllmaskError as error:
             words, refused = str(error), True
         except BaseException as error:
             words = f"{type(error).__name__}: {error}"
-        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-        print(json.dumps([refused, words, peak - before, time.process_time() - start]), file=answers, flush=True)
+        peak = megabytes("VmHWM") - before
+        print(json.dumps([refused, words, peak, time.process_time() - start]), file=answers, flush=True)
 
 
 class Opener:

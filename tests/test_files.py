@@ -356,6 +356,16 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path):
     assert tree(tmp_path) == {}
 
 
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+    """Once the file that it led to was emptied, and the name of the process written into it."""
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ResourceError, match=r"\.lock: cannot be written"), files.locked(tmp_path / "run"):
+        raise AssertionError("locked")
+    assert (tmp_path / "precious").read_text() == "text"
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import fcntl
 

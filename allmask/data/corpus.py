@@ -35,6 +35,7 @@ import numpy as np
 
 from allmask.data.loader import Loader
 from allmask.data.sentences import Progress, Reading, Sentence, find_files, sentences, text_size
+from allmask.devices import usable_cores
 from allmask.errors import DataError, UsageError
 from allmask.files import META, explain_os_errors, put_in_place, remove_leftovers, sealed, sha256, sync, unsealed
 from allmask.text import Tokenizer
@@ -43,7 +44,7 @@ from allmask.text.load import guard
 FORMAT = 1
 TOKENS, SENTENCES, DOCUMENTS = FILES = ("tokens.bin", "sentences.bin", "documents.bin")
 JOURNAL, ASKED = "journal.jsonl", "asked.json"
-CHUNK = (1 << 15) * (os.cpu_count() or 1)  # characters per call of the tokenizer, which splits them among its threads
+CHUNK = (1 << 15) * usable_cores()  # characters per call of the tokenizer, which splits them among its threads
 WORKERS = 2  # concurrent calls: while one returns its ids, the other encodes
 PART_TOKENS = 1 << 22  # between two lines of the journal: the most that is lost when the process is killed
 _READ = 1 << 20  # bytes

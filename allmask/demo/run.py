@@ -12,7 +12,6 @@ demo-run/
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from allmask.demo.docstrings import Found, find_pairs, python_folders
 from allmask.demo.learning import SETTINGS, TASK, draw_learning, learn, samples, score, table, titles, verdict
 from allmask.demo.masks import BEAMS, FourMasks
 from allmask.demo.texts import EXAMPLE, LEAST, OTHERS, count_words, opening
+from allmask.devices import usable_cores
 from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.model import Model
@@ -151,7 +151,7 @@ class Demo:
             "2. Learning from this machine. Docstrings are texts with titles: a line that sums up, then the details.\n"
             "   The model reads the details and is to write the line. Reading Python files (none is run) …"
         )
-        workers = min(4, os.cpu_count() or 1) if self.size.installed else 1
+        workers = min(4, usable_cores()) if self.size.installed else 1
         found = find_pairs(python_folders(self.size.installed), self.size.files, workers)
         if not all(found.splits.values()):
             raise DataError(

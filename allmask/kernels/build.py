@@ -16,6 +16,7 @@ the bytes that are loaded: they are copied to memory first.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import platform
@@ -204,9 +205,15 @@ def _open_inner(path: Path, outer: int, mode: int) -> int:
     try:
         return os.open(path.name, flags, dir_fd=outer)
     except FileNotFoundError:
-        with suppress(FileExistsError):  # another process was faster
+        try:
             os.mkdir(path.name, mode, dir_fd=outer)
+        except FileExistsError:  # another process was faster
+            pass
+        except OSError as problem:
+            raise OSError(f"{path} cannot be made: {problem.strerror}") from problem
         return os.open(path.name, flags, dir_fd=outer)
+    except PermissionError as error:
+        raise PermissionError(f"{path} cannot be opened: {error.strerror}") from error
     except NotADirectoryError as error:  # as Linux says of a link, too
         raise PermissionError(f"{path} is not trusted with code: a symbolic link, or not a folder") from error
 
@@ -237,13 +244,17 @@ def _read(path: Path, folder: int) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PermissionError(f"{path} is not trusted with code: {error.strerror}") from error
-    with open(handle, "rb") as file:
+        why = "a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise PermissionError(f"{path} is not trusted with code: {why}") from error
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise PermissionError(f"{path} is not trusted with code: not a file")
         _check(found, path)
-        return file.read(_MAX_BYTES)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(_MAX_BYTES)
+    finally:
+        os.close(handle)
 
 
 def _compile_into(folder: Path, source: Path, instructions: Sequence[str]) -> bytes:

@@ -165,7 +165,8 @@ class Tokenizer:
         return [Encoded(raw) for raw in encoded]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        return self.backend.decode(self._checked(ids), skip_special_tokens=skip_special)
+        checked = self._checked(ids)
+        return guard("tokenizer", lambda: self.backend.decode(checked, skip_special_tokens=skip_special))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of these ids."""

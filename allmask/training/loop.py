@@ -414,10 +414,12 @@ class Trainer:
             self.bad_steps += 1
             self.skipped += 1
             if self.bad_steps >= self.settings.max_bad_steps:
-                raise DivergedError(
-                    f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}",
-                    f"none of these steps changed a weight; start again with a lower --lr (now {self.settings.lr})",
-                )
+                hint = f"none of these steps changed a weight; start again with a lower --lr (now {self.settings.lr})"
+                spoiled = (name for name, weight in self.model.named_parameters() if not weight.isfinite().all())
+                if name := next(spoiled, None):
+                    hint += f"\n{name} has numbers that are not finite; if the model was given so, it is damaged"
+                bad = f"the loss was not finite for {self.bad_steps} steps in a row, up to step {self.step + 1}"
+                raise DivergedError(bad, hint)
         self.optimizer.zero_grad(set_to_none=True)
         self.embedding.clear()
         return losses, norm, rate
@@ -514,6 +516,8 @@ class Trainer:
             for line in self.history.notes:
                 log.warning("%s", line)
         if not self.history.steps:
+            if self.group.lead and read_metrics(self.run):
+                log.warning("%s: it was ended before its first checkpoint; begins again at step 1", self.run)
             return
         self.stopping = not self.history.resumable  # a finished run: its last weights are all that is left
         newest = (self.history.resumable or self.history.weights)[0]

@@ -5,7 +5,6 @@ ALLMASK_BOMBS=200 draws that many at random, instead of the usual few.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
@@ -24,6 +23,7 @@ from allmask.errors import CheckpointError
 from allmask.model import Model
 from allmask.text import Tokenizer
 from allmask.text.limits import check_growth
+from tests.forked import peak_of
 from tests.hostile import BOMBS, EMPTY_TOKENIZER, Opened, Opener, dense_trie, random_bomb, short_lines
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures memory as Linux has it")
@@ -71,30 +71,6 @@ def test_a_model_with_millions_of_positions_takes_memory_for_those_in_use(opener
 
 
 # ---- vocabularies take what the library of tokenizers needs, and little more ---------------------------------------
-
-
-def peak_of(open_it: Callable[[], object]) -> float:
-    """The megabytes that a function takes at most, in a process of its own."""
-    (answer, to) = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            ctypes.CDLL(None).malloc_trim(0)  # memory that earlier tests freed would be used again, uncounted
-            before = megabytes("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-            open_it()
-            os.write(to, str(megabytes("VmHWM") - before).encode())
-        finally:
-            os._exit(0)
-    os.close(to)
-    with os.fdopen(answer) as stream:
-        said = stream.read()
-    os.waitpid(pid, 0)
-    return float(said)
-
-
-def megabytes(name: str) -> float:
-    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
 
 
 def wordpieces(words: list[str]) -> dict:

@@ -6,7 +6,9 @@ out here from the definition of each mask, not by our own code.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import allmask
 from allmask import Mask
 from allmask.checkpoints import resolve
 from allmask.inference import freeze
-from allmask.kernels import build
+from allmask.kernels import build, int8
 from allmask.model import Model
 from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.task import load_task
@@ -137,17 +139,98 @@ def test_a_text_alone_is_as_in_a_batch(engine: tuple[str, Model]):
         assert torch.cosine_similarity(alone[0], together[row, :length], dim=-1).min() > 0.995
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_these_engines_compute_all_layers_in_one_call(model: Model, monkeypatch: pytest.MonkeyPatch, precision: str):
+    """So the tests above are about those calls; a window alone is computed layer by layer."""
+    if not build.has(build.AVX2):
+        pytest.skip("no C kernels here")
+    calls, encode = [], int8.encode
+    monkeypatch.setattr(int8, "encode", lambda *args: calls.append(1) or encode(*args))
+    made, ids = freeze(model, precision), drawn(model, 6, BATCH, TOKENS)
+    calls.clear()  # those of the self-check
+    for kind, (mask, _) in MASKS.items():
+        before = len(calls)
+        hidden(made, ids, mask)
+        assert len(calls) - before == (kind != "window"), kind
+
+
+WRITERS: dict[tuple[str, str], TextGenerator] = {}
+
+
+@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, precision: str):
-    """Writing has engines of its own. Alone, with others, and with others of the same length."""
-    task = load_task(resolve("allmask-en"))
-    writer = TextGenerator(model, task, precision)
+def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, precision: str, beams: int):
+    """Alone, with others, and with others of the same length. Writing has its own engines; in C, a search is a call."""
+    made = WRITERS.get((precision, kernels)) or TextGenerator(model, load_task(resolve("allmask-en")), precision)
+    WRITERS[precision, kernels] = made
+    found: list[bool] = []
+    engine: Any = made.writer
+    search = type(engine).search
+
+    def seen(*args: Any) -> Any:
+        result = search(engine, *args)
+        found.append(result is not None)
+        return result
+
+    engine.search = seen
+
+    def writer(texts: Any, max_new: int) -> Any:
+        return made(texts, beams=beams, max_new=max_new)
+
     texts = ["A tool that makes small pictures of large ones.", "Sorts numbers, fast, in any order and any language."]
     others = ["A game that plays small parts of large songs.", "Draws letters, well, in any size and any colour."]
-    together = writer(texts, beams=1, max_new=5)
-    assert all(together) and together == [writer(text, beams=1, max_new=5) for text in texts]
-    assert together[0] == writer([texts[0], others[1]], beams=1, max_new=5)[0]
-    assert together[1] == writer([others[0], texts[1]], beams=1, max_new=5)[1]
+    together = writer(texts, max_new=5)
+    assert all(together) and together == [writer(text, max_new=5) for text in texts]
+    assert together[0] == writer([texts[0], others[1]], max_new=5)[0]
+    assert together[1] == writer([others[0], texts[1]], max_new=5)[1]
+    if kernels == "compiled" and build.has(build.AVX2):
+        assert found and all(found)  # each in one call
+
+
+def test_a_request_does_not_depend_on_the_others_that_the_server_computes_with_it():
+    """Titles and vectors of requests that come at once, against each alone; with the server's own choice of engines."""
+    pytest.importorskip("starlette")
+    import httpx
+
+    from allmask.serve.app import make_app
+    from allmask.serve.models import load_models
+    from allmask.serve.settings import Settings
+
+    sizes: list[int] = []
+    texts = ["A tool that makes small pictures.", "Sorts numbers, fast, in any order and any language.", "A game."]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("/v1/tasks/title", {"input": [text], "beams": 4, "max_new": 5}) for text in texts),
+        *(("/v1/embeddings", {"input": [text]}) for text in texts),
+    ]  # fmt: skip
+
+    async def answers(client: httpx.AsyncClient) -> tuple[list[Any], list[Any]]:
+        alone = [await client.post(path, json=body) for path, body in asked]
+        sizes.clear()
+        return alone, await asyncio.gather(*(client.post(path, json=body) for path, body in asked))
+
+    settings = Settings()
+    models = load_models(["allmask-en"], settings)
+    served = models["allmask-en"]
+    observe = served.batcher.observe
+
+    def observed(inputs: int, seconds: float) -> None:
+        sizes.append(inputs)
+        observe(inputs, seconds)
+
+    served.batcher.observe = observed
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        transport = httpx.ASGITransport(make_app(models, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            return await answers(client)
+
+    alone, together = asyncio.run(both())
+    assert [one.status_code for one in (*alone, *together)] == [200] * 12 and max(sizes) > 1
+    for one, other in zip(alone[:3], together[:3], strict=True):
+        assert one.json()["output"] == other.json()["output"]
+    for one, other in zip(alone[3:], together[3:], strict=True):
+        first, second = (torch.tensor(answer.json()["data"][0]["embedding"]) for answer in (one, other))
+        assert torch.cosine_similarity(first, second, dim=0) > 0.999
 
 
 def test_int8_in_torch_differs_as_the_warning_says(model: Model, monkeypatch: pytest.MonkeyPatch, caplog):

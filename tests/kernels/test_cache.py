@@ -6,6 +6,7 @@ or nothing with a line that says why.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -276,7 +277,7 @@ def test_a_file_that_is_a_link(place: Place, caplog: pytest.LogCaptureFixture, w
     file = getattr(place, which)
     file.rename(place.folder / "elsewhere")
     file.symlink_to(place.folder / "elsewhere")
-    refused(place, caplog, file, os.strerror(40))
+    refused(place, caplog, file, "a symbolic link")
 
 
 def test_a_pipe_or_a_folder_instead_of_a_library(place: Place, caplog: pytest.LogCaptureFixture):
@@ -285,7 +286,19 @@ def test_a_pipe_or_a_folder_instead_of_a_library(place: Place, caplog: pytest.Lo
     refused(place, caplog, place.library, "not a file")
     place.library.unlink()
     place.library.mkdir()
+    caplog.clear()
+    refused(place, caplog, place.library, "not a file")
+
+
+def test_a_folder_that_cannot_be_made_is_named(place: Place, caplog: pytest.LogCaptureFixture, monkeypatch):
+    """By its whole path: the system calls it by its last name, since its parent is open."""
+
+    def forbidden(*args: object, **more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "cache")
+
+    monkeypatch.setattr(os, "mkdir", forbidden)
     assert place.load() is None
+    assert caplog.text.rstrip().endswith(f"{place.cache.parent} cannot be made: Permission denied")
 
 
 def test_a_relative_path(place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):

@@ -31,6 +31,7 @@ from allmask.training import checkpoint, train
 from allmask.training.log import Metrics, read_metrics
 from allmask.training.loop import Trainer
 from tests import tiny
+from tests.forked import forked, limit_memory
 from tests.training.test_loop import FAST, Copying, Spoiled, model, same, weights
 
 KEEP_1 = replace(FAST, keep=1, eval_every=2)
@@ -142,6 +143,18 @@ def test_an_optimizer_that_was_about_to_be_removed_is_not_read(tmp_path: Path):
     checkpoint.drop_optimizer(folder)
     (folder / "optimizer.safetensors").write_bytes(kept)
     assert checkpoint.history(tmp_path).weights == (4,) and not checkpoint.load_state(folder).optimizer
+
+
+def test_a_run_that_begins_again_says_so(tmp_path: Path, whole, caplog):
+    """It was killed after its first step, before its first checkpoint: there is nothing to continue from."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("")  # which marks a run as begun
+    Metrics(run, 0).add(step=1, loss=3.0)
+    assert same(resumed(run), whole)
+    assert [record.message for record in caplog.records] == [
+        f"{run}: it was ended before its first checkpoint; begins again at step 1"
+    ]
 
 
 # ---- a step that is saved twice ------------------------------------------------------------------------------------
@@ -482,28 +495,20 @@ def test_out_of_memory_says_which_options_help(tmp_path: Path, kind: str):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_model_for_which_memory_is_short_is_not_called_damaged(tmp_path: Path):
     """In a process that may take 40 MB more: its file has 64 MB, and is mapped as a whole."""
-    import resource
-
     from safetensors.torch import save_file
 
     from allmask.checkpoints.formats.weights import open_weights
 
-    save_file({"x": torch.zeros(4096, 4096)}, tmp_path / "model.safetensors")
-    said, to = os.pipe()
-    pid = os.fork()
-    if not pid:
+    def opened() -> str:
+        limit_memory(40 << 20)
         try:
-            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + (40 << 20),) * 2)
             open_weights(tmp_path / "model.safetensors")["x"].load()
-        except BaseException as error:
-            os.write(to, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(to)
-    with os.fdopen(said) as stream:
-        words = stream.read()
-    os.waitpid(pid, 0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "read"
+
+    save_file({"x": torch.zeros(4096, 4096)}, tmp_path / "model.safetensors")
+    words = forked(opened)
     assert words.startswith("ResourceError: ") and "not enough memory to read it" in words and "damaged" not in words
 
 

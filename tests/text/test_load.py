@@ -214,6 +214,20 @@ def test_find_gives_what_load_gives(vocab_txt: Path):
     assert Tokenizer.find(vocab_txt.parent) == Tokenizer.load(vocab_txt)
 
 
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer", "decoder"])
+def test_a_pattern_without_end_is_given_up(vocab_txt: Path, tmp_path: Path, part: str):
+    """The library counts its tries, and panics. Ordinary texts, such as the one that loading tries, are fast."""
+    vocab_txt.write_text(f"{TEXT}{'e' * 40}\n", encoding="utf-8")
+    Tokenizer.load(vocab_txt).save(tmp_path / "made")
+    file, pattern = tmp_path / "made" / "tokenizer.json", {"Regex": "(e+)+b"}
+    parts = {"pre_tokenizer": {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}}
+    parts |= dict.fromkeys(("normalizer", "decoder"), {"type": "Replace", "pattern": pattern, "content": "x"})
+    file.write_text(json.dumps(json.loads(file.read_text()) | {part: parts[part]}))
+    made = Tokenizer.load(tmp_path / "made")
+    with pytest.raises(CheckpointError, match="retry-limit-in-match"):
+        made.decode([len(PIECES)]) if part == "decoder" else made.encode("e" * 40)
+
+
 def test_half_a_surrogate_pair_is_a_data_error(uncased: Tokenizer):
     with pytest.raises(DataError, match=r"text 1: character 2 is half of a surrogate pair \(U\+D83D\)"):
         uncased.encode_batch(["fine", "ok\ud83d"])

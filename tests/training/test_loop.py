@@ -186,6 +186,14 @@ def test_a_bad_step_is_skipped_and_counted(tmp_path):
     assert state["skipped"] == 2 and state["bad_steps"] == 0
 
 
+def test_a_model_whose_weights_are_not_finite_is_named(tmp_path):
+    made = model()
+    made.body.embedding.tokens.weight.data[:] = math.nan
+    with pytest.raises(DivergedError) as caught:
+        train(made, Copying(), FAST, tmp_path / "run", quiet=True)
+    assert "body.embedding.tokens.weight has numbers that are not finite" in (caught.value.hint or "")
+
+
 def test_training_that_stays_bad_ends_with_finite_weights(tmp_path):
     made = model()
     with pytest.raises(DivergedError, match="5 steps in a row") as caught:
