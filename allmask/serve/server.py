@@ -29,13 +29,41 @@ LINGER = 1.0  # seconds after the last answer in which a request may still arriv
 BACKLOG = 2048
 
 
+class JoinedWrites:
+    """A transport that sends what is written in one turn of the event loop together.
+
+    The head and the body of an answer are then one call of the system, and the client wakes up once.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
+        self.transport, self.loop = transport, loop
+        self.written: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self.written:
+            self.loop.call_soon(self.flush)
+        self.written.append(data)
+
+    def flush(self) -> None:
+        if self.written:
+            data, self.written = b"".join(self.written), []
+            self.transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self.transport.close()
+
+
 class Protocol(H11Protocol):
     """HTTP/1.1 with a limit to how long a client may take to send the head of a request."""
 
     head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._time_head()
 
     def data_received(self, data: bytes) -> None:

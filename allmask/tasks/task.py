@@ -52,6 +52,7 @@ class Task(Protocol):
 
     name: ClassVar[str]
     has_default_model: ClassVar[bool] = True  # allmask-en and allmask-zh are good starts for it
+    use: ClassVar[str | None] = None  # what its predictor does in a server besides: a name in USES
     prunes: ClassVar[bool] = False  # default of --prune: drop the tokens that the training data never uses
     open_settings: ClassVar[frozenset[str]] = frozenset()  # names of training settings with a suggested value
 
