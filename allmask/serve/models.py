@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -63,6 +63,7 @@ class ServedModel:
         self.precisions = {name: precision for name, precision in found.items() if precision}  # of each task
         log.info("%s: %s", self.name, ", ".join(f"{name} {precision}" for name, precision in self.precisions.items()))
         self.tokenizer = self.folder.model.tokenizer
+        self.options: dict[Hashable, tuple[dict[str, Any], int]] = {}  # of earlier requests, see `known_options`
         metrics.limit.labels(self.name).set(settings.queue)
         self.read, self.written = (metrics.tokens.labels(self.name, way) for way in ("read", "written"))
         sizes, times = metrics.batch.labels(self.name), metrics.compute.labels(self.name)

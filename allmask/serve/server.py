@@ -30,26 +30,29 @@ BACKLOG = 2048
 
 
 class JoinedWrites:
-    """A transport that sends what is written in one turn of the event loop together.
+    """A transport that keeps what is written until the next write, or the next turn of the event loop.
 
     The head and the body of an answer are then one call of the system, and the client wakes up once.
     """
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
         self.transport, self.loop = transport, loop
-        self.written: list[bytes] = []
+        self.kept = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
-        if not self.written:
+        if self.kept:
+            data, self.kept = self.kept + data, b""
+            self.transport.write(data)
+        elif data:
+            self.kept = data
             self.loop.call_soon(self.flush)
-        self.written.append(data)
 
     def flush(self) -> None:
-        if self.written:
-            data, self.written = b"".join(self.written), []
+        if self.kept:
+            data, self.kept = self.kept, b""
             self.transport.write(data)
 
     def close(self) -> None:

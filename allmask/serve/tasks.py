@@ -32,6 +32,7 @@ from allmask.tasks.task import Predictor
 
 INPUT = Path("input")  # what messages call an input: "input 2: no "source"; …"
 INLINE = 20_000  # characters that are tokenized at once; more, in another thread
+REMEMBERED = 256  # options of requests, by model
 DISCARDED = 8  # times the limit of a body: so much is read of a larger one, so that the client reads the answer
 
 
@@ -97,7 +98,7 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
     while True:
         model, predictor = models.find(call.task, _name(call.model))
         request.scope["allmask.model"] = model.name
-        options = check_options(predictor, call.options)
+        options, new = known_options(model, call.task, predictor, call.options)
         compute = call.compute(predictor, options)
         if not 1 <= len(call.inputs) <= settings.max_items:
             hint = "split it" if call.inputs else 'pass {"input": "…"}'
@@ -110,7 +111,6 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
         else:
             encoded = model.encode(records)
         tokens = [count_tokens(one) for one in encoded]
-        new = predictor.new_tokens(**options)
         total = sum(tokens) + new * len(records)
         if total > settings.max_tokens:
             split = f"{sum(tokens):,} to read and up to {new * len(records):,} to write"
@@ -202,6 +202,28 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
 def _too_large(settings: Settings) -> Problem:
     message = f"the body has more than {settings.max_body:,} bytes"
     return Problem(413, message, "split it, or raise --max-body", {"Connection": "close"})
+
+
+def known_options(
+    model: ServedModel, task: str, predictor: Predictor, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Return the options of a request, checked, and how many tokens may be written for a record with them.
+
+    They are remembered, as most requests have the options of an earlier one.
+    """
+    key = task, *((name, type(given[name]), given[name]) for name in sorted(given))  # 1, 1.0 and true are equal
+    try:
+        found = model.options.get(key)
+    except TypeError:  # a list, or an object
+        found = key = None
+    if found is None:
+        options = check_options(predictor, given)
+        found = options, predictor.new_tokens(**options)
+        if key is not None:
+            if len(model.options) >= REMEMBERED:
+                model.options.clear()
+            model.options[key] = found
+    return dict(found[0]), found[1]
 
 
 def check_options(predictor: Predictor, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,11 +168,18 @@ def test_head_and_body_are_sent_together():
     async def body() -> None:
         inner = Transport()
         joined = JoinedWrites(inner, asyncio.get_running_loop())
-        for data in (b"head", b" and ", b"body"):
-            joined.write(data)
+        joined.write(b"head")
         assert inner.calls == []
-        await asyncio.sleep(0)
+        joined.write(b" and body")
         assert inner.calls == [b"head and body"] and not joined.is_closing()
+        joined.write(b"an event")
+        joined.write(b"")
+        joined.write(b"")
+        await asyncio.sleep(0)
+        assert inner.calls.pop() == b"an event" and len(inner.calls) == 1
+        joined.write(b"another")
+        await asyncio.sleep(0)
+        assert inner.calls.pop() == b"another"
         joined.write(b"the last")
         joined.close()
         await asyncio.sleep(0)
