@@ -119,6 +119,13 @@ USES = Registry(
         "embed": "allmask.tasks.embed:open_embedder",
     },
 )
+SERVED = Registry(
+    "served use",
+    {  # how a server opens a use, where that differs from USES: functions of a ModelFolder and a precision
+        "embed": "allmask.tasks.embed:open_served_embedder",
+    },
+    group="allmask.served",
+)
 OBJECTIVES = Registry(
     "objective",
     {

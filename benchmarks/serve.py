@@ -8,11 +8,12 @@ greedy, by allmask-en; the peer is a GPT-2 of its size, since transformers canno
 request. The peers are transformers' pipelines behind FastAPI (serve_peer.py), which batch what waits, and, for
 embeddings, infinity-emb with ONNX Runtime in fp32 and int8, the fastest server for CPUs that pip installs. They need
 packages that allmask does not: --peers names the Python of an environment with fastapi and transformers, --infinity
-that of one with infinity-emb[server,optimum], which needs older versions: it imports optimum.bettertransformer, which
-is gone, but not used with ONNX. allmask computes in the precision that it chooses itself (auto). All servers run at the
-same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that others use,
-choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU time of a
-server per request, which depends less on what else the machine does. Overhead: the mean latency of one
+that of one with infinity-emb[server,optimum], optimum-onnx[onnxruntime], "transformers<5" and "click<8.2". It imports
+BetterTransformer and BetterTransformerManager from optimum.bettertransformer, which is gone, but not used with ONNX:
+write a file with two empty classes there. allmask computes in the precision that it chooses itself (auto). All servers
+run at the same time and are loaded in turn. Each computes with as many threads as there are cores; on a machine that
+others use, choose --threads 1: threads that share a core with another program wait for each other. "CPU ms" is the CPU
+time of a server per request, which depends less on what else the machine does. Overhead: the mean latency of one
 client, less the mean time that the server says it computed.
 """
 

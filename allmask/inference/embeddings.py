@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +14,7 @@ from allmask.data import rows_by_length
 from allmask.errors import UsageError
 from allmask.mask import Mask
 from allmask.model import Model
+from allmask.nn.transformer import Transformer
 from allmask.text import Encoded, truncate_tokens
 
 log = logging.getLogger("allmask")
@@ -60,11 +62,22 @@ def embed_ids(
 
 
 def _embed_row(model: Model, texts: list[Sequence[int]], pool: Callable, device: torch.device) -> Tensor:
-    flat = torch.tensor([id for text in texts for id in text], device=device)[None]
-    lengths = torch.tensor([len(text) for text in texts], device=device)
-    document = torch.arange(len(texts), device=device).repeat_interleave(lengths)[None]
-    mask = Mask.packed(model.own_mask(torch.ones_like(flat, dtype=torch.bool)), document)
-    return pool(model(flat, mask).hidden[0], lengths)
+    flat = torch.tensor([id for text in texts for id in text], device=device)
+    lengths = np.array([len(text) for text in texts])
+    hidden = model.body.forward_texts(flat, lengths) if _is_allowed(model, flat, lengths) else None
+    if hidden is None:
+        document = torch.arange(len(texts), device=device).repeat_interleave(torch.tensor(lengths, device=device))[None]
+        mask = Mask.packed(model.own_mask(torch.ones_like(flat[None], dtype=torch.bool)), document)
+        hidden = model(flat[None], mask).hidden[0]
+    return pool(hidden, torch.from_numpy(lengths).to(device))
+
+
+def _is_allowed(model: Model, flat: Tensor, lengths: np.ndarray) -> bool:
+    """Whether the body is a Transformer that knows these tokens and has positions for them."""
+    if not isinstance(model.body, Transformer) or lengths.max() > model.config.max_length:
+        return False
+    least, most = torch.aminmax(flat)
+    return int(least) >= 0 and int(most) < model.config.vocab_size
 
 
 def _mean(hidden: Tensor, lengths: Tensor) -> Tensor:

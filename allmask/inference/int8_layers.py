@@ -120,6 +120,16 @@ class Int8Stack:
             return None
         return int8.encode(self.structures, self.heads, self.dtype, x.flatten(0, 1), documents)[0].view(x.shape)
 
+    def run_texts(self, x: Tensor, lengths: np.ndarray, causal: bool) -> Tensor:
+        ends = lengths.cumsum()
+        starts, sources = ends - lengths, np.zeros_like(lengths) if causal else lengths
+        documents = np.stack([starts, lengths, sources, starts, lengths], axis=1)
+        return int8.encode(self.structures, self.heads, self.dtype, x, documents)[0]
+
+    def takes_texts(self, lengths: np.ndarray) -> bool:
+        available = packed_attention.library(self.dtype) is not None and not build.is_traced()
+        return available and int(lengths.max()) <= packed_attention.MAX_LENGTH
+
     def read(self, x: Tensor, route: Route, texts: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         documents = self._documents(x, route)
         if documents is None:

@@ -314,21 +314,114 @@ static int run_layers(const Encoder *e, const int64_t *documents, int64_t number
     return 1;
 }
 
+static Scratch allocate(const Encoder *e, int64_t tokens, int64_t number) {
+    int64_t inner = e->heads * e->head_width, size = e->kind == BF16 ? 2 : 4;
+    return (Scratch){malloc(tokens * 3 * inner * size), malloc(tokens * inner * size),
+                     malloc(2 * e->heads * tokens * sizeof(float)), malloc(5 * number * sizeof(int64_t))};
+}
+
+static int is_allocated(Scratch s) { return s.qkv && s.read && s.statistics && s.documents; }
+static void release(Scratch s) { free(s.qkv), free(s.read), free(s.statistics), free(s.documents); }
+
+typedef struct { int64_t first, end, tokens; } Group; /* documents that pass through all layers together */
+typedef struct {
+    const Encoder *encoder; /* with one thread: each computes other groups */
+    const int64_t *documents;
+    const Group *groups;
+    float *x;
+    const Prompts *prompts;
+    Scratch *scratch; /* of each thread */
+    atomic_int failed;
+} Groups;
+
+/* Divide documents, in their order, into groups of at most `limit` tokens; return how many there are. A longer document is
+   a group of its own. */
+static int64_t group_by_limit(const int64_t *documents, int64_t number, int64_t limit, Group *groups) {
+    int64_t count = 0, tokens = 0;
+    for (int64_t i = 0; i < number; i++) {
+        int64_t length = documents[5 * i + 1], is_new = i == 0 || tokens + length > limit;
+        tokens = is_new ? length : tokens + length;
+        if (is_new) groups[count++].first = i;
+        groups[count - 1].end = i + 1, groups[count - 1].tokens = tokens;
+    }
+    return count;
+}
+
+static int compare_tokens(const void *a, const void *b) {
+    int64_t one = ((const Group *)a)->tokens, other = ((const Group *)b)->tokens;
+    return (one < other) - (one > other);
+}
+
+/* Divide documents into groups for threads that need not wait for each other after each part of a layer; return how many
+   there are, the largest first. Returns 0 if such groups would keep one thread busy for much longer than the others. */
+static int64_t group_fairly(const Encoder *e, const int64_t *documents, int64_t number, Group *groups) {
+    int64_t longest = 0, total = 0, busy[MAX_THREADS] = {0}, most = 0;
+    for (int64_t i = 0; i < number; i++) longest = larger(longest, documents[5 * i + 1]), total += documents[5 * i + 1];
+    int64_t wanted = larger(smaller(2 * e->threads, total / CHUNK), total / GROUP), low = longest, high = total;
+    if (wanted < e->threads || number < e->threads) return 0;
+    while (low < high) { /* the smallest limit with which there are not more groups than wanted */
+        int64_t limit = (low + high) / 2;
+        if (group_by_limit(documents, number, limit, groups) <= wanted) high = limit;
+        else low = limit + 1;
+    }
+    int64_t count = group_by_limit(documents, number, low, groups);
+    qsort(groups, count, sizeof(Group), compare_tokens);
+    for (int64_t i = 0; i < count; i++) { /* the thread that is free first takes the next group */
+        int64_t free_first = 0;
+        for (int64_t t = 1; t < e->threads; t++) free_first = busy[t] < busy[free_first] ? t : free_first;
+        most = larger(most, busy[free_first] += groups[i].tokens);
+    }
+    return 4 * most * e->threads <= 5 * total ? count : 0;
+}
+
+static void run_group(const void *context, int64_t item, int64_t worker) {
+    Groups *g = (Groups *)context;
+    Group one = g->groups[item];
+    const int64_t *documents = g->documents + 5 * one.first;
+    float *x = g->x + documents[0] * g->encoder->layers->qkv.in;
+    if (!run_layers(g->encoder, documents, one.end - one.first, one.tokens, x, g->prompts, one.first, g->scratch[worker]))
+        g->failed = 1;
+}
+
+/* Compute groups of documents, each on one thread. Returns 0 if there is no memory. */
+static int run_groups(const Encoder *e, const int64_t *documents, const Group *groups, int64_t count, float *x,
+                      const Prompts *prompts) {
+    Encoder alone = *e;
+    Scratch scratch[MAX_THREADS];
+    Groups all = {&alone, documents, groups, x, prompts, scratch, 0};
+    int64_t most = 0, threads = smaller(e->threads, count);
+    alone.threads = 1;
+    for (int64_t i = 0; i < count; i++) most = larger(most, groups[i].end - groups[i].first);
+    for (int64_t t = 0; t < threads; t++) {
+        scratch[t] = allocate(e, groups[0].tokens, most);
+        all.failed |= !is_allocated(scratch[t]);
+    }
+    if (!all.failed) share_work(run_group, &all, count, threads);
+    for (int64_t t = 0; t < threads; t++) release(scratch[t]);
+    return !all.failed;
+}
+
 /* x (tokens, width), the embedded tokens of documents one after another, become hidden states, in place; `documents` are
    those of packed_attention.c. With `prompts` they are scratch. Returns 0 if there is no memory. */
 int encode(const Encoder *e, const int64_t *documents, int64_t number, float *x, const Prompts *prompts) {
-    int64_t width = e->layers->qkv.in, inner = e->heads * e->head_width, size = e->kind == BF16 ? 2 : 4, most = 0;
+    int64_t width = e->layers->qkv.in, most = 0, count = 0;
+    if (e->threads > 1) {
+        Group *groups = malloc(number * sizeof(Group));
+        if (!groups) return 0;
+        count = group_fairly(e, documents, number, groups);
+        int ok = count && run_groups(e, documents, groups, count, x, prompts);
+        free(groups);
+        if (count) return ok;
+    }
     for (int64_t i = 0; i < number; i++) most = larger(most, documents[5 * i + 1]);
-    most += GROUP * e->threads; /* a group ends with the document that reaches GROUP */
-    Scratch s = {malloc(most * 3 * inner * size), malloc(most * inner * size), malloc(2 * e->heads * most * sizeof(float)),
-                 malloc(5 * number * sizeof(int64_t))};
-    int ok = s.qkv && s.read && s.statistics && s.documents;
+    Scratch s = allocate(e, most + GROUP * e->threads, number); /* a group ends with the document that reaches GROUP */
+    int ok = is_allocated(s);
     for (int64_t first = 0, end; ok && first < number; first = end) {
         int64_t tokens = 0;
         for (end = first; end < number && tokens < GROUP * e->threads; end++) tokens += documents[5 * end + 1];
         const int64_t *group = documents + 5 * first;
         ok = run_layers(e, group, end - first, tokens, x + group[0] * width, prompts, first, s);
     }
-    free(s.qkv), free(s.read), free(s.statistics), free(s.documents);
+    release(s);
     return ok;
 }

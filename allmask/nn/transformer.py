@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -49,6 +50,14 @@ class WholeStack(Protocol):
 
     def run(self, x: Tensor, route: Route) -> Tensor | None:
         """The hidden states (B, T, W) after the last layer; None if it cannot for this route."""
+        ...
+
+    def takes_texts(self, lengths: np.ndarray) -> bool:
+        """Whether `run_texts` can compute texts of these lengths."""
+        ...
+
+    def run_texts(self, x: Tensor, lengths: np.ndarray, causal: bool) -> Tensor:
+        """The hidden states (N, W) of texts one after another; a token reads all of its text, or all before it."""
         ...
 
     def read(self, x: Tensor, route: Route, texts: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -182,6 +191,18 @@ class Transformer(Stack):
         flat, index = mask.flatten()
         row = gather_row(index, ids, flat, positions, segments)
         return scatter_row(self.run(self.embed(*row), self._route(row[0], flat, row[3])), index, ids)
+
+    def forward_texts(self, ids: Tensor, lengths: np.ndarray) -> Tensor | None:
+        """Return the hidden states (N, W) of texts one after another, `ids` (N,), under the model's own mask.
+
+        They have the same bits as those of a packed mask, which is not made here. None if the layers are not computed
+        at once, or not for these lengths.
+        """
+        if self.whole is None or ids.device.type != "cpu" or not self.whole.takes_texts(lengths):
+            return None
+        positions = torch.from_numpy(np.arange(len(ids)) - (lengths.cumsum() - lengths).repeat(lengths))
+        x = self.embedding(ids[None], positions[None], torch.zeros_like(ids)[None])[0]
+        return self.norm(self.whole.run_texts(x, lengths, self.config.own_mask == "causal"))
 
     def forward_at(self, where: Tensor, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """Return the hidden states (M, W) where `where` (B, T) is True; the last feed-forward computes only those."""

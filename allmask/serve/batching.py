@@ -54,19 +54,33 @@ class Job:
         self.gone = True
         self.future.cancel()
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Called in the thread of the model."""
-        self.gone = self.gone or error is not None
-        with suppress(RuntimeError):  # the event loop is closed
-            self.future.get_loop().call_soon_threadsafe(self._deliver, error)
-
-    def _deliver(self, error: BaseException | None) -> None:
+    def deliver(self, error: BaseException | None = None) -> None:
+        """Called in the event loop."""
         if self.future.done():
             return
         if error is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result([self.results[number] for number in range(len(self.inputs))])
+
+
+def finish(jobs: Sequence[Job], error: BaseException | None = None) -> None:
+    """Deliver results, or an error, to those who wait for them; called in the thread of the model.
+
+    The event loop is woken up once for all of them.
+    """
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        job.gone = job.gone or error is not None
+        loops.setdefault(job.future.get_loop(), []).append(job)
+    for loop, its in loops.items():
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(_deliver, its, error)
+
+
+def _deliver(jobs: Sequence[Job], error: BaseException | None) -> None:
+    for job in jobs:
+        job.deliver(error)
 
 
 class Batcher:
@@ -83,6 +97,7 @@ class Batcher:
         self.current: list[tuple[Job, int]] = []
         self.per_input = 0.0  # seconds
         self.changed, self.closed = threading.Condition(), False
+        self.enough = 1  # inputs that must wait for the thread to be woken up
         self.thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self.thread.start()
 
@@ -95,7 +110,8 @@ class Batcher:
             self._expect_room(len(inputs))
             self.waiting.extend((job, number) for number in range(len(inputs)))
             self.waits(len(self.waiting))
-            self.changed.notify()
+            if len(self.waiting) >= self.enough:
+                self.changed.notify()
         return job
 
     def expect_room(self, inputs: int) -> None:
@@ -131,7 +147,9 @@ class Batcher:
         while True:
             with self.changed:
                 if before > 1:
-                    self.changed.wait_for(lambda before=before: self.closed or len(self.waiting) >= before, patience)
+                    self.enough = before
+                    self.changed.wait_for(lambda: self.closed or len(self.waiting) >= self.enough, patience)
+                    self.enough = 1
                 self.changed.wait_for(lambda: self.closed or self.waiting)
                 if not self.waiting:
                     return
@@ -170,7 +188,7 @@ class Batcher:
             return
         except BaseException as error:  # also a panic in the Rust tokenizers
             if len(batch) == 1:
-                batch[0][0].finish(error)
+                finish([batch[0][0]], error)
             else:  # one input is at fault, and the others must not suffer for it
                 for entry in batch:
                     if not entry[0].gone:
@@ -181,6 +199,5 @@ class Batcher:
         self.per_input += (1 - MEMORY if self.per_input else 1.0) * (seconds / len(batch) - self.per_input)
         for (job, number), result in zip(batch, results, strict=True):
             job.results[number] = result
-            if len(job.results) == len(job.inputs):
-                job.finish()
+        finish([job for job in dict.fromkeys(job for job, _ in batch) if len(job.results) == len(job.inputs)])
         self.observe(len(batch), seconds)

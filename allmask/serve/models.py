@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from allmask.errors import AllmaskError, CheckpointError
 from allmask.files import did_you_mean
-from allmask.registry import TASKS, USES
+from allmask.registry import SERVED, TASKS, USES
 from allmask.serve.batching import Batcher
 from allmask.serve.metrics import Metrics
 from allmask.serve.problems import Problem
 from allmask.serve.settings import Settings, Source
 from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.embed import open_served_embedder
 from allmask.tasks.task import ModelFolder, Predictor
 
 log = logging.getLogger("allmask")
@@ -63,6 +63,7 @@ class ServedModel:
         self.precisions = {name: precision for name, precision in found.items() if precision}  # of each task
         log.info("%s: %s", self.name, ", ".join(f"{name} {precision}" for name, precision in self.precisions.items()))
         self.tokenizer = self.folder.model.tokenizer
+        self.options: dict[Hashable, tuple[dict[str, Any], int]] = {}  # of earlier requests, see `known_options`
         metrics.limit.labels(self.name).set(settings.queue)
         self.read, self.written = (metrics.tokens.labels(self.name, way) for way in ("read", "written"))
         sizes, times = metrics.batch.labels(self.name), metrics.compute.labels(self.name)
@@ -83,33 +84,38 @@ class ServedModel:
             raise Problem(404, f'the model "{self.name}" was not trained for "{task}"', f"it can do: {does}")
         return self.predictors[task]
 
-    def count_tokens(self, records: Sequence[Any]) -> list[int]:
-        """Return how many tokens are read for each record.
-
-        A text that goes with each item of a list, as a context does with each of its choices, is read as often.
-        """
-        fields = [[value for value in record.fields.values() if value] for record in records]
+    def encode(self, records: Sequence[Any]) -> list[list[Any]]:
+        """Return the encoded texts of each record, by field; a list of them where a field is a list."""
+        fields = [[value for value in one.fields.values() if isinstance(value, str | list)] for one in records]
         texts: list[str] = []
         for values in fields:
             texts += [text for value in values for text in (value if isinstance(value, list) else [value])]
-        lengths = iter(len(one) for one in self.tokenizer.encode_batch(texts)) if self.tokenizer else iter(())
-        found = []
-        for values in fields:
-            single = [next(lengths, 0) for value in values if not isinstance(value, list)]
-            listed = [[next(lengths, 0) for _ in value] for value in values if isinstance(value, list)]
-            found.append(sum(single) * max([1, *map(len, listed)]) + sum(map(sum, listed)))
-        return found
+        encoded = iter(self.tokenizer.encode_batch(texts)) if self.tokenizer else repeat(())
+        return [
+            [[next(encoded) for _ in value] if isinstance(value, list) else next(encoded) for value in values]
+            for values in fields
+        ]
+
+
+def count_tokens(encoded: Sequence[Any]) -> int:
+    """Return how many tokens are read for a record, encoded by `ServedModel.encode`.
+
+    A text that goes with each item of a list, as a context does with each of its choices, is read as often.
+    """
+    listed = [value for value in encoded if isinstance(value, list)]
+    single = sum(len(value) for value in encoded if not isinstance(value, list))
+    return single * max([1, *map(len, listed)]) + sum(len(text) for value in listed for text in value)
 
 
 def _predictors(opened: ModelFolder, precision: str, wanted: Sequence[str]) -> Iterator[tuple[str, Predictor]]:
     """Yield the tasks that a model was trained for, and what it can do besides; `wanted` is a choice of them."""
 
-    def asked(name: str) -> bool:
+    def asked(name: str | None) -> bool:
         return not wanted or name in wanted
 
-    writer = None
+    own: dict[str, Predictor] = {}  # `generate` is the model's own way of writing, if it has one
     for name in [task.name for task in opened.saved_tasks] or list(TASKS):
-        if not asked(name) and not asked("generate"):
+        if not asked(name) and not asked(TASKS[name].use):
             continue
         try:
             predictor = opened.predictor(name, precision)
@@ -117,20 +123,13 @@ def _predictors(opened: ModelFolder, precision: str, wanted: Sequence[str]) -> I
             if opened.saved_tasks:
                 raise
             continue
-        if isinstance(predictor, TextGenerator):
-            writer = writer or predictor  # `generate` is the model's own way of writing
+        if TASKS[name].use:
+            own.setdefault(TASKS[name].use, predictor)
         if predictor.served and asked(name):
             yield name, predictor
-    for name in USES:
-        if not asked(name):
-            continue
+    for name in filter(asked, USES):
         try:
-            if name == "generate" and writer:
-                yield name, writer
-            elif name == "embed" and precision == "auto":
-                yield name, open_served_embedder(opened)
-            else:
-                yield name, USES[name](opened, precision)
+            yield name, own.get(name) or (SERVED.get(name) or USES[name])(opened, precision)
         except CheckpointError:
             continue
 

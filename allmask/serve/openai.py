@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 from allmask.errors import UsageError
 from allmask.serve.batching import Compute, Job
 from allmask.serve.problems import as_response
-from allmask.serve.tasks import Call, as_json, read_json, run, submit, too_late
+from allmask.serve.tasks import Call, as_json, not_numbers, read_json, run, submit, too_late
 from allmask.tasks.common.generator import TextGenerator
-from allmask.tasks.embed import Embedder, as_digits
+from allmask.tasks.embed import Embedder, vector_as_json
 from allmask.tasks.task import Predictor
 
 IGNORED = ("user", "metadata", "store")
@@ -71,18 +71,25 @@ async def post_embeddings(request: Request) -> Response:
 
     def compute(predictor: Predictor, options: dict[str, Any]) -> Compute:
         assert isinstance(predictor, Embedder)
-        return lambda records: predictor.vectors([record.fields["text"] for record in records], **options)
+        return lambda texts: predictor.vectors_of(texts, **options)
 
-    asked = {"normalize": True, **body}
-    model, vectors, tokens = await run(request, Call("embed", name, texts, asked, compute, "vectors"))
-    rows = [as_digits(row.tolist()) if form == "float" else _base64(row) for row in vectors]
-    data = [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(rows)]
-    usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
-    return as_json({"object": "list", "data": data, "model": model.name, "usage": usage})
+    call = Call(
+        "embed", name, texts, {"normalize": True, **body}, compute, "vectors", lambda _, number, encoded: encoded[0]
+    )
+    model, vectors, tokens = await run(request, call)
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        raise not_numbers()
+    write = vector_as_json if form == "float" else _base64
+    data = ", ".join(
+        f'{{"object": "embedding", "index": {number}, "embedding": {write(vector)}}}'
+        for number, vector in enumerate(vectors)
+    )
+    rest = json.dumps({"model": model.name, "usage": {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}})
+    return Response(f'{{"object": "list", "data": [{data}], {rest[1:]}', media_type="application/json")
 
 
-def _base64(row: np.ndarray) -> str:
-    return base64.b64encode(row.astype("<f4").tobytes()).decode()
+def _base64(vector: np.ndarray) -> str:
+    return f'"{base64.b64encode(vector.astype("<f4").tobytes()).decode()}"'
 
 
 # ---- completions -------------------------------------------------------------------------------------------------
@@ -207,7 +214,9 @@ async def _streamed(
 
         return written
 
-    call = Call("generate", name, prompts, options, compute, "stream", lambda record, number: (record, number, outlet))
+    call = Call(
+        "generate", name, prompts, options, compute, "stream", lambda record, number, _: (record, number, outlet)
+    )
     model, job, tokens = await submit(request, call)
     events = _events(request, job, outlet, _head(model.name), tokens if usage else None)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

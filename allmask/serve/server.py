@@ -29,13 +29,44 @@ LINGER = 1.0  # seconds after the last answer in which a request may still arriv
 BACKLOG = 2048
 
 
+class JoinedWrites:
+    """A transport that keeps what is written until the next write, or the next turn of the event loop.
+
+    The head and the body of an answer are then one call of the system, and the client wakes up once.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
+        self.transport, self.loop = transport, loop
+        self.kept = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self.kept:
+            data, self.kept = self.kept + data, b""
+            self.transport.write(data)
+        elif data:
+            self.kept = data
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self.kept:
+            data, self.kept = self.kept, b""
+            self.transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self.transport.close()
+
+
 class Protocol(H11Protocol):
     """HTTP/1.1 with a limit to how long a client may take to send the head of a request."""
 
     head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._time_head()
 
     def data_received(self, data: bytes) -> None:

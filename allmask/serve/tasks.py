@@ -25,13 +25,14 @@ from allmask.files import did_you_mean
 from allmask.options import SAMPLING, described
 from allmask.runs.options import hints_of
 from allmask.serve.batching import Closed, Compute, Job
-from allmask.serve.models import Models, ServedModel
+from allmask.serve.models import Models, ServedModel, count_tokens
 from allmask.serve.problems import LEFT, Problem
 from allmask.serve.settings import Settings
 from allmask.tasks.task import Predictor
 
 INPUT = Path("input")  # what messages call an input: "input 2: no "source"; …"
 INLINE = 20_000  # characters that are tokenized at once; more, in another thread
+REMEMBERED = 256  # options of requests, by model
 DISCARDED = 8  # times the limit of a body: so much is read of a larger one, so that the client reads the answer
 
 
@@ -56,8 +57,12 @@ def as_json(content: Any) -> Response:
     try:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise CheckpointError("the result is not a number", "the weights are damaged, or overflow in bf16") from None
+        raise not_numbers() from None
     return Response(text, media_type="application/json")
+
+
+def not_numbers() -> CheckpointError:
+    return CheckpointError("the result is not a number", "the weights are damaged, or overflow in bf16")
 
 
 # ---- the way of a request, the same for all tasks ----------------------------------------------------------------
@@ -73,7 +78,8 @@ class Call:
     options: Mapping[str, Any]  # unchecked
     compute: Callable[[Predictor, dict[str, Any]], Compute]  # may refuse options
     kind: str = "predict"
-    wrap: Callable[[Any, int], Any] = lambda record, number: record  # a record and its number as an input of `compute`
+    # an input of `compute`: a record, its number, and its encoded texts (ServedModel.encode)
+    wrap: Callable[[Any, int, list[Any]], Any] = lambda record, number, encoded: record
 
 
 async def run(request: Request, call: Call) -> tuple[ServedModel, list[Any], list[int]]:
@@ -92,7 +98,7 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
     while True:
         model, predictor = models.find(call.task, _name(call.model))
         request.scope["allmask.model"] = model.name
-        options = check_options(predictor, call.options)
+        options, new = known_options(model, call.task, predictor, call.options)
         compute = call.compute(predictor, options)
         if not 1 <= len(call.inputs) <= settings.max_items:
             hint = "split it" if call.inputs else 'pass {"input": "…"}'
@@ -101,10 +107,10 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
         records = list(predictor.read(DataFile(INPUT, items=call.inputs)))
         length = sum(map(_characters, records))
         if length > INLINE:
-            tokens = await asyncio.to_thread(model.count_tokens, records)
+            encoded = await asyncio.to_thread(model.encode, records)
         else:
-            tokens = model.count_tokens(records)
-        new = predictor.new_tokens(**options)
+            encoded = model.encode(records)
+        tokens = [count_tokens(one) for one in encoded]
         total = sum(tokens) + new * len(records)
         if total > settings.max_tokens:
             split = f"{sum(tokens):,} to read and up to {new * len(records):,} to write"
@@ -112,7 +118,7 @@ async def submit(request: Request, call: Call) -> tuple[ServedModel, Job, list[i
                 f"{total:,} tokens ({split}); a request has {settings.max_tokens:,} at most", "ask for less"
             )
         key = call.task, call.kind, tuple(sorted(options.items()))
-        entries = [call.wrap(record, number) for number, record in enumerate(records)]
+        entries = [call.wrap(record, number, encoded[number]) for number, record in enumerate(records)]
         try:
             job = model.batcher.submit(key, entries, [count + new for count in tokens], compute)
         except Closed:
@@ -130,21 +136,20 @@ def _name(name: Any) -> str | None:
 
 
 def _characters(record: Any) -> int:
-    return sum(len(text) for value in record.fields.values() if value for text in value)
+    values = (value for value in record.fields.values() if value)
+    return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in values)
 
 
 async def answered(request: Request, job: Job) -> list[Any]:
     """Wait for the results; give up after --timeout, and if the client leaves."""
+    timeout = request.app.state.settings.timeout
     gone = asyncio.ensure_future(disconnected(request))
+    gone.add_done_callback(lambda done: done.cancelled() or job.deliver(Problem(LEFT, "the client left")))
+    timer = gone.get_loop().call_later(timeout, lambda: job.deliver(too_late(timeout)))
     try:
-        timeout = request.app.state.settings.timeout
-        await asyncio.wait({gone, job.future}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if job.future.done():
-            return job.future.result()
-        if gone.done():
-            raise Problem(LEFT, "the client left")
-        raise too_late(timeout)
+        return await job.future
     finally:
+        timer.cancel()
         gone.cancel()
 
 
@@ -197,6 +202,28 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
 def _too_large(settings: Settings) -> Problem:
     message = f"the body has more than {settings.max_body:,} bytes"
     return Problem(413, message, "split it, or raise --max-body", {"Connection": "close"})
+
+
+def known_options(
+    model: ServedModel, task: str, predictor: Predictor, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Return the options of a request, checked, and how many tokens may be written for a record with them.
+
+    They are remembered, as most requests have the options of an earlier one.
+    """
+    key = task, *((name, type(given[name]), given[name]) for name in sorted(given))  # 1, 1.0 and true are equal
+    try:
+        found = model.options.get(key)
+    except TypeError:  # a list, or an object
+        found = key = None
+    if found is None:
+        options = check_options(predictor, given)
+        found = options, predictor.new_tokens(**options)
+        if key is not None:
+            if len(model.options) >= REMEMBERED:
+                model.options.clear()
+            model.options[key] = found
+    return dict(found[0]), found[1]
 
 
 def check_options(predictor: Predictor, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Task(Protocol):
 
     name: ClassVar[str]
     has_default_model: ClassVar[bool] = True  # allmask-en and allmask-zh are good starts for it
+    use: ClassVar[str | None] = None  # what its predictor does in a server besides: a name in USES
     prunes_from: ClassVar[int | None] = None  # records from which --prune is the default, if ever
     open_settings: ClassVar[frozenset[str]] = frozenset()  # names of training settings with a suggested value
 

@@ -161,6 +161,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str | tuple[str, str]], *, special: bool = True) -> list[Encoded]:
         """Encode many texts or pairs at once, on all cores."""
         texts = list(texts)
+        if len(texts) == 1:  # without the threads of the library, which cost more than a short text
+            text, pair = texts[0] if isinstance(texts[0], tuple) else (texts[0], None)
+            return [self.encode(text, pair, special=special)]
         encoded = _run(texts, lambda: self.backend.encode_batch(texts, add_special_tokens=special))
         return [Encoded(raw) for raw in encoded]
 

@@ -188,6 +188,43 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_another_order(family, 
 FROZEN: dict[str, Model] = {}
 
 
+@pytest.mark.parametrize("lengths", [[24] * 12, [1, 2, *range(8, 24)], [700, 5, 3], [300, 290, 310, 305, 1], [40, 60]])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_threads_that_take_whole_texts_change_nothing(family, lengths):
+    """Few long texts share each part of a layer between threads, many texts are shared out as a whole."""
+    need()
+    rng = torch.Generator().manual_seed(1)
+    whole = freeze(small(family, max_positions=700), "int8").body.whole
+    x, lengths = torch.randn(sum(lengths), 64, generator=rng), np.array(lengths)
+    starts = lengths.cumsum() - lengths
+    documents = np.stack([starts, lengths, 0 * lengths if family == "gpt2" else lengths, starts, lengths], axis=1)
+    texts, found = torch.arange(len(lengths)).flip(0), []
+    for number in (1, 2, 3, 5):
+        torch.set_num_threads(number)
+        hidden = whole.run_texts(x, lengths, family == "gpt2")
+        found.append([hidden, *int8.encode(whole.structures, whole.heads, whole.dtype, x, documents, texts)])
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32", "bf16"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "roberta", "albert", "odd"])
+def test_texts_without_a_mask_have_the_bits_of_a_packed_mask(family, precision, monkeypatch):
+    frozen = freeze(small(family, max_positions=700), precision)
+    rng = torch.Generator().manual_seed(2)
+    ids = [torch.randint(0, 60, (length,), generator=rng).tolist() for length in (3, 690, 1, 24, 24, 17)]
+    found = embed_ids(frozen, ids)
+    monkeypatch.setattr(type(frozen.body), "forward_texts", lambda *arguments: None)
+    assert torch.equal(embed_ids(frozen, ids), found)
+
+
+def test_what_a_model_cannot_read_is_refused():
+    frozen = freeze(small(), "int8")
+    for ids, message in (([5] * 25, "position 24 is beyond"), ([60], "token id 60"), ([-1, 5], "token id -1")):
+        with pytest.raises(UsageError, match=message):
+            embed_ids(frozen, [[1, 2], ids])
+
+
 def test_threads_share_rows_and_change_nothing():
     need()
     frozen, ids = freeze(small(max_positions=300), "int8"), torch.arange(600).view(2, 300) % 60

@@ -152,3 +152,16 @@ def test_clients_that_were_answered_together_are_computed_together_again(monkeyp
         await clients
 
     assert [sorted(batch) for batch in trial(body).batches] == [[0], *[[1, 2, 3]] * 4]
+
+
+def test_the_event_loop_is_woken_up_once_for_a_batch(monkeypatch: pytest.MonkeyPatch):
+    async def body(batcher: Batcher, slow: Slow) -> None:
+        loop, woken = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        jobs = [batcher.submit("a", [number], [1], slow) for number in (1, 2, 3)]
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: woken.append(given) or wake(*given))
+        slow.may.set()
+        assert [await job.future for job in jobs] == [[1], [4], [9]]
+        assert len(woken) == 2  # for the first, which was computed already, and for these three
+
+    assert trial(body).batches == [[0], [1, 2, 3]]

@@ -16,6 +16,7 @@ from http_client import Client
 from serve_faults import Running, fuzz, leave, metric, overload, serving, stop_under_load
 
 from allmask.model import load
+from allmask.serve.server import JoinedWrites
 
 TITLE = "/v1/tasks/title", {"input": "red cat runs here."}
 
@@ -148,6 +149,43 @@ def test_answers_are_sent_at_once():
 
     with bind(Settings(port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_head_and_body_are_sent_together():
+    class Transport:
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def write(self, data: bytes) -> None:
+            self.calls.append(data)
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+        def is_closing(self) -> bool:
+            return "close" in self.calls
+
+    async def body() -> None:
+        inner = Transport()
+        joined = JoinedWrites(inner, asyncio.get_running_loop())
+        joined.write(b"head")
+        assert inner.calls == []
+        joined.write(b" and body")
+        assert inner.calls == [b"head and body"] and not joined.is_closing()
+        joined.write(b"an event")
+        joined.write(b"")
+        joined.write(b"")
+        await asyncio.sleep(0)
+        assert inner.calls.pop() == b"an event" and len(inner.calls) == 1
+        joined.write(b"another")
+        await asyncio.sleep(0)
+        assert inner.calls.pop() == b"another"
+        joined.write(b"the last")
+        joined.close()
+        await asyncio.sleep(0)
+        assert inner.calls == [b"head and body", b"the last", "close"] and joined.is_closing()
+
+    asyncio.run(body())
 
 
 def test_slow_heads_are_closed(monkeypatch: pytest.MonkeyPatch):

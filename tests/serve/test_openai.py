@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +71,12 @@ def test_errors_have_the_words_of_the_command_line(client: openai.OpenAI):
         client.completions.create(model="writer", prompt="a", stream=True, extra_body={"beams": 2})
     with pytest.raises(openai.UnprocessableEntityError, match="stop is not supported"):
         client.completions.create(model="writer", prompt="a", stop="b")
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_vectors_that_are_not_numbers_are_an_error(ask: Callable[..., Any], app: Any, monkeypatch, form: str):
+    predictor = app.state.models["writer"].predictors["embed"]
+    broken = np.array([[1.0, np.nan]], dtype=np.float32)
+    monkeypatch.setattr(predictor, "vectors_of", lambda texts, **options: broken[[0] * len(texts)])
+    found = ask("/v1/embeddings", {"model": "writer", "input": "red cat", "encoding_format": form})
+    assert found.status_code == 500 and found.json()["detail"] == "the result is not a number"

@@ -13,6 +13,7 @@ import pytest
 
 import allmask
 from allmask.registry import TASKS, USES
+from allmask.serve.tasks import REMEMBERED, known_options
 from tests import tiny
 from tests.serve.conftest import RECORDS
 
@@ -133,6 +134,20 @@ def test_wrong_requests(case: str, ask: Callable):
     assert answer.headers["content-type"] == "application/problem+json"
     assert words in f"{problem['detail']}\n{problem.get('hint')}"
     assert "Traceback" not in answer.text and ".py" not in answer.text and "--on-bad-record" not in answer.text
+
+
+def test_options_that_were_accepted_do_not_excuse_others(ask: Callable, app: Any):
+    """Checked options are remembered; 1, 1.0 and true are equal, but only one of them is a number of beams."""
+    model = app.state.models["writer"]
+    model.options.clear()
+    for value, status in ((1, 200), (True, 422), (1.0, 422), ([1], 422), (2, 200), (1, 200), ({}, 422)):
+        found = ask("/v1/tasks/title", {"model": "writer", "input": "red cat", "beams": value, "max_new": 2})
+        assert found.status_code == status, value
+    assert len(model.options) == 2
+    for number in range(300):
+        ask_for = {"beams": 1, "seed": None, "max_new": None, "length_penalty": number / 300}
+        known_options(model, "title", model.predictors["title"], ask_for)
+    assert len(model.options) <= REMEMBERED
 
 
 def test_the_words_are_those_of_the_command_line(ask: Callable, cli: Callable, folder: Path, tmp_path: Path):

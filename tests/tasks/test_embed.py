@@ -9,11 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from allmask.errors import CheckpointError, UsageError
 from allmask.kernels import int8
 from allmask.model import Model, load
-from allmask.tasks.embed import CLOSE, POOLING, SAMPLES, Embedder, open_served_embedder, pool_of
+from allmask.tasks.embed import (
+    CLOSE,
+    POOLING,
+    SAMPLES,
+    Embedder,
+    as_digits,
+    open_served_embedder,
+    pool_of,
+    vector_as_json,
+)
 from allmask.tasks.task import ModelFolder
 from tests import tiny
 
@@ -46,6 +57,12 @@ def test_vectors_are_those_of_the_model(model, pool: str):
     assert embed([]).shape == (0, 16) and embed(TEXTS).dtype == np.float32
     unit = Embedder(model, pool, normalize=True, precision="fp32")(TEXTS)
     np.testing.assert_allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20))
+def test_a_vector_as_json(numbers: list[float]):
+    assert json.loads(vector_as_json(np.array(numbers, dtype=np.float32))) == as_digits(numbers)
 
 
 def test_long_texts_are_counted(model):
@@ -120,5 +137,6 @@ def test_an_embedder_tells_its_precision(tmp_path: Path, precision: str):
 def test_a_server_embeds_as_usual_without_kernels_for_int8(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(int8, "library", lambda: None)
     assert open_served_embedder(ModelFolder.open(folder)).computes_in() == Embedder(load(folder)).computes_in()
+    assert open_served_embedder(ModelFolder.open(folder), "fp32").computes_in() == "fp32"
     assert Embedder(load(folder), precision="fp32").computes_in() == "fp32"
     assert Embedder(load(folder), precision="bf16").computes_in() == "bf16"

@@ -28,6 +28,7 @@ BATCH = 32  # sources per batch
 class WritingTask(Task, Protocol):
     """A task that writes text. It also has the option `max_source`, the longest source in tokens."""
 
+    use: ClassVar[str | None] = "generate"
     max_source: int
 
     def sized(self, max_new: int | None) -> Self:
