@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from allmask.inference.int8_layers import TorchInt8Linear
+from allmask.inference.compiled_layers import TorchInt8Linear
 from allmask.kernels import build, compiling, int8
 from allmask.kernels.int8 import PackedLinear
 
