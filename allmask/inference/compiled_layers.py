@@ -1,7 +1,7 @@
 """Transformer layers that compute in C, in int8 or fp32: modules that replace the linear layers of a model.
 
-`CompiledLinear`, `CompiledFeedForward`, `CompiledLayer` and `CompiledStack` call kernels/int8.py: with int8 weights, see
-`quantize_layers`, or with fp32 ones, see `pack_stacks`. `TorchInt8Linear` is the specification of int8 in torch, and
+`CompiledLinear`, `CompiledFeedForward`, `CompiledLayer` and `CompiledStack` call kernels/int8.py, with int8 weights
+(`quantize_layers`) or with fp32 ones (`pack_stacks`). `TorchInt8Linear` is the specification of int8 in torch, and
 replaces them where C is not available.
 """
 

@@ -94,7 +94,7 @@ def precision_of(model: Model) -> str:
         if isinstance(module, TorchInt8Linear) or (
             isinstance(module, CompiledLinear) and module.packed.scale is not None
         ):
-            return "int8"  # without a scale has fp32 weights
+            return "int8"  # without a scale, weights are fp32
     dtype = next(model.body.parameters()).dtype
     return next((name for name, one in PRECISIONS.items() if one == dtype), str(dtype).removeprefix("torch."))
 
