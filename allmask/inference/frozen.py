@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from allmask.errors import UsageError
-from allmask.inference.int8_layers import Int8Linear, TorchInt8Linear, pack_stacks, quantize_layers
+from allmask.inference.compiled_layers import CompiledLinear, TorchInt8Linear, pack_stacks, quantize_layers
 from allmask.kernels.memory import keep_freed_memory
 from allmask.kernels.precision import PRECISIONS, resolve_precision
 from allmask.model import Model
@@ -51,7 +51,7 @@ def freeze(model: Model, precision: str = "auto") -> Model:
     """
     if precision not in CHOICES:
         raise UsageError(f"precision is {precision!r}; expected one of {', '.join(CHOICES)}")
-    if any(isinstance(module, Packed | Int8Linear | TorchInt8Linear) for module in model.modules()):
+    if any(isinstance(module, Packed | CompiledLinear | TorchInt8Linear) for module in model.modules()):
         raise UsageError("this model is frozen already", "freeze the original model")
     model = model.standard()
     device = model.device
@@ -91,8 +91,10 @@ def freeze(model: Model, precision: str = "auto") -> Model:
 def precision_of(model: Model) -> str:
     """Return the precision in which a model computes: fp32, bf16 or int8."""
     for module in model.body.modules():
-        if isinstance(module, TorchInt8Linear) or (isinstance(module, Int8Linear) and module.packed.scale is not None):
-            return "int8"  # an Int8Linear without a scale has fp32 weights
+        if isinstance(module, TorchInt8Linear) or (
+            isinstance(module, CompiledLinear) and module.packed.scale is not None
+        ):
+            return "int8"  # without a scale, weights are fp32
     dtype = next(model.body.parameters()).dtype
     return next((name for name, one in PRECISIONS.items() if one == dtype), str(dtype).removeprefix("torch."))
 

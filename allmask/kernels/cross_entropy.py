@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from allmask.kernels import build
+from allmask.kernels import build, matrix_product
 from allmask.kernels.build import pointer
 
 CHUNK = 1024  # tokens of the vocabulary
@@ -72,8 +72,12 @@ class _CrossEntropy(torch.autograd.Function):
         log_sums = x.new_empty(len(chunks), len(x), dtype=exact)  # log-sum-exp of each chunk
         label_logits, saved, matrices = log_sums.new_empty(len(x)), [], []
         for number, (tokens, rows, columns) in enumerate(chunks):
-            matrix = weight[tokens].to(x.dtype)
-            logits = x @ matrix.t() if bias is None else torch.addmm(bias[tokens].to(x.dtype), x, matrix.t())  # (M, n)
+            matrix, some_bias = weight[tokens], None if bias is None else bias[tokens]
+            if matrix_product.suits(x, matrix):
+                logits = matrix_product.forward(x, matrix, some_bias)  # (M, n)
+            else:
+                matrix = matrix.to(x.dtype)
+                logits = x @ matrix.t() if some_bias is None else torch.addmm(some_bias.to(x.dtype), x, matrix.t())
             label_logits[rows] = logits[rows, columns].to(exact)
             probabilities = _softmax(logits, log_sums[number])
             if options.needs_grad:
@@ -101,12 +105,20 @@ class _CrossEntropy(torch.autograd.Function):
         weight_grad = torch.empty_like(weight) if for_weight else None
         bias_grad = torch.empty_like(bias) if for_bias else None
         common, certain = ctx.options.smoothing / len(weight), 1 - ctx.options.smoothing  # of the smoothed targets
-        parts = zip(ctx.chunks, saved, matrices, chunk_probabilities, strict=True)
-        for (tokens, rows, columns), within, matrix, share in parts:
+        steps = zip(ctx.chunks, saved, matrices, chunk_probabilities, strict=True)
+        for (tokens, rows, columns), within, matrix, share in steps:
             logits_grad = _scale_and_shift(within, share * grad, common * grad)
             # not from the rounded softmax: where a probability is near 1, nothing would be left of the difference
             exact = (label_probabilities[rows] - certain - common) * grad
             logits_grad[rows, columns] = exact.to(logits_grad.dtype)
+            if matrix_product.suits(logits_grad, matrix):
+                if x_grad is not None:
+                    x_grad += matrix_product.input_grad(logits_grad, matrix)
+                if weight_grad is not None or bias_grad is not None:
+                    parts = (None if whole is None else whole[tokens] for whole in (weight_grad, bias_grad))
+                    matrix_product.parameter_grads(logits_grad, x, *parts)
+                continue
+            matrix = matrix.to(x.dtype)
             if bias_grad is not None:
                 bias_grad[tokens] = logits_grad.sum(0, dtype=label_probabilities.dtype)
             if x_grad is not None:

@@ -1,4 +1,4 @@
-/* Linear layers of many rows in int8, with VNNI, AVX2 or NEON, or in fp32. int8_layers.py computes the same in torch.
+/* Linear layers of many rows in int8, with VNNI, AVX2 or NEON, or in fp32. compiled_layers.py computes the same in torch.
 
    Rows are processed in chunks, so that intermediate results stay in the cache. Hidden states are fp32; the inputs and
    outputs of attention are fp32 or bf16. */

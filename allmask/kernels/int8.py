@@ -31,6 +31,7 @@ OUTPUTS = 64  # per block of packed weights
 LANES = 16  # numbers per vector; the inputs of a layer must be a multiple
 KEYS = 64  # the length of prompts is padded to a multiple, as decode_step.c requires
 MIN_ROWS = 64  # per thread
+MANY_ROWS = 1024  # of a weight
 MAX_THREADS = 256  # as in threads.h
 EXACT_INPUTS = 1024  # 127 · 127 · 1024 < 2^24: fp32 holds any sum of so many products
 
@@ -103,9 +104,16 @@ def smoothing_scale(norm: Any, weight: Tensor) -> Tensor | None:
         return None
     bias = getattr(norm, "bias", None)
     activation = 3.0 * norm.weight.detach().float().abs() + (0.0 if bias is None else bias.detach().float().abs())
-    columns = weight.detach().float().abs().mean(0)
+    columns = _mean_sizes(weight.detach().float())
     activation, columns = (x.clamp(min=1e-3 * x.max().item() + 1e-30) for x in (activation, columns))
     return (activation / columns).sqrt()
+
+
+def _mean_sizes(weight: Tensor) -> Tensor:
+    """weight.abs().mean(0); of very many rows, a vocabulary, some at a time: a second matrix of its size is slow."""
+    if len(weight) <= MANY_ROWS:
+        return weight.abs().mean(0)
+    return torch.stack([part.abs().sum(0) for part in weight.split(MANY_ROWS)]).sum(0) / len(weight)
 
 
 def smooth(weight: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,8 @@
 
 Between the matrix products torch makes a dozen passes over the hidden states: bias, activation, dropout, residual,
 norm, and, under autocast, conversions between fp32 and bf16 at every product. Here there is one after each product.
-Products are torch's. There are two copies of hidden states: in fp32 for the residual, and in the dtype of products.
+Products are those of matrix_product.py where it has them, else torch's. There are two copies of hidden states: in fp32
+for the residual, and in the dtype of products.
 `Layer` in layers.py is the specification; it is used wherever this cannot be.
 """
 
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from allmask.kernels import activation, residual_norm
+from allmask.kernels import activation, matrix_product, residual_norm
 
 log = logging.getLogger("allmask")
 ACTIVATIONS: dict[Any, str] = {(nn.GELU, "none"): "gelu", (nn.GELU, "tanh"): "gelu_tanh", (nn.ReLU, ""): "relu"}
@@ -41,12 +42,15 @@ def _kernels_are_right() -> bool:
     """Self-check: whether the kernels give the results and gradients of torch for a few numbers on this machine."""
     x, step, grad = (torch.linspace(-3, 3, 96).mul(factor).sin().view(3, 32) for factor in (5.0, 7.0, 11.0))
     bias, weight, shift = (torch.linspace(-1, 1, 32).mul(factor).cos() for factor in (1.0, 2.0, 3.0))
-    given = [tensor.requires_grad_() for tensor in (x, step, bias, weight, shift)]
+    matrix = torch.linspace(-9, 9, 1024).sin().view(32, 32)
+    given = [tensor.requires_grad_() for tensor in (x, step, bias, weight, shift, matrix)]
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         normed = F.layer_norm(x + step + bias, (32,), weight, shift)
         pairs = [(residual_norm.residual_norm(x, step, bias, weight, shift, 1e-5)[0], normed)]
         for act in (nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU()):
             pairs.append((activation.activate(x, bias, kind_of(act) or ""), act(x + bias)))
+        if matrix_product.library(x.dtype) is not None:
+            pairs.append((matrix_product.linear(x, matrix, bias), F.linear(x, matrix, bias)))
         for ours, torchs in pairs:
             found, expected = (torch.autograd.grad(y, given, grad, allow_unused=True) for y in (ours, torchs))
             both = [(ours, torchs), *((a, b) for a, b in zip(found, expected, strict=True) if b is not None)]
@@ -86,8 +90,15 @@ def feed_forward(h: Tensor, expand: nn.Linear, act: nn.Module, contract: nn.Line
     """Position-wise feed-forward, without the bias of its result."""
     kind = kind_of(act)
     assert kind is not None
-    inner = F.linear(h, expand.weight)
-    return F.linear(activation.activate(inner, expand.bias, kind, p), contract.weight)
+    inner = linear(h, expand.weight)
+    return linear(activation.activate(inner, expand.bias, kind, p), contract.weight)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, in the dtype of products."""
+    if x.dtype != product_dtype(x) or not matrix_product.suits(x, weight):
+        return F.linear(x, weight)
+    return matrix_product.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
 
 
 def project(h: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
@@ -104,23 +115,30 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
-        sizes = [len(weight) for weight in weights]
-        weight = h.new_empty(sum(sizes), h.shape[1])
-        for rows, part in zip(weight.split(sizes), weights, strict=True):
+        ctx.sizes, ctx.ours = [len(weight) for weight in weights], matrix_product.suits(h, *weights)
+        weight = h.new_empty(sum(ctx.sizes), h.shape[1], dtype=torch.float32 if ctx.ours else h.dtype)
+        for rows, part in zip(weight.split(ctx.sizes), weights, strict=True):
             rows.copy_(part)
         ctx.save_for_backward(h, weight)
-        ctx.sizes = sizes
-        return torch.addmm(torch.cat(biases).to(h.dtype), h, weight.t()).split(sizes, dim=1)
+        if ctx.ours:
+            out = matrix_product.forward(h, weight, torch.cat(biases))
+        else:
+            out = torch.addmm(torch.cat(biases).to(h.dtype), h, weight.t())
+        return out.split(ctx.sizes, dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         h, weight = ctx.saved_tensors
-        grad = _as_one(grads, ctx.sizes)
-        h_grad = grad @ weight if ctx.needs_input_grad[0] else None
-        weight_grad = (grad.t() @ h).float().split(ctx.sizes)
-        bias_grad = grad.sum(0).float().split(ctx.sizes)  # torch adds in fp32; asked for fp32, it is slower
-        return h_grad, None, *weight_grad, *bias_grad
+        grad, for_h = _as_one(grads, ctx.sizes), ctx.needs_input_grad[0]
+        if ctx.ours:
+            h_grad = matrix_product.input_grad(grad, weight) if for_h else None
+            weight_grad, bias_grad = matrix_product.parameter_grads(grad, h)
+        else:
+            h_grad = grad @ weight if for_h else None
+            weight_grad = (grad.t() @ h).float()
+            bias_grad = grad.sum(0).float()  # torch adds in fp32; asked for fp32, it is slower
+        return h_grad, None, *weight_grad.split(ctx.sizes), *bias_grad.split(ctx.sizes)
 
 
 def _as_one(columns: tuple[Tensor, ...], sizes: list[int]) -> Tensor:

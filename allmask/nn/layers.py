@@ -296,7 +296,7 @@ class Layer(nn.Module):
     def join_fused(self, x: Tensor, read: Tensor, output: nn.Linear, norm: nn.Module) -> tuple[Tensor, Tensor]:
         """The residual step of what attention has read."""
         assert isinstance(norm, nn.LayerNorm)
-        return fused.join(x, F.linear(read, output.weight), output.bias, norm, self.dropout.p)
+        return fused.join(x, fused.linear(read, output.weight), output.bias, norm, self.dropout.p)
 
     def feed_fused(self, x: Tensor, h: Tensor) -> Tensor:
         feed, norm = self.feed_forward, self.feed_forward_norm

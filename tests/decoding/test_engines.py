@@ -17,7 +17,7 @@ from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
 from allmask.errors import CheckpointError, UsageError
 from allmask.inference import freeze
-from allmask.inference.int8_layers import Int8FeedForward
+from allmask.inference.compiled_layers import CompiledFeedForward
 from allmask.kernels import build
 from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
@@ -190,7 +190,7 @@ def test_texts_are_fed_forward_as_rows_are(family, threads):
     """300 tokens at once, on some threads: for each what torch makes of it, and the argument is left alone."""
     model, before = tiny(family), torch.get_num_threads()
     packed = fast(model, "compiled", "int8").engine.parts.layers[1]
-    feed = Int8FeedForward(packed.expand, packed.contract, model.config.activation)
+    feed = CompiledFeedForward(packed.expand, packed.contract, model.config.activation)
     part = TorchEngine(model, "int8").parts.layers[1]
     x = torch.randn(3, 100, 32, generator=torch.Generator().manual_seed(0))
     kept = x.clone()

@@ -211,7 +211,7 @@ def emulated(cpu: str, folder: Path) -> Iterator[dict[Path, tuple[str, ...]]]:
     Each library has an emulator of its own, so none can call another: layers are computed one by one, not all at once.
     """
     from allmask.decoding.fast import engines
-    from allmask.inference.int8_layers import Int8Stack
+    from allmask.inference.compiled_layers import CompiledStack
     from allmask.kernels import activation, residual_norm, rms_norm
 
     started: dict[tuple[Path, tuple[str, ...]], Emulated] = {}
@@ -235,7 +235,7 @@ def emulated(cpu: str, folder: Path) -> Iterator[dict[Path, tuple[str, ...]]]:
         with pytest.MonkeyPatch.context() as patch, recorded_memory():
             patch.setattr(build, "_cpu_flags", lambda: CPUS[cpu])
             patch.setattr(build, "library", library)
-            patch.setattr(Int8Stack, "run", lambda *arguments: None)
+            patch.setattr(CompiledStack, "run", lambda *arguments: None)
             yield chosen
     finally:
         for each in started.values():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from allmask.inference.int8_layers import TorchInt8Linear
+from allmask.inference.compiled_layers import TorchInt8Linear
 from allmask.kernels import build, compiling, int8
 from allmask.kernels.int8 import PackedLinear
 
@@ -205,3 +205,15 @@ def test_a_feed_forward_layer_is_two_linear_ones(activation):
     expected = int8.linear(packed(contract), exact[activation])
     torch.testing.assert_close(found, expected, atol=5e-3 * expected.abs().max().item(), rtol=0)
     assert activation.startswith("gelu") or torch.equal(found, expected)
+
+
+def test_the_scale_of_a_vocabulary_is_that_of_its_mean_sizes():
+    """Of very many rows some are added at a time."""
+    norm, weight = (
+        nn.LayerNorm(32),
+        torch.randn(5000, 32, generator=torch.Generator().manual_seed(0)) * torch.arange(32),
+    )
+    scale = int8.smoothing_scale(norm, weight)
+    sizes = weight.double().abs().mean(0)
+    expected = (3.0 / sizes.clamp(min=1e-3 * float(sizes.max()))).sqrt()
+    torch.testing.assert_close(scale.double(), expected, rtol=1e-5, atol=0)

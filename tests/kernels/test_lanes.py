@@ -11,7 +11,7 @@ from tests.decoding.test_engines import (  # noqa: F401
     test_no_row_depends_on_the_others,
     test_the_compiled_step_computes_what_torch_computes,
 )
-from tests.inference.test_int8_layers import test_layers_in_c_equal_those_in_torch  # noqa: F401
+from tests.inference.test_compiled_layers import test_layers_in_c_equal_those_in_torch  # noqa: F401
 from tests.kernels.test_int8 import (  # noqa: F401
     test_a_feed_forward_layer_is_two_linear_ones,
     test_a_linear_layer_by_whole_numbers_bit_for_bit,

@@ -27,8 +27,8 @@ from allmask.decoding.fast.rows import Rows, Texts
 from allmask.decoding.search import Writer, nan_logits
 from allmask.decoding.writers import MaskWriter, PairWriter, padded_prompts
 from allmask.errors import UsageError
+from allmask.inference.compiled_layers import TorchInt8Linear, smoothing_scales
 from allmask.inference.frozen import CHOICES, FUSED, NOT_ON_CPU, Packed, can_pack, freeze
-from allmask.inference.int8_layers import TorchInt8Linear, smoothing_scales
 from allmask.kernels import decode_step
 from allmask.kernels.build import pointer
 from allmask.kernels.int8 import ACTIVATION, LANES, Linear, PackedLinear, norm_structure, smoothing_scale

@@ -1,7 +1,8 @@
-"""Transformer layers in int8: modules that replace the linear layers of a model, see kernels/int8.py.
+"""Transformer layers that compute in C, in int8 or fp32: modules that replace the linear layers of a model.
 
-`Int8Linear`, `Int8FeedForward` and `Int8Layer` compute in C. `TorchInt8Linear` is their specification in torch, and
-replaces them where C is not available. The same modules also take fp32 weights, see `pack_stacks`.
+`CompiledLinear`, `CompiledFeedForward`, `CompiledLayer` and `CompiledStack` call kernels/int8.py, with int8 weights
+(`quantize_layers`) or with fp32 ones (`pack_stacks`). `TorchInt8Linear` is the specification of int8 in torch, and
+replaces them where C is not available.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TorchInt8Linear(nn.Module):
         return self.activation(torch.addcmul(self.bias, sums, scale * self.scale)).unflatten(0, x.shape[:-1])
 
 
-class Int8Linear(nn.Module):
+class CompiledLinear(nn.Module):
     """A linear layer; its result has the given dtype, fp32 or bf16."""
 
     def __init__(self, packed: PackedLinear, dtype: torch.dtype = torch.float32):
@@ -62,7 +63,7 @@ class Int8Linear(nn.Module):
         return int8.linear(self.packed, x, self.dtype)
 
 
-class Int8FeedForward(nn.Module):
+class CompiledFeedForward(nn.Module):
     """Position-wise feed-forward."""
 
     def __init__(self, expand: PackedLinear, contract: PackedLinear, activation: str):
@@ -73,7 +74,7 @@ class Int8FeedForward(nn.Module):
         return int8.feed_forward(self.expand, self.contract, self.activation, x).to(x.dtype)
 
 
-class Int8Layer(Layer):
+class CompiledLayer(Layer):
     """A layer of two calls besides attention: output projection, residual and norm; feed-forward, residual and norm."""
 
     def __init__(
@@ -88,7 +89,7 @@ class Int8Layer(Layer):
             for linear in (layer.attention.output, feed.expand, feed.contract)
         )
         self.attention.add_module("output", nn.Identity())
-        self.feed_forward: Any = Int8FeedForward(expand, contract, activation)
+        self.feed_forward: Any = CompiledFeedForward(expand, contract, activation)
         self.pre = norm_place == "pre"
         if self.pre:
             self.enter = _normalize
@@ -107,10 +108,10 @@ def _normalize(norm: nn.Module, x: Tensor) -> Tensor:
     return int8.normalize(int8.residual_structure(norm, pre=True), x)
 
 
-class Int8Stack:
+class CompiledStack:
     """All layers of a stack in one call, for packed rows and masks that the attention kernel supports."""
 
-    def __init__(self, layers: Sequence[Int8Layer], projections: Sequence[PackedLinear], dtype: torch.dtype):
+    def __init__(self, layers: Sequence[CompiledLayer], projections: Sequence[PackedLinear], dtype: torch.dtype):
         self.layers, self.projections, self.dtype = list(layers), list(projections), dtype
         self.heads = layers[0].attention.heads
 
@@ -148,7 +149,7 @@ class Int8Stack:
 
     @cached_property
     def structures(self) -> ctypes.Array:
-        def structure(layer: Int8Layer, qkv: PackedLinear) -> ctypes.Structure:
+        def structure(layer: CompiledLayer, qkv: PackedLinear) -> ctypes.Structure:
             feed = layer.feed_forward
             parts = feed.expand.structure, feed.contract.structure, int8.ACTIVATION[feed.activation]
             residuals = (int8.residual_structure(x, layer.pre) for x in (layer.attention_norm, layer.feed_forward_norm))
@@ -173,7 +174,7 @@ def quantize_layers(body: nn.Module, activation: str, norm_place: str, dtype: to
     for parent in list(body.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Layer) and _is_supported(child):
-                setattr(parent, name, Int8Layer(child, activation, norm_place, smoothing))
+                setattr(parent, name, CompiledLayer(child, activation, norm_place, smoothing))
     projections = {
         module: _project(module, dtype, smoothing)
         for module in body.modules()
@@ -185,7 +186,9 @@ def quantize_layers(body: nn.Module, activation: str, norm_place: str, dtype: to
                 if int8.library() is None or child.in_features % int8.LANES:
                     quantized = TorchInt8Linear(child.weight, child.bias, smoothing=smoothing.get(child))
                 else:
-                    quantized = Int8Linear(PackedLinear.of(child.weight, child.bias, smoothing=smoothing.get(child)))
+                    quantized = CompiledLinear(
+                        PackedLinear.of(child.weight, child.bias, smoothing=smoothing.get(child))
+                    )
                 setattr(parent, name, quantized)
     for module in body.modules():
         if isinstance(module, RelativePositionBias):
@@ -194,7 +197,7 @@ def quantize_layers(body: nn.Module, activation: str, norm_place: str, dtype: to
             whole = [projections.get(layer.attention) for layer in module.layers if _is_plain(layer)]
             fused = [qkv for qkv in whole if qkv is not None]
             if len(fused) == len(module.layers):
-                stack = Int8Stack(module.layers, fused, dtype)
+                stack = CompiledStack(module.layers, fused, dtype)
                 module.whole = stack if _is_right(stack, 1e-2) else None  # bytes that round otherwise
 
 
@@ -208,17 +211,17 @@ def pack_stacks(body: nn.Module, activation: str, norm_place: str) -> None:
         plain = all(type(layer) is Layer and _is_supported(layer) and _has_plain_attention(layer) for layer in layers)
         if not layers or not plain or not isinstance(module.relative, NoPositionBias):
             continue
-        made: dict[Layer, tuple[Int8Layer, Any]] = {}
+        made: dict[Layer, tuple[CompiledLayer, Any]] = {}
         for layer in dict.fromkeys(layers):  # an ALBERT has the same layer several times
-            fast = Int8Layer(layer, activation, norm_place, {}, torch.float32)
+            fast = CompiledLayer(layer, activation, norm_place, {}, torch.float32)
             made[layer] = fast, _project(fast.attention, torch.float32, {}, torch.float32)
         module.layers = nn.ModuleList(made[layer][0] for layer in layers)
         packed, projections = zip(*(made[layer] for layer in layers), strict=True)
-        stack = Int8Stack(packed, projections, torch.float32)
+        stack = CompiledStack(packed, projections, torch.float32)
         module.whole = stack if _is_right(stack, 1e-4) else None
 
 
-def _is_right(stack: Int8Stack, tolerance: float) -> bool:
+def _is_right(stack: CompiledStack, tolerance: float) -> bool:
     """Self-check: whether the layers at once give what they give one by one, for two short documents."""
     lengths = torch.tensor([3, 18])
     valid = torch.ones(1, int(lengths.sum()), dtype=torch.bool)
@@ -253,26 +256,26 @@ def _project(
         stop = start + linear.out_features
         part = None if whole is None else whole.part(start, stop)  # shares its memory
         packed = PackedLinear.of(linear.weight, linear.bias, weights, scale) if part is None else part
-        setattr(attention, name, Int8Linear(packed, dtype))
+        setattr(attention, name, CompiledLinear(packed, dtype))
         start = stop
     return whole
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether `Int8Stack` can compute this layer."""
-    return isinstance(layer, Int8Layer) and _has_plain_attention(layer)
+    """Whether `CompiledStack` can compute this layer."""
+    return isinstance(layer, CompiledLayer) and _has_plain_attention(layer)
 
 
 def _has_plain_attention(layer: Any) -> bool:
     """Whether the attention of a layer is scaled, without relative positions, and its heads fill the kernel's lanes."""
     attention = layer.attention
-    width = layer.output.inputs if isinstance(layer, Int8Layer) else attention.output.in_features
+    width = layer.output.inputs if isinstance(layer, CompiledLayer) else attention.output.in_features
     plain = isinstance(attention.relate, PassThrough) and isinstance(attention.query_scale, nn.Identity)
     return plain and not width // attention.heads % packed_attention.LANES
 
 
 def _is_supported(layer: Layer) -> bool:
-    """Whether `Int8Layer` can replace this layer."""
+    """Whether `CompiledLayer` can replace this layer."""
     norm, feed = layer.attention_norm, layer.feed_forward
     known = isinstance(norm, nn.RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
     if int8.library() is None or type(feed) is not FeedForward or not known:

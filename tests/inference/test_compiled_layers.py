@@ -17,7 +17,7 @@ from allmask import presets
 from allmask.decoding import Decoding, PairWriter, generate
 from allmask.errors import UsageError
 from allmask.inference import embed, embed_ids, freeze
-from allmask.inference.int8_layers import Int8Layer, TorchInt8Linear, smoothing_scales
+from allmask.inference.compiled_layers import CompiledLayer, TorchInt8Linear, smoothing_scales
 from allmask.kernels import int8, packed_attention
 from allmask.mask import Mask
 from allmask.model import Model, load
@@ -80,7 +80,7 @@ def test_layers_in_c_equal_those_in_torch(family, monkeypatch):
     need()
     model, ids = small(family), torch.randint(0, 60, (4, 24), generator=torch.Generator().manual_seed(1))
     compiled = freeze(model, "int8")
-    assert all(isinstance(layer, Int8Layer) for layer in compiled.body.layers)
+    assert all(isinstance(layer, CompiledLayer) for layer in compiled.body.layers)
     found = compiled(ids).hidden
     monkeypatch.setattr(int8, "library", lambda: None)
     in_torch = freeze(model, "int8")

@@ -1,0 +1,279 @@
+/* Matrix products of training: of a linear layer, and of its two gradients.
+
+       c[rows][columns] = Σ over depth of a · b (+ bias[columns])
+
+   The first factor is stored as a[rows][depth] or, `a_across`, as a[depth][rows]; the second as b[depth][columns] or,
+   `b_across`, as b[columns][depth]. Factors are fp32, or bf16 (`half`), where `exact` says that b is fp32 all the same: it is
+   rounded on the way. The result is fp32, or bf16 (`low`). All sums are fp32. Rows and columns of weights are multiples of
+   32; the number of tokens is any.
+
+   As in packed_attention.c, the unit of a product is 32 bits: one fp32 number, or two bf16 numbers adjacent along the depth.
+   The second factor is copied to strips of SIDE columns, in which the units of one step lie side by side. Then ROWS rows by
+   SIDE columns of sums stay in registers. A result does not depend on the number of threads, and that of a row of a
+   not on the other rows. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lanes.h"
+#include "threads.h"
+#include "transpose.h"
+
+#ifdef __AVX512F__
+#define ROWS 12 /* 12 × 2 registers of sums, of 32 */
+#define VECTORS 2
+#else
+#define ROWS 6 /* 6 × 2 registers of sums, of 16 */
+#define VECTORS 1
+#endif
+#define ALL_ROWS _Pragma("GCC unroll 16")
+#define SIDE (VECTORS * LANES)
+#define DEPTH 384        /* units at a time, if the depth is the number of tokens */
+#define NEAR (256 << 10) /* bytes of the first factor that are multiplied by all strips, one after another */
+#define GROUP 384        /* columns that are transposed by one thread */
+
+typedef struct {
+    const char *a, *b;
+    const float *bias; /* NULL: none */
+    char *c;
+    float *sums; /* the sums of a over its depth, if it is across; NULL: not wanted */
+    int64_t rows, columns, depth, a_row, b_row, c_row; /* …_row: the stride of rows in memory, in numbers */
+    int64_t a_across, b_across, half, exact, low, threads;
+} Call; /* as packed by matrix_product.py */
+
+typedef struct {
+    Call call;
+    const unit *a;         /* [rows][a_row] */
+    unit *strips, *across; /* copies of b, and of a if it is across */
+    int64_t a_row, units;  /* units: of the depth, as many as are multiplied at a time */
+    int64_t start;         /* the first token of these */
+    int64_t each;          /* rows of an item of work */
+} Job;
+
+static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- numbers and units ------------------------------------------------------------------------------------------- */
+
+#ifdef __AVX512BF16__
+INLINE ints two_rows(__m256i even, __m256i odd) { /* as units, the first row in the low halves */
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+}
+INLINE __m256i sixteen(int exact, const char *from, int64_t at) {
+    if (exact) return (__m256i)_mm512_cvtneps_pbh(load((const float *)from + at));
+    return _mm256_loadu_si256((const __m256i *)((const uint16_t *)from + at));
+}
+INLINE ints units_of_rows(int exact, const char *even, const char *odd, int64_t at) {
+    return two_rows(sixteen(exact, even, at), odd ? sixteen(exact, odd, at) : _mm256_setzero_si256());
+}
+INLINE ints units_of_row(int exact, const char *from, int64_t at) { /* 32 numbers of one row */
+    if (!exact) return load_ints((const uint16_t *)from + at);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(sixteen(1, from, at)), sixteen(1, from, at + LANES), 1);
+}
+INLINE void multiply_add_pairs(vec *sum, ints a, ints b) {
+    /* _mm512_dpbf16_ps; gcc 12 copies sums around the intrinsic */
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(*sum) : "v"(b), "v"(a));
+}
+INLINE vec sum_of_pairs(ints x) { /* of the two numbers of each unit */
+    vec odd = as_floats(_mm512_and_si512(x, all_ints((int32_t)0xffff0000u)));
+    return add(as_floats(_mm512_slli_epi32(x, 16)), odd);
+}
+#else /* such a library is never called with bf16 */
+INLINE ints units_of_rows(int exact, const char *even, const char *odd, int64_t at) { return no_ints(); }
+INLINE ints units_of_row(int exact, const char *from, int64_t at) { return no_ints(); }
+INLINE void multiply_add_pairs(vec *sum, ints a, ints b) {}
+INLINE vec sum_of_pairs(ints x) { return zeros(); }
+#endif
+
+INLINE const char *row_of(int half, const char *base, int64_t stride, int64_t row) {
+    return base + ((row * stride) << (half ? 1 : 2));
+}
+
+/* Sixteen columns of unit number `at` of a matrix whose depth goes down the rows; zeros from row `end` on */
+INLINE ints down(int half, int exact, const char *base, int64_t stride, int64_t at, int64_t end, int64_t column) {
+    int narrow = half && !exact;
+    int64_t row = at << half;
+    if (row >= end) return no_ints();
+    if (!half) return load_ints((const float *)row_of(0, base, stride, row) + column);
+    const char *odd = row + 1 < end ? row_of(narrow, base, stride, row + 1) : NULL;
+    return units_of_rows(exact, row_of(narrow, base, stride, row), odd, column);
+}
+
+/* Sixteen units, from number `at` on, of a row that is the depth */
+INLINE ints along(int half, int exact, const char *base, int64_t stride, int64_t row, int64_t at) {
+    if (!half) return load_ints((const float *)row_of(0, base, stride, row) + at);
+    return units_of_row(exact, row_of(!exact, base, stride, row), 2 * at);
+}
+
+/* ---- copies -------------------------------------------------------------------------------------------------------- */
+
+/* One strip of b: strips[number][units][SIDE] */
+INLINE void copy_strip(int half, int exact, const Job *job, int64_t number) {
+    const Call *call = &job->call;
+    unit *to = job->strips + number * job->units * SIDE;
+    for (int v = 0; v < VECTORS; v++) {
+        int64_t column = number * SIDE + v * LANES;
+        int64_t last = column < call->columns ? column : call->columns - LANES; /* beyond the end: copied, never used */
+        for (int64_t at = 0; at < job->units; at += call->b_across ? LANES : 1) {
+            unit *here = to + at * SIDE + v * LANES;
+            if (!call->b_across) {
+                save_ints(here, down(half, exact, call->b, call->b_row, (job->start >> half) + at, call->depth, last));
+                continue;
+            }
+            ints block[LANES];
+            for (int i = 0; i < LANES; i++) block[i] = along(half, exact, call->b, call->b_row, last + i, at);
+            transpose(block);
+            for (int i = 0; i < LANES; i++) save_ints(here + i * SIDE, block[i]);
+        }
+    }
+}
+
+/* Columns of a that is across: across[rows][DEPTH], and their sums */
+INLINE void copy_columns(int half, const Job *job, int64_t group) {
+    const Call *call = &job->call;
+    int64_t first = group * GROUP, end = smaller(first + GROUP, call->rows);
+    for (int64_t i = first; call->sums && !job->start && i < end; i++) call->sums[i] = 0;
+    for (int64_t at = 0; at < job->units; at += LANES)
+        for (int64_t column = first; column < end; column += LANES) {
+            ints block[LANES];
+            vec total = zeros();
+            for (int i = 0; i < LANES; i++) {
+                block[i] = down(half, 0, call->a, call->a_row, (job->start >> half) + at + i, call->depth, column);
+                if (call->sums) total = add(total, half ? sum_of_pairs(block[i]) : as_floats(block[i]));
+            }
+            if (call->sums) save(call->sums + column, add(load(call->sums + column), total));
+            transpose(block);
+            for (int i = 0; i < LANES; i++) save_ints(job->across + (column + i) * DEPTH + at, block[i]);
+        }
+}
+
+static void copy_item(const void *context, int64_t item, int64_t worker) {
+    const Job *job = context;
+    int64_t strips = (job->call.columns + SIDE - 1) / SIDE;
+    int half = job->call.half, exact = job->call.exact;
+    if (item < strips) half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
+    else half ? copy_columns(1, job, item - strips) : copy_columns(0, job, item - strips);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------ */
+
+/* sums[ROWS][SIDE] of `units` steps */
+INLINE void multiply(int half, const unit *a, int64_t row, const unit *b, int64_t units, vec to[ROWS][VECTORS]) {
+    vec sum[ROWS][VECTORS];
+    ALL_ROWS for (int r = 0; r < ROWS; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = zeros();
+    for (int64_t d = 0; d < units; d++, b += SIDE) {
+        ints across[VECTORS];
+        UNROLLED for (int v = 0; v < VECTORS; v++) across[v] = load_ints(b + v * LANES);
+        ALL_ROWS for (int r = 0; r < ROWS; r++) {
+            const unit *one = a + r * row + d;
+            if (half) {
+                ints all_same = all_ints((int32_t)*one);
+                UNROLLED for (int v = 0; v < VECTORS; v++) multiply_add_pairs(&sum[r][v], all_same, across[v]);
+            } else {
+                vec all_same = all(*(const real *)one);
+                UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = mul_add(all_same, as_floats(across[v]), sum[r][v]);
+            }
+        }
+    }
+    ALL_ROWS for (int r = 0; r < ROWS; r++) UNROLLED for (int v = 0; v < VECTORS; v++) to[r][v] = sum[r][v];
+}
+
+/* Not inline: with anything else in registers, gcc 12 keeps some of the sums in memory */
+static __attribute__((noinline)) void multiply_fp32(const unit *a, int64_t row, const unit *b, int64_t units,
+                                                    vec to[ROWS][VECTORS]) {
+    multiply(0, a, row, b, units, to);
+}
+static __attribute__((noinline)) void multiply_bf16(const unit *a, int64_t row, const unit *b, int64_t units,
+                                                    vec to[ROWS][VECTORS]) {
+    multiply(1, a, row, b, units, to);
+}
+
+/* ROWS rows from `row` on, of which `count` exist, by one strip */
+INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t count, int64_t strip) {
+    const Call *call = &job->call;
+    vec sum[ROWS][VECTORS];
+    for (int64_t r = 0; r < smaller(count, ROWS); r++)
+        UNROLLED for (int v = 0; v < VECTORS; v++) /* while this is computed */
+            __builtin_prefetch(call->c + (((row + r) * call->c_row + strip * SIDE + v * LANES) << (call->low ? 1 : 2)), 1);
+    (half ? multiply_bf16 : multiply_fp32)(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
+    UNROLLED for (int v = 0; v < VECTORS; v++) {
+        int64_t column = strip * SIDE + v * LANES;
+        if (column >= call->columns) break;
+        vec bias = call->bias ? load(call->bias + column) : zeros();
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= count) break;
+            int64_t at = (row + r) * call->c_row + column;
+            if (call->low) save_all_bf16((uint16_t *)call->c + at, add(sum[r][v], bias));
+            else if (job->start) save((float *)call->c + at, add(load((float *)call->c + at), sum[r][v]));
+            else save((float *)call->c + at, add(sum[r][v], bias));
+        }
+    }
+}
+
+INLINE void multiply_item(int half, const Job *job, int64_t item) {
+    int64_t first = item * job->each, end = smaller(first + job->each, job->call.rows);
+    for (int64_t strip = 0; strip * SIDE < job->call.columns; strip++)
+        for (int64_t row = first; row < end; row += ROWS)
+            tile(half, job, job->a + row * job->a_row, row, job->call.rows - row, strip);
+}
+
+static void product_item(const void *context, int64_t item, int64_t worker) {
+    const Job *job = context;
+    job->call.half ? multiply_item(1, job, item) : multiply_item(0, job, item);
+}
+
+static void run(Work *work, const Job *job, int64_t items) {
+    share_work(work, job, items, smaller(smaller(job->call.threads, MAX_THREADS), items));
+}
+
+/* a[rows][depth]: all of its depth at a time. The last rows, fewer than ROWS, are copied to `rest`, padded with zeros. */
+static void multiply_rows(Job *job, unit *rest) {
+    Job last = *job;
+    int half = job->call.half;
+    int64_t more = job->call.rows % ROWS, whole = job->call.rows - more, strips = (job->call.columns + SIDE - 1) / SIDE;
+    run(copy_item, job, strips);
+    job->call.rows = whole;
+    if (whole) run(product_item, job, (whole + job->each - 1) / job->each);
+    if (!more) return;
+    memset(rest, 0, ROWS * job->units * sizeof(unit));
+    for (int64_t r = 0; r < more; r++)
+        memcpy(rest + r * job->units, job->a + (whole + r) * job->a_row, job->units * sizeof(unit));
+    last.a_row = job->units;
+    for (int64_t strip = 0; strip < strips; strip++)
+        half ? tile(1, &last, rest, whole, more, strip) : tile(0, &last, rest, whole, more, strip);
+}
+
+/* a[depth][rows]: DEPTH units of its depth at a time are copied, with the depth along the rows, and multiplied. */
+static void multiply_columns(Job *job) {
+    const Call *call = &job->call;
+    int64_t strips = (call->columns + SIDE - 1) / SIDE, groups = (call->rows + GROUP - 1) / GROUP;
+    for (job->start = 0; job->start < call->depth; job->start += DEPTH << call->half) {
+        int64_t left = (call->depth - job->start + call->half) >> call->half;
+        job->units = left < DEPTH ? round_up(left, LANES) : DEPTH;
+        run(copy_item, job, strips + groups);
+        run(product_item, job, (call->rows + job->each - 1) / job->each);
+    }
+}
+
+/* Returns 1 if there is no memory. */
+int matrix_product(const Call *call) {
+    int64_t units = call->a_across ? DEPTH : call->depth >> call->half;
+    int64_t for_strips = round_up(call->columns, SIDE) * units, rows = call->a_across ? round_up(call->rows, ROWS) : ROWS;
+    unit *scratch = aligned_alloc(64, round_up((for_strips + rows * units) * sizeof(unit), 64));
+    if (!scratch) return 1;
+    Job job = {.call = *call, .strips = scratch, .units = units};
+    job.each = round_up(NEAR / (units * (int64_t)sizeof(unit)) + 1, ROWS);
+    if (call->a_across) {
+        job.a = job.across = scratch + for_strips;
+        job.a_row = DEPTH;
+        memset(job.across + call->rows * DEPTH, 0, (rows - call->rows) * DEPTH * sizeof(unit));
+        multiply_columns(&job);
+    } else {
+        job.a = (const unit *)call->a;
+        job.a_row = call->a_row >> call->half;
+        multiply_rows(&job, scratch + for_strips);
+    }
+    free(scratch);
+    return 0;
+}
