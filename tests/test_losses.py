@@ -1,4 +1,4 @@
-"""Losses: a packed batch is its samples one by one, and both are what plain attention over a matrix gives."""
+"""The loss of a packed batch equals that of its samples one by one, and that of plain attention with a mask matrix."""
 
 from __future__ import annotations
 

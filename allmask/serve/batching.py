@@ -55,7 +55,7 @@ class Job:
         self.future.cancel()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Called in the thread of the model."""
+        """Deliver the results, or the error, to the event loop. Called in the thread of the model."""
         self.gone = self.gone or error is not None
         with suppress(RuntimeError):  # the event loop is closed
             self.future.get_loop().call_soon_threadsafe(self._deliver, error)
