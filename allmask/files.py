@@ -247,7 +247,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def remove_all_leftovers(folder: Path) -> None:
-    """Call `remove_leftovers` for every path in a folder of which a killed process left something."""
+    """Call `remove_leftovers` for every file and folder in `folder` that a killed process was writing."""
     if folder.is_dir():
         for item in list(folder.iterdir()):
             found = re.fullmatch(r"\.(.+)\.\d+\.(partial|old)", item.name)

@@ -19,11 +19,12 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.pop("ALLMASK_DEBUG", None)
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.warm_python import warm_python
 
-settings.register_profile("allmask", deadline=None, print_blob=True)  # a busy machine is not a bug
+# A busy machine is not a bug: neither a slow example nor slow drawing is.
+settings.register_profile("allmask", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("allmask")
 WARM = """
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.run

@@ -1,4 +1,4 @@
-"""Losses: a packed batch is its samples one by one, and both are what plain attention over a matrix gives."""
+"""The loss of a packed batch equals that of its samples one by one, and that of plain attention with a mask matrix."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from allmask.data import Batch
 from allmask.mask import Mask
 from allmask.nn.cache import Cache
 from allmask.objectives import losses_of
+from allmask.registry import OBJECTIVES
 from tests.objectives.texts import ALL, draw, small_model, small_texts, small_vocabulary
 
 NUMBERS = [0, 3, 4, 6, 8, 2, 9]
@@ -186,7 +187,7 @@ def test_both_forms_of_a_permutation_guess_the_same_tokens_in_the_same_order():
 # ---- learning ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*OBJECTIVES, "shuffled"])  # the others have the same masks
 def test_a_few_steps_lower_the_loss(name: str):
     """As in training, with dropout and in bf16: gradients are finite, and the loss falls in 15 steps."""
     objective, model = ALL[name](small_vocabulary()), small_model(name).float().train()

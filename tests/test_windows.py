@@ -41,8 +41,8 @@ sys.exit(main(["mask", "prefix", "--source", "你想吃啥", "--target", "白切
 """
 
 
-def test_every_module_imports_and_a_command_runs_without_what_windows_lacks():
-    ran = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True)
+def test_every_module_imports_and_a_command_runs_without_what_windows_lacks(python: str):
+    ran = subprocess.run([python, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0 and "白" in ran.stdout, ran.stderr
 
 

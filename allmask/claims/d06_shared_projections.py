@@ -47,7 +47,7 @@ class Reader(nn.Module):
 
 
 def measure(trial: Trial, separate: bool = True) -> Numbers:
-    """`separate`: otherwise Q = K in all of them."""
+    """Return the accuracy of each kind of network for each seed; without `separate`, all kinds have Q = K."""
     found: Numbers = {kind: [] for kind in KINDS}
     for seed in trial.seeds(5):
         task = Lookup.of(relations=1, seed=seed)

@@ -188,7 +188,7 @@ class Weights:
         return MaskWriter(self.model, SOURCE_MASKS[kind])
 
     def _settings(self, task: str) -> Decoding:
-        """The rules of the model's own task, or of a plain one, for at most `NEW` tokens."""
+        """The decoding settings of a task, of the model's own or by default, with at most `NEW` tokens."""
         found = self.opened.task(task).fitted(self.model).decoding(self.model)
         return replace(found, max_new=min(found.max_new, NEW), min_new=1)
 

@@ -55,7 +55,7 @@ class Job:
         self.future.cancel()
 
     def deliver(self, error: BaseException | None = None) -> None:
-        """Called in the event loop."""
+        """Deliver the results, or the error, to whoever waits. Called in the event loop."""
         if self.future.done():
             return
         if error is not None:

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,9 @@ pytest.importorskip("starlette", reason="the extra serve is not installed")
 from tests import tiny
 
 
-def test_it_serves_a_model_and_prints_the_address(tmp_path: Path):
+def test_it_serves_a_model_and_prints_the_address(python: str, tmp_path: Path):
     folder = tiny.writer(tmp_path / "writer")
-    command = [sys.executable, "-m", "allmask", "play", str(folder), "--port", "0", "--no-open", "--json"]
+    command = [python, "-m", "allmask", "play", str(folder), "--port", "0", "--no-open", "--json"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:
         assert running.stdout is not None

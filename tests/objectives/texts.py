@@ -48,6 +48,8 @@ def english_documents() -> list[list[str]]:
     found: list[list[str]] = []
     for module in (argparse, json, logging, pathlib, random, textwrap, difflib):
         for part in (module, *vars(module).values()):
+            if inspect.ismodule(part) and part.__name__.startswith(f"{module.__name__}."):
+                continue  # such as logging.handlers, which is there if somebody has imported it
             text = inspect.getdoc(part) if inspect.ismodule(part) or inspect.isclass(part) else None
             sentences = re.split(r"(?<=[.:])\s+", " ".join((text or "").split()))
             found += [sentences] if 3 <= len(sentences) <= 40 and len(text or "") > 200 else []

@@ -131,7 +131,7 @@ def test_the_board(opened: Page, tmp_path: Path):
     page.locator("#said", has_text="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == shared
     page.locator("#python").click()
-    page.wait_for_timeout(100)
+    page.wait_for_function("shared => navigator.clipboard.readText().then((text) => text !== shared)", arg=shared)
     program = page.evaluate("navigator.clipboard.readText()")
     assert "Mask.causal" in program and "visible[3, 5] ^= True" in program
     for kind in ("svg", "png"):

@@ -87,5 +87,5 @@ def server(folder: Path, python: str) -> Iterator[Running]:
     """A server process with three models, for tests that do not end it; one of them is replaced by a test."""
     shutil.copytree(folder / "writer", folder / "replaced")
     models = (folder / "writer", folder / "gpt2", folder / "replaced")
-    with serving(*models, "--timeout", 3, "--max-body", 50_000, python=python) as running:
+    with serving(*models, "--max-body", 50_000, python=python) as running:
         yield running

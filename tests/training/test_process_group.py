@@ -10,10 +10,11 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -231,8 +232,76 @@ def test_other_training_is_refused_by_several_processes(monkeypatch: pytest.Monk
 # ---- two processes and one -------------------------------------------------------------------------------------
 
 
+class Launched(NamedTuple):
+    processes: list[subprocess.Popen[str]]
+    jobs: Path
+    out: Path
+
+
 @pytest.fixture(scope="module")
-def runs_of_all(place: Path, python: str) -> Path:
+def hosts() -> Iterator[dict[str, str] | str]:
+    """Two network namespaces with a cable between them: the address of each, by the name of its end of the cable.
+
+    Where they are not allowed, the reason.
+    """
+    names = {side: f"am{os.getpid()}{side}" for side in "ab"}
+    commands = [
+        *(f"netns add {name}" for name in names.values()),
+        f"link add {names['a']} netns {names['a']} type veth peer name {names['b']} netns {names['b']}",
+        *(f"-n {name} link set lo up" for name in names.values()),
+        *(f"-n {name} addr add 10.77.0.{number}/24 dev {name}" for number, name in enumerate(names.values(), 1)),
+        *(f"-n {name} link set {name} up" for name in names.values()),
+    ]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        yield f"network namespaces are not allowed here: {error}"
+    else:
+        yield {name: f"10.77.0.{number}" for number, name in enumerate(names.values(), 1)}
+    for name in names.values():
+        if shutil.which("ip"):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def launched(place: Path, python: str, hosts: dict[str, str] | str) -> Iterator[dict[str, Launched]]:
+    """Runs with disasters. They begin before all other tests: most of their time they wait for one that is dead."""
+    started = {}
+    for kind, disasters in DISASTERS.items():
+        out, jobs = disaster(place, f"{kind}-disaster", kind == "sharded", disasters)
+        command = torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2", python=python)
+        started[kind] = Launched([start(command)], jobs, out)
+    if isinstance(hosts, dict):
+        out, jobs = disaster(place, "hosts", False, [STEP_3])
+        first = next(iter(hosts.values()))
+        both = []
+        for name, address in hosts.items():
+            options = [
+                "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=job",
+                f"--rdzv-endpoint={first}:29400", f"--local-addr={address}", f"--rdzv-conf=is_host={address == first}",
+            ]  # fmt: skip
+            command = [python, *TORCHRUN, *options, str(MEMBER), str(jobs)]
+            both.append(start(command, GLOO_SOCKET_IFNAME=name, WARM_PYTHON_NETWORK=name))
+        started["hosts"] = Launched(both, jobs, out)
+    command = [*words_of(recipe_of(place), place / "stopped"), "--timeout", "0.2"]
+    disasters = [{"attempt": 0, "rank": 0, "when": "save", "number": 4, "how": "stops"}]
+    jobs = write_jobs(place / "stopped.json", {"command": command, "disasters": disasters})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    both = [start([python, str(MEMBER), str(jobs)], RANK=str(rank), **variables) for rank in (0, 1)]
+    started["stopped"] = Launched(both, jobs, place / "stopped")
+    yield started
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has not been stopped, or has ended
+        os.kill(int(Path(f"{jobs}.stopped").read_text()), signal.SIGKILL)
+    for process in (process for one in started.values() for process in one.processes):
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def runs_of_all(place: Path, python: str, launched: dict[str, Launched]) -> Path:
     """The same recipes run by two processes in two ways and by one, whole and in pieces: 2 → 1 → 2, and 2 → 2."""
     recipes = {
         "mlm": recipe_of(place, ema=0.9),
@@ -249,7 +318,6 @@ def runs_of_all(place: Path, python: str) -> Path:
         return [{"plan": recipe, "out": str(place / out), **more}
                 for out, recipe, more in rows]  # fmt: skip
 
-    do_all(jobs(*((f"{name}-1", recipe, {"log": True}) for name, recipe in named.items())))
     first = [
         row
         for kind, how in {"copied": {"shard": False}, "sharded": {"shard": True}}.items()
@@ -261,7 +329,9 @@ def runs_of_all(place: Path, python: str) -> Path:
             (f"{kind}-again", shaken, {"stop": 2, **how}),
         ]
     ]
-    run(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2", python=python))
+    two = start(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2", python=python))
+    do_all(jobs(*((f"{name}-1", recipe, {"log": True}) for name, recipe in named.items())))
+    end(two)
     do_all(jobs(*((f"{kind}-1-other", None, {"stop": 3}) for kind in ("copied", "sharded"))))
     do_all(jobs(*((f"{kind}-title-other", None, {}) for kind in ("copied", "sharded"))))
     last = [
@@ -391,13 +461,12 @@ def assert_recovered(one: Path, out: Path, jobs: Path, disasters: int) -> None:
 
 
 @pytest.mark.parametrize("kind", DISASTERS)
-def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, python: str, kind: str):
+def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, launched: dict[str, Launched], kind: str):
     """torchrun starts all again, and the run goes on from the newest checkpoint that is whole."""
-    disasters = DISASTERS[kind]
-    out, jobs = disaster(runs_of_all, f"{kind}-disaster", kind == "sharded", disasters)
-    said = run(torchrun(MEMBER, jobs, nproc_per_node="2", max_restarts="2", python=python))
-    assert_recovered(runs_of_all / "mlm-1", out, jobs, len(disasters))
-    assert said.count("error[") == len(disasters)  # of the one that was left
+    processes, jobs, out = launched[kind]
+    said = end(*processes)
+    assert_recovered(runs_of_all / "mlm-1", out, jobs, len(DISASTERS[kind]))
+    assert said.count("error[") == len(DISASTERS[kind])  # of the one that was left
 
 
 def test_what_stops_one_process_is_said_once(place: Path, python: str):
@@ -409,25 +478,13 @@ def test_what_stops_one_process_is_said_once(place: Path, python: str):
     assert "exitcode  : 3" in said
 
 
-def test_a_first_process_that_is_stopped_while_saving_ends_the_others(place: Path, python: str):
+def test_a_first_process_that_is_stopped_while_saving_ends_the_others(launched: dict[str, Launched]):
     """It neither dies nor answers, and it keeps the store of all. Once the others waited for a week."""
-    command = [*words_of(recipe_of(place), place / "stopped"), "--timeout", "0.1"]
-    disasters = [{"attempt": 0, "rank": 0, "when": "save", "number": 4, "how": "stops"}]
-    jobs = write_jobs(place / "stopped.json", {"command": command, "disasters": disasters})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    both = [start([python, str(MEMBER), str(jobs)], RANK=str(rank), **launched) for rank in (0, 1)]
-    try:
-        said = both[1].communicate(timeout=300)[0]
-        stopped = int(Path(f"{jobs}.stopped").read_text())
-        os.kill(stopped, signal.SIGKILL)
-    finally:
-        for process in both:
-            process.kill()
-            process.wait(30)
-    assert both[1].returncode == 5 and "another process of this run has not answered for 6 s" in said, said
-    assert runs.history(place / "stopped").resumable == (3, 2)
+    (_, other), jobs, out = launched["stopped"]
+    said = other.communicate(timeout=300)[0]
+    assert Path(f"{jobs}.stopped").exists()
+    assert other.returncode == 5 and "another process of this run has not answered for 12 s" in said, said
+    assert runs.history(out).resumable == (3, 2)
 
 
 def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path, python: str):
@@ -439,40 +496,12 @@ def test_what_stops_the_first_before_the_others_begin_is_said_once(place: Path, 
 # ---- two hosts -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hosts() -> Iterator[dict[str, str]]:
-    """Two network namespaces with a cable between them: the address of each, and the name of its end of the cable."""
-    names = {side: f"am{os.getpid()}{side}" for side in "ab"}
-    commands = [
-        *(f"netns add {name}" for name in names.values()),
-        f"link add {names['a']} netns {names['a']} type veth peer name {names['b']} netns {names['b']}",
-        *(f"-n {name} link set lo up" for name in names.values()),
-        *(f"-n {name} addr add 10.77.0.{number}/24 dev {name}" for number, name in enumerate(names.values(), 1)),
-        *(f"-n {name} link set {name} up" for name in names.values()),
-    ]
-    try:
-        for command in commands:
-            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
-        yield {name: f"10.77.0.{number}" for number, name in enumerate(names.values(), 1)}
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces are not allowed here: {error}")
-    finally:
-        for name in names.values():
-            if shutil.which("ip"):
-                subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-def test_two_hosts_run_one_job_and_one_loses_a_process(runs_of_all: Path, python: str, hosts: dict[str, str]):
+def test_two_hosts_run_one_job_and_one_loses_a_process(
+    runs_of_all: Path, hosts: dict[str, str] | str, launched: dict[str, Launched]
+):
     """Only the host where a process died counts a restart; they find each other all the same."""
-    out, jobs = disaster(runs_of_all, "hosts", False, [STEP_3])
-    first = next(iter(hosts.values()))
-    started = []
-    for name, address in hosts.items():
-        options = [
-            "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=job",
-            f"--rdzv-endpoint={first}:29400", f"--local-addr={address}", f"--rdzv-conf=is_host={address == first}",
-        ]  # fmt: skip
-        command = [python, *TORCHRUN, *options, str(MEMBER), str(jobs)]
-        started.append(start(command, GLOO_SOCKET_IFNAME=name, WARM_PYTHON_NETWORK=name))
-    end(*started)
+    if isinstance(hosts, str):
+        pytest.skip(hosts)
+    processes, jobs, out = launched["hosts"]
+    end(*processes)
     assert_recovered(runs_of_all / "mlm-1", out, jobs, 1)

@@ -64,7 +64,7 @@ def task_layouts(
 
 
 def pooled_by(dense: str, output: str) -> tuple[tuple[str, str], ...]:
-    """The table of a task head for texts that has a layer of its own before the output."""
+    """Names (theirs, ours) of the weights of a classification head with a dense layer before its output layer."""
     return (
         (f"{output}.weight", "task_head.output.weight"),  # first: its rows are the labels
         (f"{output}.bias", "task_head.output.bias"),
