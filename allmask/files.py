@@ -177,7 +177,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Flush a file or folder to disk (fsync); a folder only where the file system supports it."""
-    if path.is_symlink():
+    if path.is_symlink() or special_file(path):  # to open a pipe could wait for ever
         return
     writable = sys.platform == "win32" and path.is_file()  # Windows syncs only what may be written
     try:
@@ -416,6 +416,9 @@ def unsealed(text: str) -> dict[str, Any] | None:
 def beginning_problem(path: Path, seal: Seal) -> str | None:
     """Return what is wrong with the beginning of a file that grows; None if it is as it was sealed."""
     size, expected = seal.get("bytes"), seal.get("sha256")
+    what = special_file(path)
+    if what is not None:
+        return f"{what}, not a file"
     try:
         with path.open("rb") as stream:
             content = stream.read(size if isinstance(size, int) else 0)

@@ -189,7 +189,7 @@ def _kernel_errors() -> Iterator[dict[str, Any]]:
 
     def error(name: str, ours: torch.Tensor, exact: torch.Tensor, limit: float) -> dict[str, Any]:
         off = (ours.double() - exact.double()).abs().max().item()
-        return {"check": f"{name}: largest error", "value": off, "limit": limit, "ok": off <= limit}
+        return {"check": f"{name}: largest error", "value": off, "at_most": limit, "ok": off <= limit}
 
     x, weight = drawn(7, 64), drawn(64)
     exact = F.rms_norm(x.double(), (64,), weight.double(), 1e-6)
@@ -243,7 +243,8 @@ def _model_checks() -> Iterator[dict[str, Any]]:
         engines = {name: freeze(model, name) for name in ("fp32", "bf16", "int8")}
         for name, limit in (("fp32", 0.99999), ("bf16", 0.99), ("int8", 0.99)):
             cosine = torch.cosine_similarity(engines[name](ids).hidden.float(), exact, dim=-1).min().item()
-            yield {"check": f"{name}: cosine to fp32", "value": cosine, "limit": limit, "ok": cosine >= limit}
+            name = f"{name}: lowest cosine to torch in fp32"
+            yield {"check": name, "value": cosine, "at_least": limit, "ok": cosine >= limit}
         for name, engine in engines.items():
             changed, pairs = _forbidden(engine, ids)
             row = {"check": f"{name}: forbidden inputs that changed an output", "value": f"{changed} of {pairs}"}
@@ -346,7 +347,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         value = check["value"]
         if isinstance(value, float):  # an error, a cosine, or a rate
             value = f"{value:.2g}" if value < 0.1 else f"{value:.5f}" if value <= 1 else f"{value:,.1f}"
-        limit = f" (limit {check['limit']:g})" if "limit" in check else ""
+        if isinstance(value, int):
+            value = f"{value:,}"
+        bounds = (f" ({name.replace('_', ' ')} {check[name]:g})" for name in ("at_most", "at_least") if name in check)
+        limit = next(bounds, "")
         yield f"{start}{check['check']:<52} {value}{limit}{'  FAILED' if check['ok'] is False else ''}"
     yield f"            in {test['seconds']} s"
     yield "" if found["problems"] else "\nall is well"

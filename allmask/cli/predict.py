@@ -193,7 +193,8 @@ def _show(
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
     ending = rows.file.path.suffix.lower()
     example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
-    print(f"{len(records):,} of {plural(total, 'record')}; for all of them: {shlex.join([*command, '-o', example])}")
+    again = shlex.join([*command, "-o", example])
+    print(printable(f"{len(records):,} of {plural(total, 'record')}; for all of them: {again}"))
     return total
 
 

@@ -52,6 +52,7 @@ def resume(out: Path, quiet: bool = False, group: Group = SINGLE_PROCESS) -> dic
 
     If the model of a finished run is damaged, it is made again from the checkpoints that are left.
     """
+    group.first(lambda: run_folder.expect_plain_files(out))
     result = group.shared(finished_result(out) if group.lead else None)
     if result is not None:
         if group.lead:  # a process may have been killed while it removed what a finished run does not need

@@ -24,7 +24,16 @@ from typing import Any
 import yaml
 
 from allmask.errors import CheckpointError
-from allmask.files import MANIFEST, new_folder, put_in_place, remove_folder, sha256, verify, write_atomically
+from allmask.files import (
+    MANIFEST,
+    new_folder,
+    put_in_place,
+    remove_folder,
+    sha256,
+    special_file,
+    verify,
+    write_atomically,
+)
 from allmask.model import Model
 from allmask.runs.options import CHECKSUMS, CONFIG, SEAL, START, saved_values, sealed_values
 from allmask.runs.plan import Plan
@@ -55,6 +64,14 @@ def identity_of(out: Path) -> str:
     return saved_values(out)[CHECKSUMS][SEAL]
 
 
+def expect_plain_files(out: Path) -> None:
+    """Refuse a run with a pipe or a device among its files, or a link that leads nowhere: to open it could hang."""
+    for path in (out, *out.rglob("*")):
+        what = special_file(path) or ("a link that leads nowhere" if path.is_symlink() and not path.exists() else None)
+        if what is not None:
+            raise CheckpointError(f"{path}: {what}, not a file", "a run has no such files: remove it")
+
+
 def expect_start(out: Path) -> None:
     """Refuse to resume from a model that is damaged, or is not the one that the run began with."""
     folder, then = out / START, saved_values(out)[CHECKSUMS].get(START)
@@ -82,12 +99,25 @@ def finished_result(out: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads((out / RESULT).read_text(encoding="utf-8"))
-        if isinstance(found, dict) and "final" in found:
+        if _is_result(found):
             return found
     except (OSError, ValueError, RecursionError):
         pass
     log.warning("%s: damaged", out / RESULT)
     return None
+
+
+def _is_result(found: Any) -> bool:
+    """Whether this is what `outcome` writes. Results of several runs have other fields: there, the model's name."""
+    if not isinstance(found, dict) or not isinstance(found.get("final"), str):
+        return False
+    if "seeds" in found or "tried" in found:
+        return True
+    kinds = {"steps": int, "best_step": int | None, "seconds": int | float | None, "stopped_early": bool}
+    if not all(name in found and isinstance(found[name], kind) for name, kind in kinds.items()):
+        return False
+    metrics = found.get("metrics")
+    return isinstance(metrics, dict) and all(isinstance(value, int | float) for value in metrics.values())
 
 
 def final_problem(out: Path) -> str | None:
@@ -126,7 +156,11 @@ def rebuilt_result(out: Path) -> dict[str, Any] | None:
     lines = read_metrics(out)
     steps = max((line["step"] for line in lines), default=0)
     evaluated = [line for line in lines if any(name.startswith("eval_") for name in line)]
-    metrics = {name.removeprefix("eval_"): value for name, value in (evaluated or [{}])[-1].items() if name != "step"}
+    metrics = {
+        name.removeprefix("eval_"): value
+        for name, value in (evaluated or [{}])[-1].items()
+        if name != "step" and isinstance(value, int | float)
+    }
     losses = points(lines, "loss")[1]
     result = {
         "final": str(out / FINAL), "steps": steps, "best_step": None,

@@ -319,7 +319,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", "check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # or thousands of digits, or brackets
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}", hint) from None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: expected names and values", hint)

@@ -179,6 +179,8 @@ def test_a_saved_config_makes_the_same_run_again(cli, bert: Path, data: Path, tm
         ("prune: 3", "prune is 3; expected true or false"),
         ("betas: [1]", "expected two numbers"),
         ("lr: [", "not YAML"),
+        (f"lr: {'[' * 3000}", "not YAML"),
+        (f"lr: {'9' * 6000}", "not YAML"),
         ("just words", "expected names and values"),
         ("lr: -1", "lr is -1.0; it must be positive"),
         ("task: poetry", "unknown task poetry"),

@@ -377,6 +377,9 @@ def test_without_out_the_first_ten_are_shown(cli, titles: Path, file: Path):
     spaced = file.with_name("in two.jsonl")
     spaced.write_bytes(file.read_bytes())
     assert cli("predict", titles, spaced).out.endswith(f"'{spaced}' -o 'in two-predictions.jsonl'\n")
+    evil = file.with_name("in\x1b[2J.jsonl")  # which would clear the screen
+    evil.write_bytes(file.read_bytes())
+    assert "\x1b" not in cli("predict", titles, evil).out
 
 
 def test_excel(cli, titles: Path, tmp_path: Path):

@@ -160,7 +160,7 @@ WRITERS: dict[tuple[str, str], TextGenerator] = {}
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, precision: str, beams: int):
-    """Alone, with others, and with others of the same length. Writing has its own engines; in C, a search is a call."""
+    """Alone, with others, and with others of the same length. Writing has its own engines; in int8, one call."""
     made = WRITERS.get((precision, kernels)) or TextGenerator(model, load_task(resolve("allmask-en")), precision)
     WRITERS[precision, kernels] = made
     found: list[bool] = []
@@ -183,7 +183,7 @@ def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, 
     assert all(together) and together == [writer(text, max_new=5) for text in texts]
     assert together[0] == writer([texts[0], others[1]], max_new=5)[0]
     assert together[1] == writer([others[0], texts[1]], max_new=5)[1]
-    if kernels == "compiled" and build.has(build.AVX2):
+    if kernels == "compiled" and precision == "int8" and build.has(build.AVX2):
         assert found and all(found)  # each in one call
 
 

@@ -311,11 +311,15 @@ def test_garbage_in_the_records_of_a_run_does_not_block_it(run: Path, final: Pat
         assert driver.resume(run, quiet=True) == result
 
 
-def test_a_finished_run_with_a_damaged_result_is_reported(final: Path, tmp_path: Path, cli):
-    run = shutil.copytree(final, tmp_path / "run")
-    (run / "result.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", '{"final": 5}', '{"final": "x", "steps": 4, "metrics": {"loss": []}}'])
+def test_a_finished_run_with_a_damaged_result_is_reported(final: Path, tmp_path: Path, cli, content: str):
+    """Also one that is JSON, but no result; and with it a line of metrics that has no number."""
+    run = Path(shutil.copytree(final, tmp_path / "run"))
+    (run / "result.json").write_text(content)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "eval_loss": [1], "eval_rouge_l": 0.5}\n')
     ran = cli("finetune", "--resume", "--out", run)
-    assert ran.code == 0 and "4 steps\nlast evaluation: " in ran.out and "result.json: damaged" in ran.err
+    assert ran.code == 0 and "4 steps\nlast evaluation: rouge_l 0.5\n" in ran.out and "result.json: damaged" in ran.err
 
 
 def test_a_finished_run_with_a_damaged_model_is_made_again(final: Path, tmp_path: Path, caplog):
@@ -381,6 +385,32 @@ def test_metrics_that_are_whole_or_longer_are_not_mentioned(run: Path, caplog):
     assert "metrics.jsonl" not in caplog.text and [line["step"] for line in read_metrics(run)] == [1, 2, 2, 3, 4, 4]
     run.joinpath("metrics.jsonl").unlink()
     assert files.beginning_problem(run / "metrics.jsonl", {"bytes": 3, "sha256": ""}) == "missing"
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "result.json", "config.yaml", "checkpoints/step-00000002/state.json"]
+)
+def test_a_pipe_or_a_broken_link_in_a_run_is_refused_and_not_waited_for(run: Path, cli, name: str):
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    ran = cli("finetune", "--resume", "--out", run)
+    assert ran.code == CheckpointError.exit_code and f"{name}: a pipe, not a file" in ran.err
+    if name == "metrics.jsonl":
+        ran = cli("verify", run)
+        assert ran.code == CheckpointError.exit_code and "a pipe, not a file" in ran.out
+    (run / name).unlink()
+    (run / name).symlink_to(Path(name).name)
+    ran = cli("finetune", "--resume", "--out", run)
+    assert ran.code == CheckpointError.exit_code and f"{name}: a link that leads nowhere" in ran.err
+
+
+def test_a_finished_model_with_a_pipe_in_it_is_refused(final: Path, tmp_path: Path, cli):
+    run = shutil.copytree(final, tmp_path / "run")
+    (run / "final" / "manifest.json").unlink()
+    os.mkfifo(run / "final" / "manifest.json")
+    ran = cli("finetune", "--resume", "--out", run)
+    assert ran.code == CheckpointError.exit_code and "manifest.json: a pipe, not a file" in ran.err
+    files.sync(run / "final" / "manifest.json")  # which once waited for a writer
 
 
 def test_leftovers_are_removed_by_the_next_run(run: Path, values: dict[str, Any], tmp_path: Path):

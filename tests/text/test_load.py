@@ -221,7 +221,7 @@ def test_a_pattern_without_end_is_given_up(vocab_txt: Path, tmp_path: Path, part
     Tokenizer.load(vocab_txt).save(tmp_path / "made")
     file, pattern = tmp_path / "made" / "tokenizer.json", {"Regex": "(e+)+b"}
     parts = {"pre_tokenizer": {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}}
-    parts |= {key: {"type": "Replace", "pattern": pattern, "content": "x"} for key in ("normalizer", "decoder")}
+    parts |= {name: {"type": "Replace", "pattern": pattern, "content": "x"} for name in ("normalizer", "decoder")}
     file.write_text(json.dumps(json.loads(file.read_text()) | {part: parts[part]}))
     made = Tokenizer.load(tmp_path / "made")
     with pytest.raises(CheckpointError, match="retry-limit-in-match"):
