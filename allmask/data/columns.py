@@ -48,7 +48,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "context": ("passage", "paragraph", "article"),
     "choices": ("options", "endings"),
 }  # fmt: skip
-LAST = {"source": ("摘要",)}  # aliases where there is no other: an abstract beside a title, a summary beside its text
+LAST = {  # aliases where there is no other: 摘要 is an abstract beside a title, and a summary beside its text
+    "source": ("description", "摘要", "邮件内容", "邮件正文", "新闻内容", "文章内容"),
+    "target": ("synopsis", "邮件标题", "邮件主题", "新闻标题", "文章标题"),
+    "text": ("评论内容",),
+    "label": ("情感倾向",),
+}
 FIELDS = (*ALIASES, "question", "answer", "answers", "start", "id")  # what --columns may name
 _OTHER_TASKS = {"label": "classify", "tags": "tag"}  # for a file that has this field and no target
 _NEXT_FIELD = re.compile(r",(?=\s*\w+\s*=)")
@@ -278,7 +283,7 @@ def _absent(names: Sequence[str], columns: Sequence[str], fit: Fit, where: str) 
 
 
 def _containing(name: str, columns: Sequence[str]) -> str | None:
-    """Return the only column with a field or its alias as part of its name: "Mail body", 邮件正文."""
+    """Return the only column with a field or its alias as part of its name: "Mail body", 来信正文."""
     known = {name, *ALIASES.get(name, ())}
     found = [
         column for column in columns
