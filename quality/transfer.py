@@ -3,6 +3,9 @@
     python quality/transfer.py titles --out quality-runs/transfer                # docstrings, 200 to 3,000 pairs
     python quality/transfer.py reading --data FOLDER --out quality-runs/transfer # sst2, wnut17, chnsenticorp in FOLDER
 
+A model that has never written quotes its texts for two more epochs by default. Titles are also learnt without that
+(`--quote 0`), so that both starts can be compared after as many steps.
+
 Every run is `allmask finetune` with its defaults and 3 epochs, chosen on dev and scored on test. Docstrings are in none
 of the texts that the weights were trained on. Finished runs are in results.jsonl and are not repeated, so the command
 can be stopped at any time.
@@ -29,6 +32,7 @@ PAIRS = (200, 1000, 3000)
 DEV, TEST = 200, 400
 FILES = 240  # parsed, of each package
 EPOCHS = 3
+WRITERS = [("minilm", ", unquoted", ("--quote", 0)), ("minilm", "", ()), ("allmask-en", "", ())]
 STARTS = {"en": ("minilm", "allmask-en"), "zh": ("bge-small-zh", "allmask-zh")}
 
 
@@ -58,6 +62,7 @@ class Run:
     data: Path  # a folder with train, dev and test files
     train: str  # the name of the file to train on
     seed: int
+    options: tuple[Any, ...] = ()  # others than the defaults
 
 
 class Results:
@@ -80,7 +85,7 @@ class Results:
         suffix = Path(run.train).suffix
         words = ["finetune", run.start, "--task", run.task, "--data", run.data / run.train]
         words += ["--eval", run.data / f"dev{suffix}", "--epochs", EPOCHS, "--seed", run.seed, "--out", folder]
-        allmask(*words, "--quiet")
+        allmask(*words, *run.options, "--quiet")
         seconds = time.monotonic() - began
         found = json.loads(allmask("evaluate", folder / "final", run.data / f"test{suffix}", "--json", "--quiet"))
         row = {**key, "seconds": round(seconds), "scores": found}
@@ -123,16 +128,17 @@ def titles(results: Results) -> None:
     folder = results.out / "docstrings"
     docstrings(folder)
     rows, lead = [], 0.0
-    curves: dict[str, list[float]] = {start: [] for start in STARTS["en"]}
+    curves: dict[str, list[float]] = {f"from {start}{how}": [] for start, how, _ in WRITERS}
     for pairs in PAIRS:
-        for start in STARTS["en"]:
-            run = Run(f"docstrings-{pairs}", start, "title", folder, f"train-{pairs}.jsonl", 1)
+        for start, how, options in WRITERS:
+            run = Run(f"docstrings-{pairs}{how}", start, "title", folder, f"train-{pairs}.jsonl", 1, options)
             found = results.run(run)
             scores = found["scores"]["scores"]
             lead = scores["lead sentence"]["rouge_l"]
-            curves[start].append(scores["model"]["rouge_l"])
+            curves[f"from {start}{how}"].append(scores["model"]["rouge_l"])
             length = f"{scores['model']['length']:.1f} ({scores['model']['reference_length']:.1f})"
-            rows.append([f"{pairs:,}", start, f"{curves[start][-1]:.1f}", length, str(found["seconds"])])
+            rouge_l = f"{scores['model']['rouge_l']:.1f}"
+            rows.append([f"{pairs:,}", start + how, rouge_l, length, str(found["seconds"])])
     print(common.table(["pairs", "start", "ROUGE-L", "words (people's)", "seconds"], rows))
     print(f"first sentence: {lead:.1f}")
     draw(curves, lead, results.out / "transfer.png")
@@ -145,8 +151,8 @@ def draw(curves: dict[str, list[float]], lead: float, file: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for (start, values), colour in zip(curves.items(), ("#8B93A1", "#5B84D7"), strict=True):
-        axes.plot(PAIRS, values, "o-", color=colour, label=f"from {start}")
+    for (start, values), colour in zip(curves.items(), ("#C9CED6", "#8B93A1", "#5B84D7"), strict=True):
+        axes.plot(PAIRS, values, "o-", color=colour, label=start)
     axes.axhline(lead, color="#E39A57", linestyle="--", label="first sentence of the text")
     axes.set_xscale("log")
     axes.set_xticks(PAIRS, [f"{pairs:,}" for pairs in PAIRS])
@@ -160,9 +166,9 @@ def draw(curves: dict[str, list[float]], lead: float, file: Path) -> None:
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def reading(results: Results, data: Path, chinese: str, seeds: int) -> None:
+def reading(results: Results, data: Path, chinese: str, seeds: int, only: Sequence[str]) -> None:
     rows = []
-    for name, kind in SETS.items():
+    for name, kind in [(name, SETS[name]) for name in only]:
         folder = results.out / name
         for part in ("train", "dev", "test"):
             write_head(data / name / f"{part}.{kind.suffix}", folder / f"{part}.{kind.suffix}", getattr(kind, part))
@@ -192,6 +198,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=("titles", "reading"))
     parser.add_argument("--data", type=Path, help="a folder with the data sets, for reading")
     parser.add_argument("--chinese", default="bge-small-zh", help="the folder of bge-small-zh, for reading")
+    parser.add_argument("--only", nargs="+", choices=SETS, default=list(SETS), help="data sets, for reading")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(words)
@@ -201,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     elif args.data is None:
         parser.error("name the data sets with --data")
     else:
-        reading(results, args.data, args.chinese, args.seeds)
+        reading(results, args.data, args.chinese, args.seeds, args.only)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Each step trains one of these objectives, in the shares of the config file:
     quote    read a text, write one of its central sentences
     title    read a text, write its title
     embed    bidirectional: the vector of a text is nearest to that of its own title (InfoNCE within the batch)
+    keep     sentences and titles, bidirectional: the hidden states stay near those of another model, the teacher
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +58,8 @@ FRAMES = 3  # special tokens around a row, at most
 QUOTED = 20_000  # quotations
 TEMPERATURE = 0.05  # of InfoNCE
 EVALUATED = 64  # held-out titles, and rows of held-out text
+KEPT = (4, 48)  # tokens of a sentence that `keep` reads
+REPLACED = 0.3  # of the tokens of every second sentence, by random words: so all of the vocabulary is read
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,12 @@ class Config:
         tuple[str, float | None]
     ]  # files of source and target, for quote, title and embed; see `read_pairs`
     dev_pairs: str  # its first records are for evaluations only
+    teacher: str | None = None  # the model whose reading `keep` preserves; of the same layout as the start
+    blend: Mapping[str, float] = field(default_factory=dict)  # how much of the teacher the start gets, see `blended`
+    keep_weight: float = 1.0  # of the loss
+    kept_layers: Sequence[int] = ()  # after which hidden states are compared, 1 is the first; none: the last
+    take_last: bool = False  # keep the weights of the last step, not those of the best evaluation: it knows no `keep`
+    freeze_tokens: bool = False  # the token embedding, and with it the tied output layer, stays as it is
     quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
     steps: int = 3000
     batch_tokens: int = 4096
@@ -112,8 +122,9 @@ class Config:
             values[name] = [(str(file), limit) for pattern, limit in entries for file in _found(data, pattern)]
         values["dev_pairs"] = str(data / values["dev_pairs"])
         values["calibrate"] = [str(data / file) for file in values.get("calibrate", ())]
-        if (data / values["start"]).is_dir():
-            values["start"] = str(data / values["start"])
+        for name in ("start", "teacher"):
+            if values.get(name) and (data / values[name]).is_dir():
+                values[name] = str(data / values[name])
         return cls(**values)
 
 
@@ -222,9 +233,108 @@ class Embeddings(Part):
         return Compared(pack([_read_only(ids) for ids in texts]))
 
 
-def _read_only(ids: Sequence[int]) -> Example:
+def _read_only(ids: Sequence[int] | np.ndarray) -> Example:
     zeros = np.zeros(len(ids))
     return Example(np.array(ids), zeros, zeros, np.full(len(ids), NO_LABEL))
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model whose hidden states are to be kept, and how."""
+
+    model: Model
+    layers: Sequence[int]
+    weight: float
+
+    @classmethod
+    def of(cls, config: Config) -> Teacher | None:
+        if config.teacher is None:
+            return None
+        model = allmask.load(config.teacher).requires_grad_(False).eval()
+        return cls(model, config.kept_layers or [model.config.layers], config.keep_weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Texts in one row, each read in both directions by the model that is trained and by its teacher."""
+
+    row: Batch
+    teacher: Teacher
+
+    @property
+    def tokens(self) -> int:
+        return self.row.tokens
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"keep": 1}
+
+    def to(self, device: torch.device | str) -> Kept:
+        return replace(self, row=self.row.to(device))
+
+    def loss(self, model: Model) -> Tensor:
+        """The squared distance between hidden states, as a share of the teacher's own square.
+
+        Of all tokens after each of the layers; after the last one also of the first token of each text, which
+        classifiers read, through the pooler and without, and of the mean of its tokens.
+        """
+        with torch.no_grad():
+            wanted = self.states(self.teacher.model)
+        found = self.states(model)
+        total = sum(map(_relative_distance, found, wanted), start=torch.zeros(()))
+        return self.teacher.weight * total / len(found)
+
+    def states(self, model: Model) -> list[Tensor]:
+        row = self.row
+        with hidden_states(model.body.layers, self.teacher.layers) as found:
+            hidden = model.body(row.ids, row.mask, None, row.segments)[0].float()
+        group = row.mask.group[0]
+        sums = hidden.new_zeros(int(group.max()) + 1, hidden.shape[-1]).index_add(0, group, hidden)
+        firsts = hidden[row.mask.position[0] == 0]
+        states = [*(one[0] for one in found), F.normalize(sums, dim=-1), firsts]
+        return states if model.pooler is None else [*states, model.pooler(firsts)]
+
+
+def _relative_distance(found: Tensor, wanted: Tensor) -> Tensor:
+    return (found.float() - wanted.float()).square().sum() / wanted.float().square().sum()
+
+
+@contextmanager
+def hidden_states(layers: Sequence[torch.nn.Module], numbers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Collect what these layers return while the model is called; 1 is the first layer."""
+    found: list[Tensor] = []
+    hooks = [layers[number - 1].register_forward_hook(lambda *call: found.append(call[2][0])) for number in numbers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass
+class Sentences(Part):
+    """Texts that are read as the teacher reads them; of every second one some tokens are replaced by random words."""
+
+    texts: list[np.ndarray]  # ids with special tokens
+    words: np.ndarray  # ids
+    teacher: Teacher
+    seed: int
+
+    @cached_property
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        return [len(ids) for ids in self.texts]
+
+    def batch(self, numbers: Sequence[int], epoch: int) -> Kept:
+        rng = np.random.default_rng([self.seed, epoch, *numbers])
+        rows = []
+        for number in numbers:
+            ids = self.texts[number]
+            if rng.random() < 0.5:
+                chosen = rng.random(len(ids)) < REPLACED
+                chosen[[0, -1]] = False
+                ids = np.where(chosen, rng.choice(self.words, len(ids)), ids)
+            rows.append(_read_only(ids))
+        return Kept(pack(rows), self.teacher)
 
 
 @dataclass
@@ -237,6 +347,7 @@ class Every:
     evaluator: Evaluator
     embed_tokens: int
     quote_until: float = 1.0
+    take_last: bool = False
 
     @property
     def lengths(self) -> np.ndarray:
@@ -278,15 +389,18 @@ class Every:
         return self.parts[drawn.objective].batch(drawn.numbers, drawn.epoch)
 
     def evaluate(self, model: Model, step: int) -> Score:
-        return self.evaluator(model)
+        score = self.evaluator(model)
+        return replace(score, value=step) if self.take_last else score
 
 
 def _losses(model: Model, batch: Any, smoothing: float) -> Losses:
-    return {"embed": (batch.loss(model), 1)} if isinstance(batch, Compared) else losses_of(model, batch, smoothing)
+    if isinstance(batch, Compared | Kept):
+        return {name: (batch.loss(model), 1) for name in batch.counts}
+    return losses_of(model, batch, smoothing)
 
 
 def _operations(model: Model, batch: Any) -> int:
-    return StepSpec().operations(model, batch.row if isinstance(batch, Compared) else batch)
+    return StepSpec().operations(model, batch.row if isinstance(batch, Compared | Kept) else batch)
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
@@ -331,12 +445,30 @@ def parts_of(
     made["quote"] = lambda: Pairs(task.examples(tokenizer, quotations(quoted, task.max_source, rng)), "quote")
     made["title"] = lambda: Pairs(task.examples(tokenizer, records), "title")
     made["embed"] = lambda: Embeddings(_framed_pairs(config, tokenizer, records))
+    made["keep"] = lambda: sentences_of(config, tokenizer, rows, records)
     return {name: made[name]() for name, share in config.shares.items() if share > 0}
 
 
 def row_part(name: str, config: Config, tokenizer: Tokenizer, rows: Windows) -> Rows:
     options = {"share": config.masked} if name == "mlm" else {}
     return Rows(OBJECTIVES[name](Vocabulary.of(tokenizer), **options), rows, config.seed)
+
+
+def sentences_of(config: Config, tokenizer: Tokenizer, rows: Windows, records: Sequence[Record]) -> Sentences:
+    """All sentences of the rows of text, and the titles."""
+    teacher = Teacher.of(config)
+    if teacher is None:
+        raise SystemExit("keep: name a teacher")
+    begin, end = [tokenizer.begin_id], [tokenizer.end_id]
+    inner = (np.split(rows[number], rows.sentences(number)[1:]) for number in range(len(rows)))
+    texts = [sentence for parts in inner for sentence in parts if KEPT[0] <= len(sentence) <= KEPT[1]]
+    titles = tokenizer.encode_batch([record.fields["target"] for record in records], special=False)
+    texts += [np.array(one.ids[: config.max_target]) for one in titles]
+    pieces = tokenizer.backend.get_vocab().items()
+    words = [id for piece, id in pieces if piece.isascii() and piece.removeprefix("##").isalpha()]
+    framed = [np.concatenate([begin, ids, end]) for ids in texts]
+    print(f"keep: {len(texts):,} sentences and titles, {len(words):,} words", flush=True)
+    return Sentences(framed, np.array(sorted(words)), teacher, config.seed)
 
 
 def _framed_pairs(config: Config, tokenizer: Tokenizer, records: Sequence[Record]) -> list[tuple[list[int], list[int]]]:
@@ -405,6 +537,10 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
         texts = (text for record in records for text in record.fields.values())
         model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts, config.fewest))
         print(f"vocabulary: {model.config.vocab_size:,} tokens", flush=True)
+    if config.blend:
+        blended(model, allmask.load(str(config.teacher)), config.blend)
+    if config.freeze_tokens:
+        model.body.embedding.tokens.weight.requires_grad_(False)
     if model.lm_head is not None:
         return model
     model.config = replace(model.config, tied=config.tied)
@@ -416,6 +552,21 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
     counts = torch.bincount(torch.tensor([id for one in encoded for id in one.ids]), minlength=model.config.vocab_size)
     expect_frequencies(model, counts)
     return model
+
+
+@torch.no_grad()
+def blended(model: Model, teacher: Model, shares: Mapping[str, float]) -> None:
+    """Move weights towards those of the teacher: of the `tokens`, of the `layers`, or of a layer by its number.
+
+    The share 1 makes them equal. `layers` are all layers without a number of their own, and the other embeddings.
+    """
+    theirs = dict(teacher.named_parameters())
+    for name, weight in model.named_parameters():
+        if not name.startswith("body."):
+            continue
+        part = name.split(".")[2]
+        share = shares.get(f"{int(part) + 1}" if part.isdigit() else part, shares.get("layers", 0.0))
+        weight.lerp_(theirs[name], share)
 
 
 def run(config: Config, out: Path, precision: str) -> None:
@@ -432,7 +583,9 @@ def run(config: Config, out: Path, precision: str) -> None:
     parts = parts_of(config, tokenizer, task, rows, held_out)
     judged = {name: row_part(name, config, tokenizer, others) for name in ("mlm", "causal")}
     evaluator = Evaluator(task, held_out, judged)
-    work = Every(parts, config.shares, config.steps, evaluator, config.embed_tokens, config.quote_until)
+    work = Every(
+        parts, config.shares, config.steps, evaluator, config.embed_tokens, config.quote_until, config.take_last
+    )
     settings = Settings(
         steps=config.steps, batch_tokens=config.batch_tokens, lr=config.lr, layer_decay=config.layer_decay,
         warmup=config.warmup, dropout=config.dropout, seed=config.seed, precision=precision,

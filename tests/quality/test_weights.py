@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import weights
+from allmask import Mask
 from allmask.inference import embed
 from allmask.model import load
 from tests import tiny
@@ -50,6 +52,53 @@ def test_compared_vectors_are_those_of_embed(bert: Path):
     assert torch.allclose(batch.loss(model), by_hand, atol=1e-4)
 
 
+@pytest.fixture
+def teacher(bert: Path) -> weights.Teacher:
+    return weights.Teacher(load(bert).requires_grad_(False).eval(), [1, 2], 2.0)
+
+
+def test_a_model_that_reads_like_its_teacher_loses_nothing(bert: Path, teacher: weights.Teacher):
+    texts = [teacher.model.tokenizer.encode(text).ids for text in ("the mask decides", "every role", "北京 欢迎 你")]
+    part = weights.Sentences([*map(np.array, texts)], np.arange(10, 20), teacher, seed=1)
+    batch = part.batch([0, 1, 2], 0)
+    model = load(bert)
+    assert batch.loss(model).item() == 0
+    with torch.no_grad():
+        model.body.layers[1].feed_forward_norm.bias.add_(0.1)
+    found, wanted = batch.states(model), batch.states(teacher.model)
+    by_hand = [((a - b) ** 2).sum() / (b**2).sum() for a, b in zip(found, wanted, strict=True)]
+    assert by_hand[0] == 0 and batch.loss(model).item() == pytest.approx(2 * sum(by_hand).item() / len(by_hand))
+    alone = [load(bert).body(torch.tensor([ids]), Mask.bidirectional(torch.ones(1, len(ids)) > 0))[0] for ids in texts]
+    plain = weights.Kept(weights.pack([*map(weights._read_only, texts)]), teacher)
+    assert torch.allclose(plain.states(teacher.model)[1], torch.cat(alone), atol=1e-5)
+    assert torch.allclose(plain.states(teacher.model)[3], torch.stack([one[0] for one in alone]), atol=1e-5)
+
+
+def test_tokens_are_replaced_but_not_the_frame(teacher: weights.Teacher):
+    ids = np.array([1, *[5] * 200, 2])
+    part = weights.Sentences([ids] * 50, np.array([7, 8]), teacher, seed=1)
+    row = part.batch(range(50), 0).row.ids.view(50, -1)
+    assert torch.equal(row[:, 0], torch.full((50,), 1)) and torch.equal(row[:, -1], torch.full((50,), 2))
+    shares = (row[:, 1:-1] != 5).float().mean(1)
+    assert 10 < (shares > 0).sum() < 40 and shares[shares > 0].mean() == pytest.approx(weights.REPLACED, abs=0.03)
+    assert not torch.equal(row, part.batch(range(50), 1).row.ids.view(50, -1))
+
+
+def test_a_start_between_two_models(bert: Path):
+    model, other = load(bert), load(bert)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(1.0)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    weights.blended(model, other, {"tokens": 0.5, "layers": 0.25, "2": 1.0})
+    moved = {name: (weight - before[name]).mean().item() for name, weight in model.named_parameters()}
+    assert moved["body.embedding.tokens.weight"] == pytest.approx(0.5)
+    assert moved["body.embedding.positions.weight"] == pytest.approx(0.25)
+    assert moved["body.layers.0.attention.query.weight"] == pytest.approx(0.25)
+    assert moved["body.layers.1.attention.query.weight"] == pytest.approx(1.0)
+    assert all(value == 0 for name, value in moved.items() if not name.startswith("body."))
+
+
 def test_reciprocal_rank():
     texts, titles = torch.eye(3), torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0.9, 0.6, 0.1]])
     assert weights.mean_reciprocal_rank(texts, titles) == pytest.approx((1 + 1 / 2 + 1) / 3)
@@ -66,7 +115,8 @@ def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path, monkeypa
         "name": "both", "start": str(bert), "steps": 12, "batch_tokens": 64, "length": 16, "max_source": 9,
         "max_target": 5, "embed_source": 9, "held_out": 0.2, "text": ["text.txt"], "pairs": ["pairs.jsonl"],
         "dev_pairs": "dev.jsonl", "save_every": 4, "evaluations": 1,
-        "shares": dict.fromkeys(("title", "quote", "mlm", "causal", "prefix", "embed"), 1),
+        "shares": dict.fromkeys(("title", "quote", "mlm", "causal", "prefix", "embed", "keep"), 1),
+        "teacher": str(bert), "blend": {"tokens": 0.5}, "freeze_tokens": True,
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     words = [str(tmp_path / "config.yaml"), "--data", str(tmp_path), "--precision", "fp32"]
