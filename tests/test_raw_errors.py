@@ -129,6 +129,19 @@ def test_messages_of_errors_and_names_of_tensors(folder: Path, tmp_path: Path, c
     assert ran.code == 4 and "\\x1b[2J" in ran.err and not RAW.search(ran.err + ran.out)
 
 
+def test_warnings_of_the_library(folder: Path, tmp_path: Path, cli):
+    """`inspect` shows what is logged, too: here of a token that the model has no embedding for."""
+    shutil.copytree(folder, tmp_path / "model", ignore=CHECKED)
+    file = tmp_path / "model" / "tokenizer.json"
+    made = json.loads(file.read_text())
+    number = max(made["model"]["vocab"].values()) + 1
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    made["added_tokens"].append({"id": number, "content": EVIL, "special": True, **flags})
+    file.write_text(json.dumps(made))
+    ran = cli("inspect", tmp_path / "model")
+    assert ran.code == 0 and "no embedding for \\x1b[2J" in ran.err and not RAW.search(ran.err + ran.out)
+
+
 def test_tokens_of_a_vocabulary(folder: Path, tmp_path: Path, cli):
     """A hostile vocabulary cannot speak to the terminal through predictions."""
     shutil.copytree(resolve("allmask-en"), tmp_path / "model", ignore=CHECKED)

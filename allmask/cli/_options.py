@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from allmask.cli import Quiet, hush
+from allmask.cli import Quiet, hush, show_log
 from allmask.options import CommandOptions, Option, as_text, described
 from allmask.registry import TASKS
 from allmask.runs.options import GUESTS, TASKS_OF, Entry, Run, hints_of
@@ -134,6 +134,7 @@ def hushing(command: Any) -> Callable[..., Any]:
     @wraps(command)
     def run(*args: Any, **given: Any) -> Any:
         hush(bool(given.get("quiet") if declared else given.pop("quiet")))
+        show_log(quiet=True)  # warnings, with control characters escaped; a command may ask for more
         return command(*args, **given)
 
     parameters = list(signature.parameters.values())

@@ -25,6 +25,7 @@ _TIMES, _TIMES_DENSE = 50, 80  # how often its file, for larger ones; without th
 _MAX_GROWTH = 512.0  # characters that one character may become; ALBERT has 324, others 18 or fewer
 _UNICODE = 18.0  # characters that NFKD makes of U+FDFA, the longest
 _MAX_FRAME = 64  # special tokens around a text
+_MAX_WORD = 1_000  # characters of a word that WordPiece cuts; BERT has 100
 _HINT = "no known tokenizer needs that; get the model from a source you trust"
 
 
@@ -56,6 +57,13 @@ def check_added(path: Path, tokens: Collection[str]) -> None:
     if len(tokens) > _MAX_ADDED or size > _MAX_ADDED_TEXT:
         most = f"at most {_MAX_ADDED:,} with {_MAX_ADDED_TEXT:,} are read"
         raise CheckpointError(f"{path}: {len(tokens):,} added tokens with {size:,} characters; {most}", _HINT)
+
+
+def check_longest_word(path: Path, characters: Any) -> None:
+    """Refuse a WordPiece model that cuts very long words into pieces: the time grows with the cube of their length."""
+    if isinstance(characters, int) and characters > _MAX_WORD:
+        what = f"max_input_chars_per_word is {characters:,}; at most {_MAX_WORD:,}"
+        raise CheckpointError(f"{path}: {what}", _HINT)
 
 
 def _nodes(pieces: Collection[str]) -> int:

@@ -38,6 +38,7 @@ from allmask.text.limits import (
     check_charsmap,
     check_frame,
     check_growth,
+    check_longest_word,
     check_pieces,
 )
 from allmask.text.sentencepiece import USER_DEFINED, Pieces, read_pieces
@@ -316,6 +317,7 @@ def _check_tokenizer_json(path: Path, text: str) -> list[Any]:
         _check_ids(path, vocabulary)
     elif isinstance(vocabulary, list):  # of a unigram model
         check_pieces(path, [str(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry], unigram=True)
+    check_longest_word(path, model.get("max_input_chars_per_word"))
     for name in ("normalizer", "decoder"):
         check_growth(path, name, data.get(name))
     added = data.get("added_tokens") or []

@@ -387,9 +387,7 @@ def test_metrics_that_are_whole_or_longer_are_not_mentioned(run: Path, caplog):
     assert files.beginning_problem(run / "metrics.jsonl", {"bytes": 3, "sha256": ""}) == "missing"
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "result.json", "config.yaml", "checkpoints/step-00000002/state.json"]
-)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "checkpoints/step-00000002/state.json"])
 def test_a_pipe_or_a_broken_link_in_a_run_is_refused_and_not_waited_for(run: Path, cli, name: str):
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)

@@ -127,6 +127,7 @@ FAULTS = {
     "bad regular expression": damage(
         pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
     ),
+    "longest word": damage_model(max_input_chars_per_word=30_000),
     "panic while loading": damage(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
     "panic in use": damage(
         post_processor={
