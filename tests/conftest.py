@@ -120,17 +120,19 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """`cli("mask", "prefix", …)` runs the command line here and returns its exit code, stdout and stderr."""
     from allmask.cli.main import main
 
-    logger = logging.getLogger("allmask")  # a command takes its messages for itself
-    before = logger.handlers, logger.level, logger.propagate
+    logger = logging.getLogger("allmask")
 
     def run(*words: object) -> Ran:
+        before = logger.handlers, logger.level, logger.propagate  # a command takes its messages for itself
         capsys.readouterr()
-        code = main([str(word) for word in words])
+        try:
+            code = main([str(word) for word in words])
+        finally:
+            logger.handlers, logger.level, logger.propagate = before
         return Ran(code, *capsys.readouterr())
 
-    yield run
-    logger.handlers, logger.level, logger.propagate = before
+    return run
