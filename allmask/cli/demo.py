@@ -71,7 +71,7 @@ def _finish(as_json: bool, result: dict[str, Any], commands: list[list[str]]) ->
 
 def commands_for_demo(final: str, out: Path) -> list[list[str]]:
     """Return commands that use the model and the data of a demo; each runs as it is printed."""
-    text = "The file is read line by line, and bad lines are skipped."
+    text = "The lines of the file are parsed one after another. Lines that cannot be parsed are skipped."
     commands = [
         ["demo", "--text", str(out / "texts.txt"), "--out", str(out)],
         ["generate", final, "--text", text, "--beams", "4"],
