@@ -20,8 +20,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -77,7 +76,6 @@ class Config:
     teacher: str | None = None  # the model whose reading `keep` preserves; of the same layout as the start
     blend: Mapping[str, float] = field(default_factory=dict)  # how much of the teacher the start gets, see `blended`
     keep_weight: float = 1.0  # of the loss
-    kept_layers: Sequence[int] = ()  # after which hidden states are compared, 1 is the first; none: the last
     take_last: bool = False  # keep the weights of the last step, not those of the best evaluation: it knows no `keep`
     freeze_tokens: bool = False  # the token embedding, and with it the tied output layer, stays as it is
     quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
@@ -238,20 +236,11 @@ def _read_only(ids: Sequence[int] | np.ndarray) -> Example:
     return Example(np.array(ids), zeros, zeros, np.full(len(ids), NO_LABEL))
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """A model whose hidden states are to be kept, and how."""
+class Teacher(NamedTuple):
+    """A model whose hidden states are to be kept."""
 
     model: Model
-    layers: Sequence[int]
-    weight: float
-
-    @classmethod
-    def of(cls, config: Config) -> Teacher | None:
-        if config.teacher is None:
-            return None
-        model = allmask.load(config.teacher).requires_grad_(False).eval()
-        return cls(model, config.kept_layers or [model.config.layers], config.keep_weight)
+    weight: float  # of the loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,8 +264,8 @@ class Kept:
     def loss(self, model: Model) -> Tensor:
         """The squared distance between hidden states, as a share of the teacher's own square.
 
-        Of all tokens after each of the layers; after the last one also of the first token of each text, which
-        classifiers read, through the pooler and without, and of the mean of its tokens.
+        Of all tokens, of the mean of each text, and of its first token, which classifiers read, with and without the
+        pooler.
         """
         with torch.no_grad():
             wanted = self.states(self.teacher.model)
@@ -286,29 +275,16 @@ class Kept:
 
     def states(self, model: Model) -> list[Tensor]:
         row = self.row
-        with hidden_states(model.body.layers, self.teacher.layers) as found:
-            hidden = model.body(row.ids, row.mask, None, row.segments)[0].float()
+        hidden = model.body(row.ids, row.mask, None, row.segments)[0].float()
         group = row.mask.group[0]
         sums = hidden.new_zeros(int(group.max()) + 1, hidden.shape[-1]).index_add(0, group, hidden)
         firsts = hidden[row.mask.position[0] == 0]
-        states = [*(one[0] for one in found), F.normalize(sums, dim=-1), firsts]
+        states = [hidden, F.normalize(sums, dim=-1), firsts]
         return states if model.pooler is None else [*states, model.pooler(firsts)]
 
 
 def _relative_distance(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found.float() - wanted.float()).square().sum() / wanted.float().square().sum()
-
-
-@contextmanager
-def hidden_states(layers: Sequence[torch.nn.Module], numbers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Collect what these layers return while the model is called; 1 is the first layer."""
-    found: list[Tensor] = []
-    hooks = [layers[number - 1].register_forward_hook(lambda *call: found.append(call[2][0])) for number in numbers]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return (found - wanted).square().sum() / wanted.square().sum()
 
 
 @dataclass
@@ -456,9 +432,9 @@ def row_part(name: str, config: Config, tokenizer: Tokenizer, rows: Windows) -> 
 
 def sentences_of(config: Config, tokenizer: Tokenizer, rows: Windows, records: Sequence[Record]) -> Sentences:
     """All sentences of the rows of text, and the titles."""
-    teacher = Teacher.of(config)
-    if teacher is None:
+    if config.teacher is None:
         raise SystemExit("keep: name a teacher")
+    teacher = Teacher(allmask.load(config.teacher).requires_grad_(False).eval(), config.keep_weight)
     begin, end = [tokenizer.begin_id], [tokenizer.end_id]
     inner = (np.split(rows[number], rows.sentences(number)[1:]) for number in range(len(rows)))
     texts = [sentence for parts in inner for sentence in parts if KEPT[0] <= len(sentence) <= KEPT[1]]
@@ -556,17 +532,12 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
 
 @torch.no_grad()
 def blended(model: Model, teacher: Model, shares: Mapping[str, float]) -> None:
-    """Move weights towards those of the teacher: of the `tokens`, of the `layers`, or of a layer by its number.
-
-    The share 1 makes them equal. `layers` are all layers without a number of their own, and the other embeddings.
-    """
+    """Interpolate the weights of the `tokens` and of the `layers`, with the other embeddings; 1 is the teacher."""
     theirs = dict(teacher.named_parameters())
     for name, weight in model.named_parameters():
-        if not name.startswith("body."):
-            continue
-        part = name.split(".")[2]
-        share = shares.get(f"{int(part) + 1}" if part.isdigit() else part, shares.get("layers", 0.0))
-        weight.lerp_(theirs[name], share)
+        if name.startswith("body."):
+            part = "tokens" if name.startswith("body.embedding.tokens.") else "layers"
+            weight.lerp_(theirs[name], shares.get(part, 0.0))
 
 
 def run(config: Config, out: Path, precision: str) -> None:

@@ -356,7 +356,7 @@ def _seal(values: Mapping[str, Any]) -> str:
 
 
 class UsualReading(NamedTuple):
-    """What a run read, and how it was told to (--columns, --label-names, --encoding); nothing for other models."""
+    """The training file of a run and the options it was read with; empty for a model that is not of a run."""
 
     columns: dict[str, str]  # by field
     label_names: str | None = None

@@ -73,9 +73,9 @@ def finish(jobs: Sequence[Job], error: BaseException | None = None) -> None:
     for job in jobs:
         job.gone = job.gone or error is not None
         loops.setdefault(job.future.get_loop(), []).append(job)
-    for loop, its in loops.items():
+    for loop, waiting in loops.items():
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(_deliver, its, error)
+            loop.call_soon_threadsafe(_deliver, waiting, error)
 
 
 def _deliver(jobs: Sequence[Job], error: BaseException | None) -> None:

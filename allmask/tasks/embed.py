@@ -61,8 +61,8 @@ def open_served_embedder(opened: ModelFolder, precision: str = "auto") -> Embedd
     It is fast where one call of the kernels computes all layers. It is close if the lowest cosine of the vectors of
     SAMPLES to those of fp32 is at least CLOSE; that is tried here and takes a small part of a second.
     """
-    able = opened.model.device.type == "cpu" and opened.model.config.family not in ("lstm", "elmo") and int8.library()
-    if precision == "auto" and able:
+    has_int8 = opened.model.device.type == "cpu" and opened.model.config.family not in ("lstm", "elmo")
+    if precision == "auto" and has_int8 and int8.library():
         embedder = open_embedder(opened, "int8")
         if getattr(embedder.frozen.body, "whole", None) is not None:
             cosine = embedder.lowest_cosine(SAMPLES)

@@ -54,7 +54,7 @@ def test_compared_vectors_are_those_of_embed(bert: Path):
 
 @pytest.fixture
 def teacher(bert: Path) -> weights.Teacher:
-    return weights.Teacher(load(bert).requires_grad_(False).eval(), [1, 2], 2.0)
+    return weights.Teacher(load(bert).requires_grad_(False).eval(), 2.0)
 
 
 def test_a_model_that_reads_like_its_teacher_loses_nothing(bert: Path, teacher: weights.Teacher):
@@ -67,11 +67,11 @@ def test_a_model_that_reads_like_its_teacher_loses_nothing(bert: Path, teacher: 
         model.body.layers[1].feed_forward_norm.bias.add_(0.1)
     found, wanted = batch.states(model), batch.states(teacher.model)
     by_hand = [((a - b) ** 2).sum() / (b**2).sum() for a, b in zip(found, wanted, strict=True)]
-    assert by_hand[0] == 0 and batch.loss(model).item() == pytest.approx(2 * sum(by_hand).item() / len(by_hand))
+    assert min(by_hand) > 0 and batch.loss(model).item() == pytest.approx(2 * sum(by_hand).item() / len(by_hand))
     alone = [load(bert).body(torch.tensor([ids]), Mask.bidirectional(torch.ones(1, len(ids)) > 0))[0] for ids in texts]
     plain = weights.Kept(weights.pack([*map(weights._read_only, texts)]), teacher)
-    assert torch.allclose(plain.states(teacher.model)[1], torch.cat(alone), atol=1e-5)
-    assert torch.allclose(plain.states(teacher.model)[3], torch.stack([one[0] for one in alone]), atol=1e-5)
+    assert torch.allclose(plain.states(teacher.model)[0], torch.cat(alone), atol=1e-5)
+    assert torch.allclose(plain.states(teacher.model)[2], torch.stack([one[0] for one in alone]), atol=1e-5)
 
 
 def test_tokens_are_replaced_but_not_the_frame(teacher: weights.Teacher):
@@ -90,12 +90,12 @@ def test_a_start_between_two_models(bert: Path):
         for weight in other.parameters():
             weight.add_(1.0)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    weights.blended(model, other, {"tokens": 0.5, "layers": 0.25, "2": 1.0})
+    weights.blended(model, other, {"tokens": 0.5, "layers": 0.25})
     moved = {name: (weight - before[name]).mean().item() for name, weight in model.named_parameters()}
     assert moved["body.embedding.tokens.weight"] == pytest.approx(0.5)
     assert moved["body.embedding.positions.weight"] == pytest.approx(0.25)
     assert moved["body.layers.0.attention.query.weight"] == pytest.approx(0.25)
-    assert moved["body.layers.1.attention.query.weight"] == pytest.approx(1.0)
+    assert moved["body.layers.1.attention.query.weight"] == pytest.approx(0.25)
     assert all(value == 0 for name, value in moved.items() if not name.startswith("body."))
 
 
