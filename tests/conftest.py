@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.warm_python import warm_python
 
+MEMORY = Path("/dev/shm")  # files that are kept in memory, in Linux
+ROOM = 3 << 30  # bytes; all files of a run are less than half of that
 # A busy machine is not a bug: neither a slow example nor slow drawing is.
 settings.register_profile("allmask", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("allmask")
@@ -42,14 +45,29 @@ os.fsync = lambda handle: None  # waiting for the disk shows nothing here: tests
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have one warm Python for all workers, which the process that starts them passes on."""
+    """Have one folder for temporary files and one warm Python, which the process that starts the workers passes on.
+
+    With TMPDIR set, temporary files are there, and those of tests that failed are kept.
+    """
     if hasattr(config, "workerinput"):
         config.stash[PYTHON] = config.workerinput["python"]
         return
     stack = ExitStack()
     config.add_cleanup(stack.close)
+    if "TMPDIR" not in os.environ and _has_room(MEMORY):
+        tempfile.tempdir = stack.enter_context(TemporaryDirectory(prefix="allmask-", dir=MEMORY))
+        os.environ["TMPDIR"] = tempfile.tempdir
     folder = stack.enter_context(TemporaryDirectory(prefix="python-"))
     config.stash[PYTHON] = stack.enter_context(warm_python(Path(folder), WARM))
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether temporary files can be there. Tests delete thousands, and some disks take milliseconds for each."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize > ROOM
 
 
 @pytest.hookimpl(optionalhook=True)

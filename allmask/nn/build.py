@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -112,6 +113,11 @@ def reads_pooler(config: Config, labels: Labels) -> bool:
 
 def empty_parameters(config: Config, heads: Collection[str], labels: Labels | None = None) -> dict[str, Tensor]:
     """All parameters of a model by name, on the meta device: they have a shape, but take no memory."""
+    return dict(_empty_parameters(config, frozenset(heads), labels))
+
+
+@lru_cache(maxsize=32)  # a folder of the same shape is read, written and checked again and again
+def _empty_parameters(config: Config, heads: frozenset[str], labels: Labels | None) -> dict[str, Tensor]:
     with without_memory():
         parts = {"body": build_body(config), **build_heads(config, heads, labels)._asdict()}
     built = {part: module.state_dict() for part, module in parts.items() if module is not None}
