@@ -201,6 +201,9 @@ def _as_our_error(error: BaseException) -> AllmaskError:
         return _usage_error(error)
     if isinstance(error, FileNotFoundError) and error.filename:
         return DataError(f"{error.filename}: no such file or folder")
+    if isinstance(error, OSError) and "temporary directory" in str(error):  # Python's words and Matplotlib's
+        hint = "name a folder: TMPDIR=FOLDER; in a container that is read-only, add --tmpfs /tmp"
+        return ResourceError("there is no folder to which temporary files can be written", hint)
     wanted = out_of_memory(error)
     if wanted is not None:
         return ResourceError(f"out of memory{wanted}", "close other programs, or ask for less at a time")

@@ -178,7 +178,7 @@ def _show(
     skipped: Counter[str],
     command: list[str],
 ) -> int:
-    """Print the first records with their predictions, and how to have them all; return the number of all."""
+    """Print the first records with their predictions, and how to write all to a file; return the number of all."""
     total = _count(predictor, rows.file, on_bad_record, skipped)
     width = max(40, shutil.get_terminal_size((100, 24)).columns)
     records = list(islice(predictor.read(rows.file, on_bad_record, Counter()), SHOWN))
@@ -194,7 +194,10 @@ def _show(
     ending = rows.file.path.suffix.lower()
     example = f"{name}-predictions{ending if ending in FORMATS else '.jsonl'}"
     again = shlex.join([*command, "-o", example])
-    print(printable(f"{len(records):,} of {plural(total, 'record')}; for all of them: {again}"))
+    if total > len(records):
+        print(printable(f"{len(records):,} of {plural(total, 'record')}; for all of them: {again}"))
+    else:
+        print(printable(f"to write a file: {again}"))
     return total
 
 

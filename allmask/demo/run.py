@@ -245,6 +245,8 @@ def show_text(parts: Sequence[str], out: Path, say: Say = print, device: str = "
             f"    {writer:<{max(map(len, made))}}  {shortened(found[number], 80)}" for writer, found in made.items()
         )
         say("\n".join([f"    {shortened(part, 92)}", *rows, ""]))
+    say(f"  {name} has learnt to write titles of abstracts and of software. For other texts, such as letters and\n"
+        "  news, fine-tune it with titles of your own (docs/titles.md).")  # fmt: skip
     return {"model": name, "text": opening(first), "masks": masks, "paragraphs": chosen, "titles": made}
 
 

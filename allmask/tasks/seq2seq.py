@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from allmask.checkpoints import default_model
 from allmask.data import (
     NO_LABEL,
     Batch,
@@ -59,6 +60,7 @@ TIE = 1e-4  # weight of chrF beside BLEU, which is 0 if no target has four words
 JUDGED = 200  # records that are translated at each evaluation; the loss is computed on all
 QUOTED = 2  # quotations per text
 FEWEST_QUOTED, MANY = 100, 20_000  # pairs, for which a model that has never written quotes first
+FEW = 3_000  # pairs: with fewer, such a model hardly learns to write; bundled ones can (docs/weights.md, Transfer)
 SAMPLE = 1000  # pairs from which the number of tokens is estimated
 STEPS, LEAST_BATCH = 50, 1024  # steps of an epoch: with fewer, batches are smaller, down to this many tokens
 RATES, LARGE_RATE = ((512, 5e-4), (768, 2e-4)), 1e-4  # up to this width
@@ -306,6 +308,10 @@ class Title(TitleOptions, Seq2Seq):
             log.info("%s has learnt to write, so titles come at once", start.source)
         elif few:
             log.info("%s has never written, so it quotes its texts before it learns titles (--quote)", start.source)
+            if len(records) < FEW:
+                better = default_model([record.fields["source"] for record in records[:SAMPLE]])
+                words = "with %s pairs, %s, which has learnt to write, is probably better: leave out the model's name"
+                log.info(words, f"{len(records):,}", better)
             return replace(self, quote=QUOTED)
         return replace(self, quote=0)
 

@@ -136,6 +136,7 @@ def test_a_chinese_text(cli, tmp_path: Path):
     path.write_text(CHINESE, encoding="utf-8")
     ran = cli("demo", "--text", path, "--out", tmp_path / "none")
     assert ran.code == 0 and ran.out.count("proven on these") == 4
+    assert "has learnt to write titles of abstracts and of software. For other texts" in ran.out
 
 
 # ---- what can go wrong -----------------------------------------------------------------------------------------------

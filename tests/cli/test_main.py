@@ -24,11 +24,17 @@ RAISES: dict[str, BaseException] = {
     "bug": ZeroDivisionError("division\nby zero"),
     "memory": MemoryError(),
     "missing": FileNotFoundError(errno.ENOENT, "No such file or directory", "corpus.txt"),
+    "temporary": FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/data']"),
+    "pictures": OSError("Matplotlib requires access to … a temporary directory could not be created; set MPLCONFIGDIR"),
     "denied": PermissionError(errno.EACCES, "Permission denied", "/root/x"),
     "panic": BaseException("a panic in Rust"),
     "interrupt": KeyboardInterrupt(),
     "exit": typer.Exit(7),
 }
+NOWHERE = (
+    "error[resources]: there is no folder to which temporary files can be written\n"
+    "  name a folder: TMPDIR=FOLDER; in a container that is read-only, add --tmpfs /tmp\n"
+)
 REPORT_IT = "  run with --debug for the traceback; please report\n"
 
 
@@ -84,6 +90,8 @@ def test_json_refuses_what_json_cannot_say():
         ("resources", 5, "error[resources]: no CJK font\n"),
         ("memory", 5, "error[resources]: out of memory\n  close other programs, or ask for less at a time\n"),
         ("missing", 3, "error[data]: corpus.txt: no such file or folder\n"),
+        ("temporary", 5, NOWHERE),
+        ("pictures", 5, NOWHERE),
         ("denied", 5, "error[resources]: /root/x: Permission denied\n"),
         ("bug", 1, "error[internal]: ZeroDivisionError: division by zero\n" + REPORT_IT),
         ("panic", 1, "error[internal]: BaseException: a panic in Rust\n" + REPORT_IT),

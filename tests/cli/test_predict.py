@@ -382,6 +382,13 @@ def test_without_out_the_first_ten_are_shown(cli, titles: Path, file: Path):
     assert "\x1b" not in cli("predict", titles, evil).out
 
 
+def test_if_all_are_shown_it_does_not_promise_more(cli, titles: Path, tmp_path: Path):
+    few = tmp_path / "few.jsonl"
+    tiny.write_jsonl(few, ROWS[:2])
+    last = cli("predict", titles, few).out.splitlines()[-1]
+    assert last == f"to write a file: allmask predict {titles} {few} -o few-predictions.jsonl"
+
+
 def test_excel(cli, titles: Path, tmp_path: Path):
     openpyxl = pytest.importorskip("openpyxl")
     rows = [{"source": row["source"], "n": number, "x": "a\x07北"} for number, row in enumerate(ROWS[:4])]

@@ -260,7 +260,15 @@ def test_a_model_that_has_never_written_quotes_first(
         found = Title().from_start(ModelFolder.open(folder), records(tiny.english(count)), settings)
     assert found == Title(quote=quote)
     assert ("has never written, so it quotes" in caplog.text) == bool(quote)
+    assert ("with 150 pairs, allmask-en, which has learnt to write, is probably better" in caplog.text) == bool(quote)
     assert Title(quote=7).from_start(ModelFolder.open(folder), [], settings).quote == 7
+
+
+def test_with_many_pairs_its_own_model_may_be_as_good(tmp_path: Path, caplog):
+    many = records(tiny.english(50)) * 60
+    with caplog.at_level(logging.INFO, "allmask"):
+        assert Title().from_start(ModelFolder.open(tiny.bert(tmp_path / "bert")), many, Settings()).quote == 2
+    assert "so it quotes" in caplog.text and "probably better" not in caplog.text
 
 
 def test_few_pairs_come_in_small_batches(model: Model):
