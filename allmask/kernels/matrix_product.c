@@ -33,7 +33,7 @@
 #define SIDE (VECTORS * LANES)
 #define DEPTH 384        /* units at a time, if the depth is the number of tokens */
 #define NEAR (256 << 10) /* bytes of the first factor that are multiplied by all strips, one after another */
-#define PANELS 32        /* that are copied by one thread */
+#define FEW (128 << 10)  /* the same, if they are copied to panels; these and the strips then stay in the second cache */
 #define PANEL (DEPTH * ROWS + LANES) /* units from one to the next: LANES of them are saved at a time */
 
 typedef struct {
@@ -48,9 +48,9 @@ typedef struct {
 
 typedef struct {
     Call call;
-    const unit *a;         /* [rows][a_row], or panels */
-    unit *strips, *panels; /* copies of b, and of a if it is across */
-    float *sums;           /* [panels][LANES] */
+    const unit *a;         /* [rows][a_row], if it is not across */
+    unit *strips, *panels; /* copies of b, and of a if it is across: those of one item of work for each thread */
+    float *sums;           /* [panels of all items][LANES] */
     int64_t a_row, units;  /* units: of the depth, as many as are multiplied at a time */
     int64_t start;         /* the first token of these */
     int64_t each;          /* rows of an item of work */
@@ -145,14 +145,14 @@ INLINE ints columns_of(int half, const Call *call, int64_t at, int64_t column) {
     return down(half, 0, rows, LANES, 0, 2, 0);
 }
 
-/* Columns of a that is across: panels[number][units][ROWS], and their sums. What is saved beyond ROWS of them is
+/* Columns `row` to `end_row` of a that is across: panels[number][units][ROWS], and their sums. What is saved beyond ROWS of them is
    overwritten by the next unit. */
-INLINE void copy_panels(int half, const Job *job, int64_t group) {
+INLINE void copy_panels(int half, const Job *job, int64_t row, int64_t end_row, unit *panels) {
     const Call *call = &job->call;
-    int64_t first = group * PANELS, end = smaller(first + PANELS, (call->rows + ROWS - 1) / ROWS);
+    int64_t first = row / ROWS, end = (end_row + ROWS - 1) / ROWS;
     for (int64_t at = 0; at < job->units; at += LANES)
         for (int64_t panel = first; panel < end; panel++) {
-            unit *to = job->panels + panel * PANEL + at * ROWS;
+            unit *to = panels + (panel - first) * PANEL + at * ROWS;
             vec total = zeros();
             for (int i = 0; i < LANES; i++) {
                 ints some = columns_of(half, call, (job->start >> half) + at + i, panel * ROWS);
@@ -166,10 +166,8 @@ INLINE void copy_panels(int half, const Job *job, int64_t group) {
 
 static void copy_item(const void *context, int64_t item, int64_t worker) {
     const Job *job = context;
-    int64_t strips = (job->call.columns + SIDE - 1) / SIDE;
     int half = job->call.half, exact = job->call.exact;
-    if (item < strips) half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
-    else half ? copy_panels(1, job, item - strips) : copy_panels(0, job, item - strips);
+    half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
@@ -244,18 +242,20 @@ INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t c
     }
 }
 
-INLINE void multiply_item(int half, const Job *job, int64_t item) {
+INLINE void multiply_item(int half, const Job *job, int64_t item, int64_t worker) {
     int64_t first = item * job->each, end = smaller(first + job->each, job->call.rows);
+    unit *panels = job->panels + worker * (job->each / ROWS * PANEL);
+    if (job->call.a_across) copy_panels(half, job, first, end, panels);
     for (int64_t strip = 0; strip * SIDE < job->call.columns; strip++)
         for (int64_t row = first; row < end; row += ROWS) {
-            const unit *a = job->a + (job->call.a_across ? row / ROWS * PANEL : row * job->a_row);
+            const unit *a = job->call.a_across ? panels + (row - first) / ROWS * PANEL : job->a + row * job->a_row;
             tile(half, job, a, row, job->call.rows - row, strip);
         }
 }
 
 static void product_item(const void *context, int64_t item, int64_t worker) {
     const Job *job = context;
-    job->call.half ? multiply_item(1, job, item) : multiply_item(0, job, item);
+    job->call.half ? multiply_item(1, job, item, worker) : multiply_item(0, job, item, worker);
 }
 
 static void run(Work *work, const Job *job, int64_t items) {
@@ -282,11 +282,10 @@ static void multiply_rows(Job *job, unit *rest) {
 /* a[depth][rows]: DEPTH units of its depth at a time are copied and multiplied. */
 static void multiply_columns(Job *job) {
     const Call *call = &job->call;
-    int64_t strips = (call->columns + SIDE - 1) / SIDE, groups = (call->rows + ROWS * PANELS - 1) / (ROWS * PANELS);
     for (job->start = 0; job->start < call->depth; job->start += DEPTH << call->half) {
         int64_t left = (call->depth - job->start + call->half) >> call->half;
         job->units = left < DEPTH ? round_up(left, LANES) : DEPTH;
-        run(copy_item, job, strips + groups);
+        run(copy_item, job, (call->columns + SIDE - 1) / SIDE);
         run(product_item, job, (call->rows + job->each - 1) / job->each);
     }
 }
@@ -294,15 +293,16 @@ static void multiply_columns(Job *job) {
 /* Returns 1 if there is no memory. */
 int matrix_product(const Call *call) {
     int64_t units = call->a_across ? DEPTH : call->depth >> call->half, panels = (call->rows + ROWS - 1) / ROWS;
+    int64_t each = round_up((call->a_across ? FEW : NEAR) / (units * (int64_t)sizeof(unit)) + 1, ROWS);
+    int64_t threads = smaller(call->threads, MAX_THREADS);
     int64_t for_strips = round_up(call->columns, SIDE) * units;
-    int64_t for_a = call->a_across ? panels * (PANEL + LANES) : ROWS * units;
+    int64_t for_a = call->a_across ? threads * (each / ROWS) * PANEL + panels * LANES : ROWS * units;
     unit *scratch = aligned_alloc(64, round_up((for_strips + for_a) * sizeof(unit), 64));
     if (!scratch) return 1;
-    Job job = {.call = *call, .strips = scratch, .units = units};
-    job.each = round_up(NEAR / (units * (int64_t)sizeof(unit)) + 1, ROWS);
+    Job job = {.call = *call, .strips = scratch, .units = units, .each = each};
     if (call->a_across) {
-        job.a = job.panels = scratch + for_strips;
-        job.sums = (float *)job.panels + panels * PANEL;
+        job.panels = scratch + for_strips;
+        job.sums = (float *)job.panels + threads * (each / ROWS) * PANEL;
         memset(job.sums, 0, panels * LANES * sizeof(float));
         multiply_columns(&job);
         for (int64_t i = 0; call->sums && i < call->rows; i++) call->sums[i] = job.sums[i / ROWS * LANES + i % ROWS];
