@@ -68,8 +68,11 @@ def start_up() -> Iterator[None]:
 
     It would look through half a million objects again and again, for 0.2 s, and once more when the process ends.
     """
+    from allmask.cli._torch import import_torch
+
     gc.disable()
     try:
+        import_torch()
         yield
     finally:
         gc.freeze()

@@ -116,7 +116,7 @@ class _CrossEntropy(torch.autograd.Function):
                     x_grad += matrix_product.input_grad(logits_grad, matrix)
                 if weight_grad is not None or bias_grad is not None:
                     parts = (None if whole is None else whole[tokens] for whole in (weight_grad, bias_grad))
-                    matrix_product.parameter_grads(logits_grad, x, *parts)
+                    matrix_product.weight_grad(logits_grad, x, *parts)
                 continue
             matrix = matrix.to(x.dtype)
             if bias_grad is not None:

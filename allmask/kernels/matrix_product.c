@@ -5,17 +5,19 @@
    The first factor is stored as a[rows][depth] or, `a_across`, as a[depth][rows]; the second as b[depth][columns] or,
    `b_across`, as b[columns][depth]. Factors are fp32, or bf16 (`half`), where `exact` says that b is fp32 all the same: it is
    rounded on the way. The result is fp32, or bf16 (`low`). All sums are fp32. Rows and columns of weights are multiples of
-   32; the number of tokens is any.
+   32; the number of tokens is any. With an `activation` f the result is f(…), and its slope f'(…) is saved beside it; with a
+   slope alone the result is multiplied by that, as the gradient of such a result is.
 
    As in packed_attention.c, the unit of a product is 32 bits: one fp32 number, or two bf16 numbers adjacent along the depth.
-   The second factor is copied to strips of SIDE columns, in which the units of one step lie side by side. Then ROWS rows by
-   SIDE columns of sums stay in registers. A result does not depend on the number of threads, and that of a row of a
-   not on the other rows. */
+   The second factor is copied to strips of SIDE columns, in which the units of one step lie side by side; so is a first
+   factor that is across, to panels of ROWS. Then ROWS rows by SIDE columns of sums stay in registers. A result does not
+   depend on the number of threads, and that of a row of a not on the other rows. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "activation.h"
 #include "lanes.h"
 #include "threads.h"
 #include "transpose.h"
@@ -31,21 +33,24 @@
 #define SIDE (VECTORS * LANES)
 #define DEPTH 384        /* units at a time, if the depth is the number of tokens */
 #define NEAR (256 << 10) /* bytes of the first factor that are multiplied by all strips, one after another */
-#define GROUP 384        /* columns that are transposed by one thread */
+#define FEW (128 << 10)  /* the same, if they are copied to panels; these and the strips then stay in the second cache */
+#define PANEL (DEPTH * ROWS + LANES) /* units from one to the next: LANES of them are saved at a time */
 
 typedef struct {
     const char *a, *b;
     const float *bias; /* NULL: none */
     char *c;
+    char *slope; /* of the activation, of the shape and kind of c; NULL: none */
     float *sums; /* the sums of a over its depth, if it is across; NULL: not wanted */
     int64_t rows, columns, depth, a_row, b_row, c_row; /* …_row: the stride of rows in memory, in numbers */
-    int64_t a_across, b_across, half, exact, low, threads;
+    int64_t a_across, b_across, half, exact, low, activation, threads; /* activation: 0 for none, 1 for the first */
 } Call; /* as packed by matrix_product.py */
 
 typedef struct {
     Call call;
-    const unit *a;         /* [rows][a_row] */
-    unit *strips, *across; /* copies of b, and of a if it is across */
+    const unit *a;         /* [rows][a_row], if it is not across */
+    unit *strips, *panels; /* copies of b, and of a if it is across: those of one item of work for each thread */
+    float *sums;           /* [panels of all items][LANES] */
     int64_t a_row, units;  /* units: of the depth, as many as are multiplied at a time */
     int64_t start;         /* the first token of these */
     int64_t each;          /* rows of an item of work */
@@ -129,44 +134,53 @@ INLINE void copy_strip(int half, int exact, const Job *job, int64_t number) {
     }
 }
 
-/* Columns of a that is across: across[rows][DEPTH], and their sums */
-INLINE void copy_columns(int half, const Job *job, int64_t group) {
+/* Sixteen columns of a that is across, fewer at its end */
+INLINE ints columns_of(int half, const Call *call, int64_t at, int64_t column) {
+    if (column + LANES <= call->rows) return down(half, 0, call->a, call->a_row, at, call->depth, column);
+    int size = half ? 2 : 4;
+    char rows[2 * LANES * sizeof(float)] = {0};
+    for (int i = 0; i <= half && (at << half) + i < call->depth; i++)
+        memcpy(rows + i * LANES * size, row_of(half, call->a, call->a_row, (at << half) + i) + column * size,
+               (call->rows - column) * size);
+    return down(half, 0, rows, LANES, 0, 2, 0);
+}
+
+/* Columns `row` to `end_row` of a that is across: panels[number][units][ROWS], and their sums. What is saved beyond ROWS of them is
+   overwritten by the next unit. */
+INLINE void copy_panels(int half, const Job *job, int64_t row, int64_t end_row, unit *panels) {
     const Call *call = &job->call;
-    int64_t first = group * GROUP, end = smaller(first + GROUP, call->rows);
-    for (int64_t i = first; call->sums && !job->start && i < end; i++) call->sums[i] = 0;
+    int64_t first = row / ROWS, end = (end_row + ROWS - 1) / ROWS;
     for (int64_t at = 0; at < job->units; at += LANES)
-        for (int64_t column = first; column < end; column += LANES) {
-            ints block[LANES];
+        for (int64_t panel = first; panel < end; panel++) {
+            unit *to = panels + (panel - first) * PANEL + at * ROWS;
             vec total = zeros();
             for (int i = 0; i < LANES; i++) {
-                block[i] = down(half, 0, call->a, call->a_row, (job->start >> half) + at + i, call->depth, column);
-                if (call->sums) total = add(total, half ? sum_of_pairs(block[i]) : as_floats(block[i]));
+                ints some = columns_of(half, call, (job->start >> half) + at + i, panel * ROWS);
+                total = add(total, half ? sum_of_pairs(some) : as_floats(some));
+                save_ints(to + i * ROWS, some);
             }
-            if (call->sums) save(call->sums + column, add(load(call->sums + column), total));
-            transpose(block);
-            for (int i = 0; i < LANES; i++) save_ints(job->across + (column + i) * DEPTH + at, block[i]);
+            float *sums = job->sums + panel * LANES;
+            save(sums, add(load(sums), total));
         }
 }
 
 static void copy_item(const void *context, int64_t item, int64_t worker) {
     const Job *job = context;
-    int64_t strips = (job->call.columns + SIDE - 1) / SIDE;
     int half = job->call.half, exact = job->call.exact;
-    if (item < strips) half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
-    else half ? copy_columns(1, job, item - strips) : copy_columns(0, job, item - strips);
+    half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
 /* sums[ROWS][SIDE] of `units` steps */
-INLINE void multiply(int half, const unit *a, int64_t row, const unit *b, int64_t units, vec to[ROWS][VECTORS]) {
+INLINE void multiply(int half, const unit *a, int64_t row, int64_t step, const unit *b, int64_t units, vec to[ROWS][VECTORS]) {
     vec sum[ROWS][VECTORS];
     ALL_ROWS for (int r = 0; r < ROWS; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = zeros();
     for (int64_t d = 0; d < units; d++, b += SIDE) {
         ints across[VECTORS];
         UNROLLED for (int v = 0; v < VECTORS; v++) across[v] = load_ints(b + v * LANES);
         ALL_ROWS for (int r = 0; r < ROWS; r++) {
-            const unit *one = a + r * row + d;
+            const unit *one = a + r * row + d * step;
             if (half) {
                 ints all_same = all_ints((int32_t)*one);
                 UNROLLED for (int v = 0; v < VECTORS; v++) multiply_add_pairs(&sum[r][v], all_same, across[v]);
@@ -180,13 +194,28 @@ INLINE void multiply(int half, const unit *a, int64_t row, const unit *b, int64_
 }
 
 /* Not inline: with anything else in registers, gcc 12 keeps some of the sums in memory */
-static __attribute__((noinline)) void multiply_fp32(const unit *a, int64_t row, const unit *b, int64_t units,
-                                                    vec to[ROWS][VECTORS]) {
-    multiply(0, a, row, b, units, to);
-}
-static __attribute__((noinline)) void multiply_bf16(const unit *a, int64_t row, const unit *b, int64_t units,
-                                                    vec to[ROWS][VECTORS]) {
-    multiply(1, a, row, b, units, to);
+typedef void Multiply(const unit *a, int64_t row, const unit *b, int64_t units, vec to[ROWS][VECTORS]);
+#define MULTIPLY(name, half, row, step)                                                                                  \
+    static __attribute__((noinline)) void name(const unit *a, int64_t a_row, const unit *b, int64_t units,               \
+                                               vec to[ROWS][VECTORS]) {                                                  \
+        multiply(half, a, row, step, b, units, to);                                                                      \
+    }
+MULTIPLY(rows_fp32, 0, a_row, 1)
+MULTIPLY(rows_bf16, 1, a_row, 1)
+MULTIPLY(panel_fp32, 0, 1, ROWS)
+MULTIPLY(panel_bf16, 1, 1, ROWS)
+
+/* The activation of x and, at `place`, its slope; or x times the slope there */
+INLINE vec activated(const Call *call, vec x, int64_t place) {
+    if (!call->slope) return x;
+    if (!call->activation) {
+        const uint16_t *low = (const uint16_t *)call->slope + place;
+        return mul(x, call->low ? load_bf16(low) : load((const float *)call->slope + place));
+    }
+    Point found = at(call->activation - 1, x);
+    if (call->low) save_all_bf16((uint16_t *)call->slope + place, found.slope);
+    else save((float *)call->slope + place, found.slope);
+    return found.value;
 }
 
 /* ROWS rows from `row` on, of which `count` exist, by one strip */
@@ -196,31 +225,37 @@ INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t c
     for (int64_t r = 0; r < smaller(count, ROWS); r++)
         UNROLLED for (int v = 0; v < VECTORS; v++) /* while this is computed */
             __builtin_prefetch(call->c + (((row + r) * call->c_row + strip * SIDE + v * LANES) << (call->low ? 1 : 2)), 1);
-    (half ? multiply_bf16 : multiply_fp32)(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
+    Multiply *by = call->a_across ? half ? panel_bf16 : panel_fp32 : half ? rows_bf16 : rows_fp32;
+    by(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
     UNROLLED for (int v = 0; v < VECTORS; v++) {
         int64_t column = strip * SIDE + v * LANES;
         if (column >= call->columns) break;
         vec bias = call->bias ? load(call->bias + column) : zeros();
         for (int r = 0; r < ROWS; r++) {
             if (r >= count) break;
-            int64_t at = (row + r) * call->c_row + column;
-            if (call->low) save_all_bf16((uint16_t *)call->c + at, add(sum[r][v], bias));
-            else if (job->start) save((float *)call->c + at, add(load((float *)call->c + at), sum[r][v]));
-            else save((float *)call->c + at, add(sum[r][v], bias));
+            int64_t place = (row + r) * call->c_row + column;
+            float *to = (float *)call->c + place;
+            vec x = activated(call, add(sum[r][v], job->start ? load(to) : bias), place);
+            if (call->low) save_all_bf16((uint16_t *)call->c + place, x);
+            else save(to, x);
         }
     }
 }
 
-INLINE void multiply_item(int half, const Job *job, int64_t item) {
+INLINE void multiply_item(int half, const Job *job, int64_t item, int64_t worker) {
     int64_t first = item * job->each, end = smaller(first + job->each, job->call.rows);
+    unit *panels = job->panels + worker * (job->each / ROWS * PANEL);
+    if (job->call.a_across) copy_panels(half, job, first, end, panels);
     for (int64_t strip = 0; strip * SIDE < job->call.columns; strip++)
-        for (int64_t row = first; row < end; row += ROWS)
-            tile(half, job, job->a + row * job->a_row, row, job->call.rows - row, strip);
+        for (int64_t row = first; row < end; row += ROWS) {
+            const unit *a = job->call.a_across ? panels + (row - first) / ROWS * PANEL : job->a + row * job->a_row;
+            tile(half, job, a, row, job->call.rows - row, strip);
+        }
 }
 
 static void product_item(const void *context, int64_t item, int64_t worker) {
     const Job *job = context;
-    job->call.half ? multiply_item(1, job, item) : multiply_item(0, job, item);
+    job->call.half ? multiply_item(1, job, item, worker) : multiply_item(0, job, item, worker);
 }
 
 static void run(Work *work, const Job *job, int64_t items) {
@@ -244,31 +279,33 @@ static void multiply_rows(Job *job, unit *rest) {
         half ? tile(1, &last, rest, whole, more, strip) : tile(0, &last, rest, whole, more, strip);
 }
 
-/* a[depth][rows]: DEPTH units of its depth at a time are copied, with the depth along the rows, and multiplied. */
+/* a[depth][rows]: DEPTH units of its depth at a time are copied and multiplied. */
 static void multiply_columns(Job *job) {
     const Call *call = &job->call;
-    int64_t strips = (call->columns + SIDE - 1) / SIDE, groups = (call->rows + GROUP - 1) / GROUP;
     for (job->start = 0; job->start < call->depth; job->start += DEPTH << call->half) {
         int64_t left = (call->depth - job->start + call->half) >> call->half;
         job->units = left < DEPTH ? round_up(left, LANES) : DEPTH;
-        run(copy_item, job, strips + groups);
+        run(copy_item, job, (call->columns + SIDE - 1) / SIDE);
         run(product_item, job, (call->rows + job->each - 1) / job->each);
     }
 }
 
 /* Returns 1 if there is no memory. */
 int matrix_product(const Call *call) {
-    int64_t units = call->a_across ? DEPTH : call->depth >> call->half;
-    int64_t for_strips = round_up(call->columns, SIDE) * units, rows = call->a_across ? round_up(call->rows, ROWS) : ROWS;
-    unit *scratch = aligned_alloc(64, round_up((for_strips + rows * units) * sizeof(unit), 64));
+    int64_t units = call->a_across ? DEPTH : call->depth >> call->half, panels = (call->rows + ROWS - 1) / ROWS;
+    int64_t each = round_up((call->a_across ? FEW : NEAR) / (units * (int64_t)sizeof(unit)) + 1, ROWS);
+    int64_t threads = smaller(call->threads, MAX_THREADS);
+    int64_t for_strips = round_up(call->columns, SIDE) * units;
+    int64_t for_a = call->a_across ? threads * (each / ROWS) * PANEL + panels * LANES : ROWS * units;
+    unit *scratch = aligned_alloc(64, round_up((for_strips + for_a) * sizeof(unit), 64));
     if (!scratch) return 1;
-    Job job = {.call = *call, .strips = scratch, .units = units};
-    job.each = round_up(NEAR / (units * (int64_t)sizeof(unit)) + 1, ROWS);
+    Job job = {.call = *call, .strips = scratch, .units = units, .each = each};
     if (call->a_across) {
-        job.a = job.across = scratch + for_strips;
-        job.a_row = DEPTH;
-        memset(job.across + call->rows * DEPTH, 0, (rows - call->rows) * DEPTH * sizeof(unit));
+        job.panels = scratch + for_strips;
+        job.sums = (float *)job.panels + threads * (each / ROWS) * PANEL;
+        memset(job.sums, 0, panels * LANES * sizeof(float));
         multiply_columns(&job);
+        for (int64_t i = 0; call->sums && i < call->rows; i++) call->sums[i] = job.sums[i / ROWS * LANES + i % ROWS];
     } else {
         job.a = (const unit *)call->a;
         job.a_row = call->a_row >> call->half;

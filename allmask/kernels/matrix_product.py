@@ -2,7 +2,7 @@
 
 Under autocast, torch converts weights and gradients in passes of their own. Here weights are converted while they are
 copied into the layout of the product, the gradient of a weight is fp32 at once, and that of the bias is summed on the
-way.
+way. An activation is applied before results leave the cache, and so is its slope to gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from allmask.kernels import build
+from allmask.kernels.activation import KINDS
 from allmask.kernels.build import int64s, pointers, structure
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -60,8 +61,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
         x_grad = input_grad(grad, weight) if for_x else None
-        weight_grad, bias_grad = parameter_grads(grad, x) if for_weight or for_bias else (None, None)
-        return x_grad, weight_grad if for_weight else None, bias_grad if for_bias else None
+        bias_grad = weight.new_empty(len(weight)) if for_bias else None
+        found = weight_grad(grad, x, bias_grad=bias_grad) if for_weight or for_bias else None
+        return x_grad, found if for_weight else None, bias_grad
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -71,48 +73,57 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def input_grad(grad: Tensor, weight: Tensor) -> Tensor:
-    """grad @ weight, in the dtype of grad."""
+def activated(x: Tensor, weight: Tensor, bias: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """f(x @ weight.T + bias) for an activation f of activation.py, and its slope there, in the dtype of x."""
+    out, slope = (x.new_empty(len(x), len(weight)) for _ in range(2))
+    product(x, weight, out, b_across=True, bias=bias, slope=slope, activation=1 + KINDS.index(kind))
+    return out, slope
+
+
+def input_grad(grad: Tensor, weight: Tensor, slope: Tensor | None = None) -> Tensor:
+    """grad @ weight, times the slope if there is one, in the dtype of grad."""
     out = grad.new_empty(len(grad), weight.shape[1])
-    product(grad, weight, out)
+    product(grad, weight, out, slope=slope)
     return out
 
 
-def parameter_grads(
-    grad: Tensor, x: Tensor, weight_grad: Tensor | None = None, bias_grad: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """grad.T @ x and the sum of the rows of grad, in fp32; written to `weight_grad` and `bias_grad`, if given."""
-    if weight_grad is None:
-        weight_grad = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
-    if bias_grad is None:
-        bias_grad = grad.new_empty(grad.shape[1], dtype=torch.float32)
+def weight_grad(grad: Tensor, x: Tensor, out: Tensor | None = None, bias_grad: Tensor | None = None) -> Tensor:
+    """grad.T @ x in fp32, written to `out` if that is given. `bias_grad` becomes the sum of the rows of grad."""
+    if out is None:
+        out = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
     if grad.dtype == torch.float32:  # torch's product is as fast; in bf16 it rounds the result
-        torch.mm(grad.t(), x, out=weight_grad)
-        torch.sum(grad, 0, out=bias_grad)
+        torch.mm(grad.t(), x, out=out)
+        if bias_grad is not None:
+            torch.sum(grad, 0, out=bias_grad)
     else:
-        product(grad, x, weight_grad, a_across=True, sums=bias_grad)
-    return weight_grad, bias_grad
+        product(grad, x, out, a_across=True, sums=bias_grad)
+    return out
 
 
 _Call = structure(
-    **pointers("a b bias c sums"),
-    **int64s("rows columns depth a_row b_row c_row a_across b_across half exact low threads"),
+    **pointers("a b bias c slope sums"),
+    **int64s("rows columns depth a_row b_row c_row a_across b_across half exact low activation threads"),
 )
 
 
 def product(
     a: Tensor, b: Tensor, out: Tensor, a_across: bool = False, b_across: bool = False, bias: Tensor | None = None,
-    sums: Tensor | None = None,
+    sums: Tensor | None = None, slope: Tensor | None = None, activation: int = 0,
 ) -> None:  # fmt: skip
-    """out = a @ b + bias; a and b are transposed if they are `across`. `sums` becomes the sum of the rows of a."""
+    """out = a @ b + bias; a and b are transposed if they are `across`. `sums` becomes the sum of the rows of a.
+
+    With an activation, out is that of this, and `slope` becomes its slope. With a slope alone, out is multiplied by it.
+    """
     a, b, half = _rows(a), _rows(b), a.dtype == torch.bfloat16
     bias = None if bias is None else bias.float().contiguous()
+    others = {"bias": bias, "sums": sums, "slope": slope}
     call = _Call(
-        a=a.data_ptr(), b=b.data_ptr(), c=out.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-        sums=None if sums is None else sums.data_ptr(), rows=out.shape[0], columns=out.shape[1],
-        depth=a.shape[0 if a_across else 1], a_row=a.stride(0), b_row=b.stride(0), c_row=out.stride(0),
-        a_across=a_across, b_across=b_across, half=half, exact=half and b.dtype == torch.float32,
-        low=out.dtype == torch.bfloat16, threads=torch.get_num_threads(),
+        a=a.data_ptr(), b=b.data_ptr(), c=out.data_ptr(),
+        **{name: None if x is None else x.data_ptr() for name, x in others.items()},
+        rows=out.shape[0], columns=out.shape[1], depth=a.shape[0 if a_across else 1],
+        a_row=a.stride(0), b_row=b.stride(0), c_row=out.stride(0), a_across=a_across, b_across=b_across,
+        half=half, exact=half and b.dtype == torch.float32, low=out.dtype == torch.bfloat16,
+        activation=activation, threads=torch.get_num_threads(),
     )  # fmt: skip
     if library(a.dtype).matrix_product(ctypes.byref(call)):
         raise MemoryError("no memory for a matrix product")

@@ -51,6 +51,8 @@ def _kernels_are_right() -> bool:
             pairs.append((activation.activate(x, bias, kind_of(act) or ""), act(x + bias)))
         if matrix_product.library(x.dtype) is not None:
             pairs.append((matrix_product.linear(x, matrix, bias), F.linear(x, matrix, bias)))
+            inner = F.gelu(F.linear(x, matrix, bias))
+            pairs.append((_FeedForward.apply(x, bias, matrix, matrix, "gelu"), F.linear(inner, matrix)))  # type: ignore
         for ours, torchs in pairs:
             found, expected = (torch.autograd.grad(y, given, grad, allow_unused=True) for y in (ours, torchs))
             both = [(ours, torchs), *((a, b) for a, b in zip(found, expected, strict=True) if b is not None)]
@@ -90,8 +92,34 @@ def feed_forward(h: Tensor, expand: nn.Linear, act: nn.Module, contract: nn.Line
     """Position-wise feed-forward, without the bias of its result."""
     kind = kind_of(act)
     assert kind is not None
+    weights = expand.weight, contract.weight
+    if not p and h.dtype == product_dtype(h) and matrix_product.suits(h, *weights):
+        found = _FeedForward.apply(h.flatten(0, -2), expand.bias, *weights, kind)
+        return found.unflatten(0, h.shape[:-1])  # type: ignore[union-attr]
     inner = linear(h, expand.weight)
     return linear(activation.activate(inner, expand.bias, kind, p), contract.weight)
+
+
+class _FeedForward(torch.autograd.Function):
+    """f(h @ expand.T + bias) @ contract.T with an activation f, of rows h (N, W)."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, bias: Tensor, expand: Tensor, contract: Tensor, kind: str) -> Tensor:
+        inner, slope = matrix_product.activated(h, expand, bias, kind)
+        ctx.save_for_backward(h, inner, slope, expand, contract)
+        return matrix_product.forward(inner, contract)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (h, inner, slope, expand, contract) = ctx.saved_tensors
+        for_h, for_bias, for_expand, for_contract, _ = ctx.needs_input_grad
+        contract_grad = matrix_product.weight_grad(grad, inner) if for_contract else None
+        inner_grad = matrix_product.input_grad(grad, contract, slope)
+        bias_grad = expand.new_empty(len(expand)) if for_bias else None
+        expand_grad = matrix_product.weight_grad(inner_grad, h, bias_grad=bias_grad) if for_bias or for_expand else None
+        h_grad = matrix_product.input_grad(inner_grad, expand) if for_h else None
+        return h_grad, bias_grad, expand_grad if for_expand else None, contract_grad, None
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -133,7 +161,8 @@ class _Projection(torch.autograd.Function):
         grad, for_h = _as_one(grads, ctx.sizes), ctx.needs_input_grad[0]
         if ctx.ours:
             h_grad = matrix_product.input_grad(grad, weight) if for_h else None
-            weight_grad, bias_grad = matrix_product.parameter_grads(grad, h)
+            bias_grad = weight.new_empty(len(weight))
+            weight_grad = matrix_product.weight_grad(grad, h, bias_grad=bias_grad)
         else:
             h_grad = grad @ weight if for_h else None
             weight_grad = (grad.t() @ h).float()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allmask.kernels import matrix_product
+from allmask.kernels import activation, matrix_product
 from allmask.kernels.cross_entropy import linear_cross_entropy
 from allmask.nn import fused
 
@@ -86,6 +86,48 @@ def test_columns_of_a_larger_matrix(dtype):
         assert torch.equal(
             matrix_product.input_grad(part, weight), matrix_product.input_grad(part.contiguous(), weight)
         )
+
+
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_and_its_slope(dtype, kind, threads):
+    need(dtype)
+    x, weight, bias = drawn(301, 64).to(dtype), drawn(96, 64, seed=1), drawn(96, seed=2)
+    found, slope = matrix_product.activated(x, weight, bias, kind)
+    before = (x.double() @ weight.to(dtype).double().t() + bias.double()).requires_grad_()
+    exact = ACTIVATIONS[kind](before)
+    (right,) = torch.autograd.grad(exact.sum(), before)
+    relative = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(found.double(), exact.detach(), rtol=relative, atol=2e-5)
+    torch.testing.assert_close(slope.double(), right, rtol=relative, atol=2e-5)
+    if dtype == torch.float32:  # by the same arithmetic as a pass of its own
+        assert torch.equal(found, activation.activate(matrix_product.forward(x, weight), bias, kind))
+    grad, other = drawn(301, 32, seed=3).to(dtype), drawn(32, 96, seed=4)
+    product = (grad.double() @ other.to(dtype).double()) * slope.double()
+    torch.testing.assert_close(
+        matrix_product.input_grad(grad, other, slope).double(), product, rtol=relative, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("frozen", ["h", "expand.weight", "expand.bias", "contract.weight"])
+def test_a_feed_forward_layer_of_which_a_part_is_frozen(frozen):
+    need(torch.float32)
+    torch.manual_seed(0)
+    expand, contract, h = nn.Linear(64, 96), nn.Linear(96, 64), drawn(1, 80, 64)
+    given = {"h": h, "expand.weight": expand.weight, "expand.bias": expand.bias, "contract.weight": contract.weight}
+    learnt = [x.requires_grad_(name != frozen) for name, x in given.items() if name != frozen]
+    given[frozen].requires_grad_(False)
+    ours = fused.feed_forward(h, expand, nn.GELU(), contract, 0.0)
+    usual = F.linear(F.gelu(expand(h)), contract.weight)
+    below_the_view = ours.grad_fn and ours.grad_fn.next_functions[0][0]
+    assert "FeedForward" in type(below_the_view).__name__
+    for found, expected in zip(
+        torch.autograd.grad(ours.square().sum(), learnt), torch.autograd.grad(usual.square().sum(), learnt), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_not_a_number_stays_in_its_row():
