@@ -206,7 +206,7 @@ class TaskOptions(Options):
     name: ClassVar[str]
     prunes_from: ClassVar[int | None] = None  # records from which --prune is the default, if ever
     reads: ClassVar[str] = ""  # the fields of a record, for --help
-    next_step: ClassVar[str] = "use it: allmask predict {} …"  # what to do with the trained model
+    next_step: ClassVar[str] = "use it: allmask predict {} {data}"  # the model, and a file that it can read
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class ClassifyOptions(TaskOptions):
     name: ClassVar[str] = "classify"
     reads: ClassVar[str] = "text, label, perhaps text_b"
     suggests: ClassVar[dict[str, str]] = {"lr": BY_WIDTH, "batch_tokens": "about 32 texts"}
-    next_step: ClassVar[str] = "classify with it: allmask predict {} texts.jsonl -o labels.jsonl"
+    next_step: ClassVar[str] = "classify with it: allmask predict {} {data}"
 
     max_length: int = option(512, "Longest input, in tokens, special tokens included.", "data", minimum=5)
     truncate: str = another_default(TitleOptions, "truncate", "head", choices=(*CUTS, WINDOWS))
@@ -292,7 +292,7 @@ class ChooseOptions(TaskOptions):
     name: ClassVar[str] = "choose"
     reads: ClassVar[str] = "context, choices, label"
     suggests: ClassVar[dict[str, str]] = {"lr": BY_WIDTH, "batch_tokens": "about 16 questions"}
-    next_step: ClassVar[str] = "choose with it: allmask predict {} questions.jsonl -o choices.jsonl"
+    next_step: ClassVar[str] = "choose with it: allmask predict {} {data}"
 
     max_length: int = another_default(ClassifyOptions, "max_length", 512)
     truncate: str = another_default(ClassifyOptions, "truncate", "head+tail")  # a question often ends its context
@@ -304,7 +304,7 @@ class TagOptions(TaskOptions):
     name: ClassVar[str] = "tag"
     reads: ClassVar[str] = "tokens, tags, or CoNLL columns"
     suggests: ClassVar[dict[str, str]] = {"lr": BY_WIDTH, "batch_tokens": "about 32 sentences"}
-    next_step: ClassVar[str] = "tag with it: allmask predict {} texts.jsonl -o tags.jsonl"
+    next_step: ClassVar[str] = "tag with it: allmask predict {} {data}"
 
     max_length: int = another_default(ClassifyOptions, "max_length", 512, minimum=4)  # [CLS], two pieces, [SEP]
     crf: bool = option(False, "Score the tags of a text together (conditional random field).", "model")
@@ -316,7 +316,7 @@ class AnswerOptions(TaskOptions):
     name: ClassVar[str] = "answer"
     reads: ClassVar[str] = "SQuAD's json"
     suggests: ClassVar[dict[str, str]] = {"lr": BY_WIDTH, "batch_tokens": "about 16 windows"}
-    next_step: ClassVar[str] = "ask it: allmask predict {} questions.json -o answers.jsonl"
+    next_step: ClassVar[str] = "ask it: allmask predict {} {data}"
 
     max_length: int = another_default(ClassifyOptions, "max_length", 384, minimum=8)
     max_question: int = option(64, "Longest question, in tokens.", "data", minimum=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -203,7 +204,8 @@ class FineTuning(FinetuneOptions, Job):
         return replace(self, task=task), more | ({"averaged": list(averaged)} if averaged else {})
 
     def hints(self, result: Mapping[str, Any]) -> list[str]:
-        return [getattr(self.task, "next_step", TaskOptions.next_step).format(result["final"])]
+        words = getattr(self.task, "next_step", TaskOptions.next_step)
+        return [words.format(result["final"], data=shlex.quote(str(self.eval or self.data)))]
 
 
 def sample_texts(task: Any, records: Sequence[Record]) -> list[str]:

@@ -71,7 +71,9 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, files: Path, tmp_path: Pa
     assert {path.name for path in out.iterdir()} == {
         "config.yaml", "checkpoints", "metrics.jsonl", "loss.png", "confusion.png", "result.json", "final",
     }  # fmt: skip
-    assert ran.out.endswith(f"classify with it: allmask predict {out}/final texts.jsonl -o labels.jsonl\n")
+    assert ran.out.endswith(f"classify with it: allmask predict {out}/final {files / 'dev.jsonl'}\n")
+    printed = ran.out.splitlines()[-1].partition("allmask ")[2].split()
+    assert cli(*printed).code == 0  # it runs as it is printed
     for words in (
         "labels: english 32, 中文 32",
         "no pooler; a new one is made",
