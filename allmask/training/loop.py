@@ -467,7 +467,7 @@ class Trainer:
             self.unseen = ()
         self.pausing, self.stopping = score.pause, score.stop
         if self.best is None:
-            because = "it was the first evaluation" if score.value > -math.inf else None
+            because = "no later evaluation was better" if score.value > -math.inf else None
         else:
             because = why_better(score, self.best)
             because = because and f"since step {self.best_step} {because}"
