@@ -53,10 +53,12 @@ def command(
         first = [] if text is not None else next(batches, [])
         model = note_default([text] if text is not None else [record.fields["text"] for record in first])
         batches = chain([first], batches)
-    with start_up():
-        from allmask.pipelines import pipeline
+    from allmask.registry import USES
+    from allmask.tasks.task import ModelFolder
 
-        fill = pipeline("fill", model, device=device)
+    opened = ModelFolder.open(model, device)  # a missing folder is refused before torch is imported
+    with start_up():
+        fill = USES["fill"](opened, "auto")
     if text is not None:
         _print(fill(text, top), as_json)
         return
