@@ -29,6 +29,7 @@ from allmask.claims.claim import (
     together,
 )
 from allmask.cli import AsJson, Quiet, emit, note
+from allmask.cli._program import as_called
 from allmask.devices import usable_cores
 from allmask.errors import Interrupted, UsageError
 from allmask.files import atomic_file
@@ -107,7 +108,7 @@ def _list(as_json: bool) -> None:
     claims = all_claims()
     rows = [{"name": c.name, "title": c.title, "statement": c.statement, "source": c.source} for c in claims]
     emit(as_json, rows, "\n".join(f"{claim.name:<4} {claim.title}" for claim in claims))
-    note("run one: allmask claims C5; run all: allmask claims --all")
+    note(as_called("run one: allmask claims C5; run all: allmask claims --all"))
 
 
 @contextmanager

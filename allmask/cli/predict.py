@@ -33,6 +33,7 @@ from allmask.cli import (
 from allmask.cli._options import with_fields
 from allmask.cli._output import FORMATS, Put, check_out, output
 from allmask.cli._output import as_json as json_line
+from allmask.cli._program import program
 from allmask.cli.generate import SEARCH, open_predictor
 from allmask.errors import UsageError
 from allmask.options import Decoding
@@ -131,7 +132,7 @@ def command(
         if out is None and not as_json:
             again = {"--columns": columns, "--encoding": encoding}
             flags = [word for flag, value in again.items() if value for word in (flag, value)]
-            command = ["allmask", "predict", model, str(file), *flags]
+            command = [*program(), "predict", model, str(file), *flags]
             total = _show(predictor, options, rows, on_bad_record, skipped, command)
         else:
             with output(out or "-", array=out is None) as put:

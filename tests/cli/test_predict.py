@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from threading import Thread
@@ -387,6 +388,18 @@ def test_if_all_are_shown_it_does_not_promise_more(cli, titles: Path, tmp_path: 
     tiny.write_jsonl(few, ROWS[:2])
     last = cli("predict", titles, few).out.splitlines()[-1]
     assert last == f"to write a file: allmask predict {titles} {few} -o few-predictions.jsonl"
+
+
+def test_the_printed_command_can_be_typed_where_allmask_is_not_in_the_path(
+    cli, titles: Path, tmp_path: Path, monkeypatch
+):
+    few, program = tmp_path / "few.jsonl", tmp_path / "bin" / "allmask"
+    tiny.write_jsonl(few, ROWS[:2])
+    program.parent.mkdir()
+    program.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    last = cli("predict", titles, few).out.splitlines()[-1]
+    assert last == f"to write a file: {program} predict {titles} {few} -o few-predictions.jsonl"
 
 
 def test_excel(cli, titles: Path, tmp_path: Path):
