@@ -145,20 +145,30 @@ INLINE ints columns_of(int half, const Call *call, int64_t at, int64_t column) {
     return down(half, 0, rows, LANES, 0, 2, 0);
 }
 
-/* Columns `row` to `end_row` of a that is across: panels[number][units][ROWS], and their sums. What is saved beyond ROWS of them is
-   overwritten by the next unit. */
+/* LANES units of these columns, from number `at` on, and their sums. What is saved beyond ROWS of them is overwritten by the
+   next unit. `whole`: all of them exist, so that nothing has to be asked on the way. */
+INLINE vec copy_block(int half, int whole, const Call *call, int64_t at, int64_t column, unit *to) {
+    const char *from = row_of(half, call->a, call->a_row, at << half) + (column << (half ? 1 : 2));
+    int64_t apart = call->a_row << (half ? 1 : 2);
+    vec total = zeros();
+    for (int i = 0; i < LANES; i++, from += apart << half) {
+        ints some = !whole ? columns_of(half, call, at + i, column) : half ? units_of_rows(0, from, from + apart, 0) : load_ints(from);
+        total = add(total, half ? sum_of_pairs(some) : as_floats(some));
+        save_ints(to + i * ROWS, some);
+    }
+    return total;
+}
+
+/* Columns `row` to `end_row` of a that is across: panels[number][units][ROWS], and their sums */
 INLINE void copy_panels(int half, const Job *job, int64_t row, int64_t end_row, unit *panels) {
     const Call *call = &job->call;
     int64_t first = row / ROWS, end = (end_row + ROWS - 1) / ROWS;
     for (int64_t at = 0; at < job->units; at += LANES)
         for (int64_t panel = first; panel < end; panel++) {
             unit *to = panels + (panel - first) * PANEL + at * ROWS;
-            vec total = zeros();
-            for (int i = 0; i < LANES; i++) {
-                ints some = columns_of(half, call, (job->start >> half) + at + i, panel * ROWS);
-                total = add(total, half ? sum_of_pairs(some) : as_floats(some));
-                save_ints(to + i * ROWS, some);
-            }
+            int64_t unit_at = (job->start >> half) + at, column = panel * ROWS;
+            int whole = (unit_at + LANES) << half <= call->depth && column + LANES <= call->rows;
+            vec total = whole ? copy_block(half, 1, call, unit_at, column, to) : copy_block(half, 0, call, unit_at, column, to);
             float *sums = job->sums + panel * LANES;
             save(sums, add(load(sums), total));
         }
@@ -223,8 +233,11 @@ INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t c
     const Call *call = &job->call;
     vec sum[ROWS][VECTORS];
     for (int64_t r = 0; r < smaller(count, ROWS); r++)
-        UNROLLED for (int v = 0; v < VECTORS; v++) /* while this is computed */
-            __builtin_prefetch(call->c + (((row + r) * call->c_row + strip * SIDE + v * LANES) << (call->low ? 1 : 2)), 1);
+        UNROLLED for (int v = 0; v < VECTORS; v++) { /* while this is computed */
+            int64_t place = ((row + r) * call->c_row + strip * SIDE + v * LANES) << (call->low ? 1 : 2);
+            __builtin_prefetch(call->c + place, 1);
+            if (call->slope) __builtin_prefetch(call->slope + place, 1);
+        }
     Multiply *by = call->a_across ? half ? panel_bf16 : panel_fp32 : half ? rows_bf16 : rows_fp32;
     by(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
     UNROLLED for (int v = 0; v < VECTORS; v++) {

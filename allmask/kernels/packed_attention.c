@@ -68,7 +68,9 @@ INLINE void save_halves(void *to, halves x) { _mm256_storeu_si256((__m256i *)to,
 #ifdef __AVX512BF16__
 INLINE halves to_bf16(vec x) { return (__m256i)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, ties to even */
 INLINE vec multiply_add_pairs(vec sum, unit a, ints b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+    /* _mm512_dpbf16_ps; gcc 12 copies sums around the intrinsic */
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(_mm512_set1_epi32((int)a)));
+    return sum;
 }
 
 /* Two rows of 16 bf16 numbers as units, the first row in the low halves */
@@ -127,22 +129,13 @@ INLINE const unit *along_tokens(int half, const unit *rows, int64_t count, int64
     return to;
 }
 
-/* Weights as the first factor of a product along the keys */
-INLINE const unit *along_keys(int half, const float *weights, int64_t rows, int64_t keys, int64_t wide, unit *to) {
-    if (!half) return (const unit *)weights;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < keys; j += LANES)
-            save_halves(to + (r * wide + j) / 2, to_bf16(load(weights + r * wide + j)));
-    return to;
-}
-
 /* Weights, to be transposed, as the first factor of a product along the queries */
 INLINE const unit *along_queries(int half, const float *weights, int64_t rows, int64_t keys, int64_t wide, unit *to) {
     if (!half) return (const unit *)weights;
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t j = 0; j < keys; j += LANES) {
-            const float *even = weights + r * wide + j;
-            save_ints(to + r / 2 * wide + j, paired(to_bf16(load(even)), to_bf16(load(even + wide))));
+            const char *even = (const char *)(weights + r * wide), *odd = (const char *)(weights + (r + 1) * wide);
+            save_ints(to + r / 2 * wide + j, paired(load_halves(even + 2 * j), load_halves(odd + 2 * j)));
         }
     return to;
 }
@@ -199,19 +192,20 @@ INLINE void score(int half, const unit *a, int64_t rows, int64_t pitch, int64_t 
 }
 
 /* Turn the scores of one query into weights, not yet divided by their sum; 0 beyond the keys that it reads, and where
-   they are dropped, which does not change the sum */
-INLINE void softmax_row(float *s, int64_t seen, int64_t keys, uint32_t dropped, uint64_t query, float *top, float *sum) {
+   they are dropped, which does not change the sum. bf16 weights take the first half of the row. */
+INLINE void softmax_row(int half, float *s, int64_t seen, int64_t keys, uint32_t dropped, uint64_t query, float *top,
+                        float *sum) {
     const vec never = all(-INFINITY);
     vec most = never, total = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
-        vec scores = choose(among(j, seen), load(s + j), never);
-        save(s + j, scores);
+        vec scores = load(s + j);
+        if (j + LANES > seen) save(s + j, scores = choose(among(j, seen), scores, never));
         most = larger_of(scores, most);
     }
     *top = largest_of(most);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weights = exponential(sub(load(s + j), all(*top)));
-        save(s + j, dropped ? choose(not_dropped(query, j, dropped), weights, zeros()) : weights);
+        store(half, dropped ? choose(not_dropped(query, j, dropped), weights, zeros()) : weights, (char *)s, j);
         total = add(total, weights);
     }
     *sum = sum_of(total);
@@ -220,7 +214,7 @@ INLINE void softmax_row(float *s, int64_t seen, int64_t keys, uint32_t dropped, 
 /* The weighted sum of the rows for each of `count` queries from `first` on, times the factor of the query */
 INLINE void weighted_sum(int half, const Call *call, const Piece *piece, int64_t first, int64_t count, const unit *weights,
                   int64_t seen, const unit *rows, int64_t row, const float *factors, char *to, int64_t apart) {
-    int64_t wide = piece->padded >> half;
+    int64_t wide = piece->padded;
     for (int64_t r = 0; r < count; r += ROWS)
         for (int64_t d = 0; d < call->width; d += LANES) {
             vec c[ROWS];
@@ -233,8 +227,8 @@ INLINE void weighted_sum(int half, const Call *call, const Piece *piece, int64_t
 
 INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratch) {
     int64_t width = call->width, units = width >> half, pitch = round_up(units, LANES), wide = piece->padded;
-    unit *rows = scratch, *transposed = rows + wide * pitch, *pairs = transposed + wide * pitch, *narrow = pairs + wide * width;
-    unit *queries = narrow + STRIP * wide;
+    unit *rows = scratch, *transposed = rows + wide * pitch, *pairs = transposed + wide * pitch;
+    unit *queries = pairs + wide * width;
     float *scores = (float *)(queries + STRIP * pitch), factors[STRIP], share = 1.0f - call->dropped * 0x1p-32f;
     int64_t value_row;
 
@@ -251,24 +245,23 @@ INLINE void forward(int half, const Call *call, const Piece *piece, unit *scratc
         load_tokens(call, piece, call->q, call->q_row, piece->start + first, count, padded, queries);
         score(half, queries, padded, pitch, units, transposed, wide, keys, call->scale, scores);
         for (int64_t r = 0; r < count; r++) {
-            softmax_row(scores + r * wide, keys_seen(piece, first + r), keys, call->dropped,
+            softmax_row(half, scores + r * wide, keys_seen(piece, first + r), keys, call->dropped,
                         mix(piece->seed ^ (uint64_t)(first + r)), call->tops + at + r, call->sums + at + r);
             factors[r] = 1.0f / (call->sums[at + r] * share);
         }
-        const unit *weights = along_keys(half, scores, padded, keys, wide, narrow);
-        weighted_sum(half, call, piece, first, count, weights, seen, values, value_row, factors, call->out,
+        weighted_sum(half, call, piece, first, count, (const unit *)scores, seen, values, value_row, factors, call->out,
                      call->heads * call->width);
     }
 }
 
 /* One query: turn scores into weights (without the factor of dropout), and gradients of the weights into gradients of
-   the scores */
-INLINE void softmax_row_backward(float *s, float *g, int64_t seen, int64_t keys, float top, float inverse, uint32_t dropped,
-                        float factor, uint64_t query) {
+   the scores. In bf16 both take the first halves of their rows. */
+INLINE void softmax_row_backward(int half, float *s, float *g, int64_t seen, int64_t keys, float top, float inverse,
+                                 uint32_t dropped, float factor, uint64_t query) {
     vec mean = zeros();
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = mul(exponential(sub(load(s + j), all(top))), all(inverse)), slope = mul(load(g + j), all(factor));
-        weight = choose(among(j, seen), weight, zeros());
+        if (j + LANES > seen) weight = choose(among(j, seen), weight, zeros());
         if (dropped) { /* a negative weight is remembered as a dropped one */
             mask kept = not_dropped(query, j, dropped);
             slope = choose(kept, slope, zeros());
@@ -283,8 +276,8 @@ INLINE void softmax_row_backward(float *s, float *g, int64_t seen, int64_t keys,
     float middle = sum_of(mean);
     for (int64_t j = 0; j < keys; j += LANES) {
         vec weight = load(s + j);
-        save(g + j, mul(size_of(weight), sub(load(g + j), all(middle))));
-        if (dropped) save(s + j, choose(negative(weight), zeros(), weight));
+        store(half, mul(size_of(weight), sub(load(g + j), all(middle))), (char *)g, j);
+        store(half, dropped ? choose(negative(weight), zeros(), weight) : weight, (char *)s, j);
     }
 }
 
@@ -337,7 +330,7 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
         score(half, queries, padded, pitch, units, keys_transposed, wide, keys, call->scale, scores);
         score(half, grads, padded, pitch, units, values_transposed, wide, keys, 1.0f, slopes);
         for (int64_t r = 0; r < count; r++)
-            softmax_row_backward(scores + r * wide, slopes + r * wide, keys_seen(piece, first + r), keys, call->tops[at + r],
+            softmax_row_backward(half, scores + r * wide, slopes + r * wide, keys_seen(piece, first + r), keys, call->tops[at + r],
                         1.0f / call->sums[at + r], call->dropped, factor, mix(piece->seed ^ (uint64_t)(first + r)));
         memset(scores + count * wide, 0, (padded - count) * wide * sizeof(float));
         memset(slopes + count * wide, 0, (padded - count) * wide * sizeof(float));
@@ -348,8 +341,7 @@ INLINE void backward(int half, const Call *call, const Piece *piece, unit *scrat
         weights = along_queries(half, slopes, padded, keys, wide, narrow);
         lines = along_tokens(half, queries, padded, width, pitch, strip_pairs, &row);
         add_products(half, weights, wide, keys, count, lines, row, width, k_sums);
-        weights = along_keys(half, slopes, padded, keys, wide, narrow);
-        weighted_sum(half, call, piece, first, count, weights, seen, key_lines, key_row, factors, call->q_grad,
+        weighted_sum(half, call, piece, first, count, (const unit *)slopes, seen, key_lines, key_row, factors, call->q_grad,
                      call->q_grad_row);
     }
     save_sums(half, call, piece, k_sums, call->scale, call->k_grad, call->k_grad_row);
