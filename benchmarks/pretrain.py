@@ -80,7 +80,7 @@ def step_rows(quick: bool) -> list[dict[str, object]]:
     cases[f"transformers {precision}, full rows"] = Theirs(dtype), full
     cases[f"allmask {precision}, full rows"] = Ours(precision), full
     steps = {name: partial(run, side, [side.batch(texts) for texts in data]) for name, (side, data) in cases.items()}
-    times = timing.medians(steps, rounds=1 if quick else 5)
+    times = timing.medians(steps, rounds=1 if quick else 3)
     tokens = {name: sum(len(text) for texts in data for text in texts) for name, (_, data) in cases.items()}
     speeds = {name: tokens[name] / taken for name, taken in times.items()}
     return table(speeds)

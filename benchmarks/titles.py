@@ -149,7 +149,7 @@ def training_rows(
     if theirs_bf16 is not None:
         cases["transformers, bf16 weights"] = peer_step(theirs_bf16, False)
     cases[f"allmask, {kind}"] = timing.own_step(model, batch, lr=1e-5, precision="bf16" if HALF else "fp32")
-    times = timing.medians(cases, rounds=1 if quick else 3)
+    times = timing.medians(cases, rounds=1 if quick else 7)
     best = min(taken for who, taken in times.items() if who.startswith("transformers"))
     return [
         {
