@@ -173,6 +173,7 @@ static void load_tokens(const Call *call, const Piece *piece, const char *base, 
         const char *from = head_of(base, row, call, piece, first + j);
         for (int64_t d = 0; d < pitch; d += LANES) {
             const char *these = from + d * sizeof(unit);
+            __builtin_prefetch(these + units * sizeof(unit)); /* of the next head */
             save_ints(to + j * pitch + d, units - d >= LANES ? load_ints(these) : load_some_ints(among(d, units), these));
         }
     }
