@@ -215,44 +215,61 @@ MULTIPLY(rows_bf16, 1, a_row, 1)
 MULTIPLY(panel_fp32, 0, 1, ROWS)
 MULTIPLY(panel_bf16, 1, 1, ROWS)
 
-/* The activation of x and, at `place`, its slope; or x times the slope there */
-INLINE vec activated(const Call *call, vec x, int64_t place) {
-    if (!call->slope) return x;
-    if (!call->activation) {
-        const uint16_t *low = (const uint16_t *)call->slope + place;
-        return mul(x, call->low ? load_bf16(low) : load((const float *)call->slope + place));
-    }
-    Point found = at(call->activation - 1, x);
-    if (call->low) save_all_bf16((uint16_t *)call->slope + place, found.slope);
-    else save((float *)call->slope + place, found.slope);
-    return found.value;
+/* What happens to sums: a bias is added, or they to those of the tokens before; then the activation, or the slope of one */
+typedef enum { BIAS, ADD, ACTIVATE, SLOPE } Ending;
+
+INLINE vec load_number(int low, const char *from, int64_t at) {
+    return low ? load_bf16((const uint16_t *)from + at) : load((const float *)from + at);
+}
+INLINE void save_number(int low, char *to, int64_t at, vec x) {
+    if (low) save_all_bf16((uint16_t *)to + at, x);
+    else save((float *)to + at, x);
+}
+
+/* Save the sums of `count` rows from `row` on, and of one strip; the first three arguments are known to the compiler */
+INLINE void finish(int low, Ending ending, int kind, const Call *call, vec sum[ROWS][VECTORS], int64_t row, int64_t count,
+                   int64_t strip) {
+    int64_t column = strip * SIDE, vectors = smaller(VECTORS, (call->columns - column) / LANES), apart = call->c_row;
+    const float *shift = ending != ADD && call->bias ? call->bias + column : NULL;
+    char *c = call->c, *slope = call->slope;
+    vec bias[VECTORS];
+    for (int v = 0; v < vectors; v++) bias[v] = shift ? load(shift + v * LANES) : zeros();
+    for (int64_t r = 0, place = row * apart + column; r < count; r++, place += apart)
+        for (int64_t v = 0, at_column = place; v < vectors; v++, at_column += LANES) {
+            vec x = add(sum[r][v], ending == ADD ? load_number(low, c, at_column) : bias[v]);
+            if (ending == SLOPE) x = mul(x, load_number(low, slope, at_column));
+            if (ending == ACTIVATE) {
+                Point found = low && kind == GELU ? gelu_for_bf16(x) : at(kind, x);
+                save_number(low, slope, at_column, found.slope);
+                x = found.value;
+            }
+            save_number(low, c, at_column, x);
+        }
+}
+
+INLINE void finish_as(int low, const Job *job, vec sum[ROWS][VECTORS], int64_t row, int64_t count, int64_t strip) {
+    const Call *call = &job->call;
+    if (job->start) finish(low, ADD, 0, call, sum, row, count, strip);
+    else if (!call->slope) finish(low, BIAS, 0, call, sum, row, count, strip);
+    else if (!call->activation) finish(low, SLOPE, 0, call, sum, row, count, strip);
+    else if (call->activation == 1 + GELU) finish(low, ACTIVATE, GELU, call, sum, row, count, strip);
+    else finish(low, ACTIVATE, call->activation - 1, call, sum, row, count, strip);
 }
 
 /* ROWS rows from `row` on, of which `count` exist, by one strip */
 INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t count, int64_t strip) {
     const Call *call = &job->call;
+    int64_t rows = smaller(count, ROWS), size = call->low ? 2 : 4;
     vec sum[ROWS][VECTORS];
-    for (int64_t r = 0; r < smaller(count, ROWS); r++)
+    for (int64_t r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < VECTORS; v++) { /* while this is computed */
-            int64_t place = ((row + r) * call->c_row + strip * SIDE + v * LANES) << (call->low ? 1 : 2);
+            int64_t place = ((row + r) * call->c_row + strip * SIDE + v * LANES) * size;
             __builtin_prefetch(call->c + place, 1);
             if (call->slope) __builtin_prefetch(call->slope + place, 1);
         }
     Multiply *by = call->a_across ? half ? panel_bf16 : panel_fp32 : half ? rows_bf16 : rows_fp32;
     by(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
-    UNROLLED for (int v = 0; v < VECTORS; v++) {
-        int64_t column = strip * SIDE + v * LANES;
-        if (column >= call->columns) break;
-        vec bias = call->bias ? load(call->bias + column) : zeros();
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= count) break;
-            int64_t place = (row + r) * call->c_row + column;
-            float *to = (float *)call->c + place;
-            vec x = activated(call, add(sum[r][v], job->start ? load(to) : bias), place);
-            if (call->low) save_all_bf16((uint16_t *)call->c + place, x);
-            else save(to, x);
-        }
-    }
+    call->low ? finish_as(1, job, sum, row, rows, strip) : finish_as(0, job, sum, row, rows, strip);
 }
 
 INLINE void multiply_item(int half, const Job *job, int64_t item, int64_t worker) {
