@@ -137,6 +137,14 @@ def note_cut(count: int, limit: int) -> None:
         note(f"{plural(count, 'text')} cut to {limit:,} tokens", important=True)
 
 
+def note_doubtful(count: int, total: int) -> None:
+    """Print how many texts the model wrote with less confidence than for any record that was held out in training."""
+    if count:
+        some = f"{count:,} of {total:,} have" if total > 1 else "it has"
+        what = f"{some} a lower score than any held-out record: probably of another kind than the texts in training"
+        note(f"{what}; read {'these' if total > 1 else 'it'} with care", important=True)
+
+
 def note_default(texts: Sequence[str]) -> str:
     """Return the name of the bundled model for the script of these texts, and print it."""
     from allmask.checkpoints import default_model

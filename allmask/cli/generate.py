@@ -18,6 +18,7 @@ from allmask.cli import (
     note,
     note_cut,
     note_default,
+    note_doubtful,
     shortened,
     show_log,
     start_up,
@@ -102,12 +103,15 @@ def command(
 
         if len(tokenizer_of(generator.model).encode(text).ids) < getattr(generator.task, "shortest", 0):
             note(f"a short text: {model} writes titles for abstracts and descriptions of a few sentences")
+    written = 0
     for batch in batches:
+        written += len(batch)
         if stream:
             _stream(generator, batch, options)
         else:
             _write(generator, batch, options, show_mask, as_json)
     note_cut(generator.cut, generator.max_tokens)
+    note_doubtful(generator.doubtful, 1 if text is not None else written)
 
 
 # ---- options of predict and evaluate, too --------------------------------------------------------------------

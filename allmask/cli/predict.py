@@ -24,6 +24,7 @@ from allmask.cli import (
     emit,
     note,
     note_cut,
+    note_doubtful,
     note_skipped,
     plural,
     shortened,
@@ -143,6 +144,7 @@ def command(
     elif out not in (None, "-"):
         note(f"{out}: {plural(total, 'record')}")
     note_cut(predictor.cut, predictor.max_tokens)
+    note_doubtful(predictor.doubtful, total if out is not None or as_json else min(total, SHOWN))
 
 
 def _predict_file(

@@ -390,6 +390,24 @@ def test_if_all_are_shown_it_does_not_promise_more(cli, titles: Path, tmp_path: 
     assert last == f"to write a file: allmask predict {titles} {few} -o few-predictions.jsonl"
 
 
+def test_texts_of_another_kind_than_those_in_training_are_counted(cli, titles: Path, file: Path, tmp_path: Path):
+    model = tmp_path / "model"
+    shutil.copytree(titles / "final", model)
+    (model / "manifest.json").unlink()  # allmask.json is changed on purpose
+    task = json.loads((model / "allmask.json").read_text())
+    assert task["lowest_score"] is None  # fewer than 20 records were held out
+    scores = sorted(row["score"] for row in json.loads(cli("predict", model, file, "--json").out))
+    (model / "allmask.json").write_text(json.dumps({**task, "lowest_score": (scores[2] + scores[3]) / 2}))
+    said = "3 of 40 have a lower score than any held-out record: probably of another kind than the texts in training"
+    assert said in cli("predict", model, file, "-o", tmp_path / "out.csv", "--quiet").err
+    (model / "allmask.json").write_text(json.dumps({**task, "lowest_score": scores[0] - 0.01}))
+    assert "lower score" not in cli("predict", model, file).err
+    (model / "allmask.json").write_text(json.dumps({**task, "lowest_score": 0.0}))
+    assert "10 of 10 have a lower score" in cli("predict", model, file).err
+    text = ROWS[0]["source"]
+    assert "it has a lower score than any held-out record" in cli("generate", model, "--text", text).err
+
+
 def test_the_printed_command_can_be_typed_where_allmask_is_not_in_the_path(
     cli, titles: Path, tmp_path: Path, monkeypatch
 ):
