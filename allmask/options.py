@@ -237,9 +237,9 @@ class TitleOptions(TaskOptions):
     no_repeat_ngram: int | None = option(
         None, "Never write N tokens in a row twice; 0: may repeat.", "advanced", minimum=0, shown_default=CALIBRATED
     )
-    lowest_score: float | None = option(
+    usual_score: float | None = option(
         None, "Titles with a lower score are doubtful; predict and generate say so.", "advanced",
-        shown_default="that of held-out records",
+        shown_default="what 95 % of held-out records reach",
     )  # fmt: skip
     mask: str = option(
         "prefix", "How the source reads itself: in both directions (prefix), or left to right (naive).", "model",
@@ -259,7 +259,7 @@ class TranslateOptions(TitleOptions):
     end_bias: float | None = another_default(TitleOptions, "end_bias", None, shown_default="0")
     length_penalty: float | None = another_default(TitleOptions, "length_penalty", None, shown_default="1")
     no_repeat_ngram: int | None = another_default(TitleOptions, "no_repeat_ngram", None, shown_default="0")
-    lowest_score: float | None = another_default(TitleOptions, "lowest_score", None, shown_default="none")
+    usual_score: float | None = another_default(TitleOptions, "usual_score", None, shown_default="none")
     best: str = option("bleu", "Held-out metric that chooses the best weights.", "output", choices=("bleu", "loss"))
 
 

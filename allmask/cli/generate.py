@@ -19,7 +19,6 @@ from allmask.cli import (
     note_cut,
     note_default,
     note_doubtful,
-    shortened,
     show_log,
     start_up,
     stdin_batches,
@@ -29,7 +28,7 @@ from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import SAMPLING, Decoding, described
 from allmask.registry import TASKS, USES
-from allmask.terminal import printable
+from allmask.terminal import printable, shortened
 
 if TYPE_CHECKING:
     from allmask.mask import Mask

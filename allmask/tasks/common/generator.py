@@ -76,8 +76,8 @@ class TextGenerator(Predictor):
         self.writer = self.writer or self.task.writer(self.model, self.precision)
         self.leftwards = getattr(self.writer, "leftwards", False)  # it writes from right to left
         self.max_tokens = self.task.max_source
-        lowest = getattr(self.task, "lowest_score", None)
-        self.lowest_score = -math.inf if lowest is None else lowest
+        usual = getattr(self.task, "usual_score", None)
+        self.usual_score = -math.inf if usual is None else usual
 
     def computes_in(self) -> str:
         return precision_of(getattr(self.writer, "model", self.model))
@@ -118,7 +118,7 @@ class TextGenerator(Predictor):
             for number, found in zip(numbers, generate(self.writer, prompts.ids, settings), strict=True):
                 step = -1 if self.leftwards else 1
                 result[number] = [(text_of(tokenizer, one.tokens[::step]), one) for one in found]
-                self.doubtful += not settings.sample and found[0].per_token < self.lowest_score
+                self.doubtful += not settings.sample and found[0].per_token < self.usual_score
             yield from result
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
