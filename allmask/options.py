@@ -216,7 +216,7 @@ class TitleOptions(TaskOptions):
     reads: ClassVar[str] = "source, target"
     suggests: ClassVar[dict[str, str]] = {
         "lr": "by the model's width, 5e-4 up to 512", "layer_decay": "0.85, so that it does not forget how to read",
-        "batch_tokens": "4096; fewer if pairs are few",
+        "batch_tokens": "4096, or fewer if pairs are few",
     }  # fmt: skip
     next_step: ClassVar[str] = 'write with it: allmask generate {} --text "…"'
 
@@ -237,6 +237,10 @@ class TitleOptions(TaskOptions):
     no_repeat_ngram: int | None = option(
         None, "Never write N tokens in a row twice; 0: may repeat.", "advanced", minimum=0, shown_default=CALIBRATED
     )
+    usual_score: float | None = option(
+        None, "Titles with a lower score are doubtful; predict and generate say so.", "advanced",
+        shown_default="what 95 % of held-out records reach",
+    )  # fmt: skip
     mask: str = option(
         "prefix", "How the source reads itself: in both directions (prefix), or left to right (naive).", "model",
         choices=("prefix", "naive"), other_names=(ENCODER_DECODER,),
@@ -255,6 +259,7 @@ class TranslateOptions(TitleOptions):
     end_bias: float | None = another_default(TitleOptions, "end_bias", None, shown_default="0")
     length_penalty: float | None = another_default(TitleOptions, "length_penalty", None, shown_default="1")
     no_repeat_ngram: int | None = another_default(TitleOptions, "no_repeat_ngram", None, shown_default="0")
+    usual_score: float | None = another_default(TitleOptions, "usual_score", None, shown_default="none")
     best: str = option("bleu", "Held-out metric that chooses the best weights.", "output", choices=("bleu", "loss"))
 
 

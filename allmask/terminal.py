@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
+from itertools import accumulate
 from typing import IO
 
 CODES = {
@@ -36,6 +38,26 @@ def printable(text: str, stream: IO[str] | None = None) -> str:
 def printable_json(text: str) -> str:
     """Return JSON that means the same, with the control characters escaped that `json` does not escape."""
     return re.sub(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def text_width(text: str) -> int:
+    """The number of terminal columns of the text: two per Chinese character, none for a combining accent."""
+    return sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shortened(text: str, limit: int = 100) -> str:
+    """Return the text on one line of at most `limit` columns."""
+    line = " ".join(text.split())
+    ends = list(accumulate(map(_columns, line[: 4 * limit])))
+    if not ends or (ends[-1] <= limit and len(ends) == len(line)):
+        return line
+    return line[: sum(end < limit for end in ends)] + "…"
 
 
 def has_colours(stream: IO[str]) -> bool:

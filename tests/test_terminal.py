@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from allmask.terminal import has_colours, paint, paint_words
+from allmask.terminal import has_colours, paint, paint_words, shortened, text_width
 
 
 class Terminal(io.StringIO):
@@ -71,3 +71,19 @@ def test_a_command_on_a_terminal(python: str):
     assert "\x1b[38;5;68m" in coloured and "\x1b[38;5;173m" in coloured and "\x1b[1;31mLEAK\x1b[0m" in coloured
     assert "\x1b" not in plain and re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
     assert "\x1b[1;31merror[usage]:\x1b[0m there is no mask" in on_a_terminal(python, "mask", "casual")
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        ("two\n words", 9, "two words"),
+        ("two words", 8, "two wor…"),
+        ("北京欢迎你", 10, "北京欢迎你"),  # two columns each
+        ("北京欢迎你", 9, "北京欢迎…"),
+        ("a北京欢迎你", 9, "a北京欢…"),
+        ("e\u0301" * 9, 9, "e\u0301" * 9),
+        ("", 9, ""),
+    ],
+)
+def test_a_text_on_one_line_of_the_terminal(text: str, limit: int, shown: str):
+    assert shortened(text, limit) == shown and text_width(shown) <= limit

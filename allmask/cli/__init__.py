@@ -125,16 +125,18 @@ def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
-def shortened(text: str, limit: int) -> str:
-    """Return the text on one line of at most `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
 def note_cut(count: int, limit: int) -> None:
     """Print how many texts were cut because they had more than `limit` tokens."""
     if count:
         note(f"{plural(count, 'text')} cut to {limit:,} tokens", important=True)
+
+
+def note_doubtful(count: int, total: int) -> None:
+    """Print how many texts have less than the usual score, which 95 % of held-out records reach, if that is unusual."""
+    if count > 0.1 * total:
+        some = f"{count:,} of {total:,} have" if total > 1 else "it has"
+        what = f"{some} a lower score than 95 % of the held-out records: probably unlike the texts in training"
+        note(f"{what}; read {'these' if total > 1 else 'it'} with care", important=True)
 
 
 def note_default(texts: Sequence[str]) -> str:

@@ -42,8 +42,10 @@ def _shortest(path: str, name: str) -> str:
     """Return the name of a program if the shell finds this very file by it, else its path, relative if it is below."""
     try:
         found, path = shutil.which(name), os.path.abspath(path)
-        # not samefile: the python of each virtual environment is a link to one and the same file
-        if found is not None and os.path.abspath(found) == path:
+        # In one folder, python and python3.11 are the same. The python of another environment is not, though it is a
+        # link to the same file.
+        beside = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(path)
+        if beside and os.path.samefile(found, path):
             return name
         below = os.path.relpath(path)
     except (OSError, ValueError):  # the working folder is gone, or on another drive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer import Argument, Option
 
 from allmask.cli import AsJson, Columns, Encoding, LabelNames, OnBadRecord, emit, plural, show_log
 from allmask.cli._options import with_fields
+from allmask.cli._program import program
 from allmask.errors import DataError
 from allmask.options import ClassifyOptions, FinetuneOptions, TitleOptions, another_default
 
@@ -85,11 +87,21 @@ def command(
     show_log(quiet=True)
     report = check(task, file, eval and replace(file, path=eval), model, held_out, given)
     stops = bool(report.problems) and on_bad_record == "stop"
-    emit(as_json, {"trainable": not stops, **report.to_dict()}, _text(report, stops))
+    from_scratch = task == "translate" and model is None
+    words = [*program(), "train" if from_scratch else "finetune", *filter(None, [model])]
+    words += [] if task == "title" else ["--task", task]
+    options = {
+        "data": data, "eval": eval, "held_out": None if held_out == FinetuneOptions.held_out else held_out,
+        "columns": columns, "encoding": encoding, "label_names": label_names, **given,
+        "on_bad_record": None if on_bad_record == "stop" else on_bad_record, "out": f"runs/{task}",
+    }  # fmt: skip
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    emit(as_json, {"trainable": not stops, **report.to_dict()}, _text(report, stops, shlex.join(words)))
     return DataError.exit_code if stops else 0
 
 
-def _text(report: Report, stops: bool) -> str:
+def _text(report: Report, stops: bool, training: str) -> str:
     from allmask.runs.finetuning import UNKNOWN
 
     rows = [("records", f"{plural(report.records, 'record')} for {report.task}"), *_columns(report)]
@@ -126,7 +138,7 @@ def _text(report: Report, stops: bool) -> str:
         lines.append(f"  … and {total - 10:,} more; in all: {reasons}")
     if stops:
         return "\n".join([*lines, "", f"a run would stop at the first problem: {_remedy(report, total)}"])
-    return "\n".join([*lines, "", "it can be trained on"])
+    return "\n".join([*lines, "", f"it can be trained on: {training}"])
 
 
 def _remedy(report: Report, total: int) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from allmask.cli import Device, emit, note, shortened, show_log
+from allmask.cli import Device, emit, note, show_log
 from allmask.cli._program import program
+from allmask.terminal import shortened
 
 EXAMPLES = """
     allmask demo

@@ -21,12 +21,12 @@ from allmask.cli import (
     note,
     note_default,
     note_skipped,
-    shortened,
     show_log,
     stdin_records,
     text_file,
 )
 from allmask.errors import DataError, UsageError
+from allmask.terminal import shortened
 
 if TYPE_CHECKING:
     from allmask.data import DataFile

@@ -24,7 +24,6 @@ from allmask.cli import (
     note,
     note_cut,
     note_skipped,
-    shortened,
     show_log,
     start_up,
     stdin_records,
@@ -35,6 +34,7 @@ from allmask.cli._output import check_out, output
 from allmask.errors import DataError, UsageError
 from allmask.files import atomic_file
 from allmask.options import EmbedOptions
+from allmask.terminal import shortened
 
 if TYPE_CHECKING:
     import numpy as np

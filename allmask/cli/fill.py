@@ -39,7 +39,8 @@ def command(
 ) -> None:
     """Show the most probable tokens for each [MASK] of a text.
 
-    Several [MASK] are predicted independently of each other. An empty line of stdin gives an empty line.
+    Several [MASK] are predicted independently of each other. An empty line of stdin gives an empty line. allmask-en and
+    allmask-zh guess words that fit; facts, such as the capital of a country, are beyond models of their size.
     """
     top = FillOptions(**{name: value for name, value in given.items() if value is not None}).top
     show_log()

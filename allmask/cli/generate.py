@@ -18,7 +18,7 @@ from allmask.cli import (
     note,
     note_cut,
     note_default,
-    shortened,
+    note_doubtful,
     show_log,
     start_up,
     stdin_batches,
@@ -28,7 +28,7 @@ from allmask.cli._options import with_fields
 from allmask.errors import DataError, UsageError
 from allmask.options import SAMPLING, Decoding, described
 from allmask.registry import TASKS, USES
-from allmask.terminal import printable
+from allmask.terminal import printable, shortened
 
 if TYPE_CHECKING:
     from allmask.mask import Mask
@@ -102,12 +102,15 @@ def command(
 
         if len(tokenizer_of(generator.model).encode(text).ids) < getattr(generator.task, "shortest", 0):
             note(f"a short text: {model} writes titles for abstracts and descriptions of a few sentences")
+    written = 0
     for batch in batches:
+        written += len(batch)
         if stream:
             _stream(generator, batch, options)
         else:
             _write(generator, batch, options, show_mask, as_json)
     note_cut(generator.cut, generator.max_tokens)
+    note_doubtful(generator.doubtful, 1 if text is not None else written)
 
 
 # ---- options of predict and evaluate, too --------------------------------------------------------------------

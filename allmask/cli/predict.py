@@ -24,9 +24,9 @@ from allmask.cli import (
     emit,
     note,
     note_cut,
+    note_doubtful,
     note_skipped,
     plural,
-    shortened,
     show_log,
     stdin_batches,
 )
@@ -38,7 +38,7 @@ from allmask.cli.generate import SEARCH, open_predictor
 from allmask.errors import UsageError
 from allmask.options import Decoding
 from allmask.runs.options import usual_reading
-from allmask.terminal import printable
+from allmask.terminal import printable, shortened, text_width
 
 if TYPE_CHECKING:
     from allmask.data import DataFile, Record
@@ -143,6 +143,7 @@ def command(
     elif out not in (None, "-"):
         note(f"{out}: {plural(total, 'record')}")
     note_cut(predictor.cut, predictor.max_tokens)
+    note_doubtful(predictor.doubtful, total if out is not None or as_json else min(total, SHOWN))
 
 
 def _predict_file(
@@ -185,11 +186,12 @@ def _show(
     records = list(islice(predictor.read(rows.file, on_bad_record, Counter()), SHOWN))
     for record, prediction in zip(records, predictor.predict(records, **options), strict=True):
         row = rows.row(record, prediction)
-        names = max(map(len, row))
+        names = max(map(text_width, row))
         print(printable(record.where))
         for name, value in row.items():
             shown = value if isinstance(value, str) else json_line({"": _rounded(value)})[5:-1]
-            print(printable(f"  {name:{names}}  {shortened(shown, width - names - 4)}"))
+            gap = " " * (names - text_width(name) + 2)
+            print(printable(f"  {name}{gap}{shortened(shown, width - names - 4)}"))
         print()
     name = rows.file.path.name.removesuffix(".gz").rpartition(".")[0] or "out"
     ending = rows.file.path.suffix.lower()

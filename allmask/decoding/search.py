@@ -49,6 +49,11 @@ class Hypothesis(NamedTuple):
     log_probability: float  # the model's own, before any filter
     finished: bool  # by an end token, not by the limit of its length
 
+    @property
+    def per_token(self) -> float:
+        """The mean log-probability of a token, the end token included: the score with a length penalty of 1."""
+        return self.log_probability / max(1, len(self.tokens) + self.finished)
+
 
 def generate(
     writer: Writer, prompts: Sequence[Sequence[int]], settings: Decoding,

@@ -31,9 +31,9 @@ from allmask.errors import DataError, Interrupted
 from allmask.files import replace_folder
 from allmask.model import Model
 from allmask.runs.folder import save_model
-from allmask.tasks.common.evaluation import shortened
 from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.task import ModelFolder
+from allmask.terminal import shortened
 from allmask.text.script import is_chinese
 from allmask.training.log import read_metrics
 

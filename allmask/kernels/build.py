@@ -45,7 +45,7 @@ from allmask.kernels.compiling import NEON as NEON
 from allmask.kernels.compiling import NEON_BF16 as NEON_BF16
 from allmask.kernels.compiling import NEON_DOT as NEON_DOT
 from allmask.kernels.compiling import NEON_I8MM as NEON_I8MM
-from allmask.kernels.compiling import baseline, checksum, compiled, is_for, library_name, variants
+from allmask.kernels.compiling import baseline, checksum, compiled, compiler, is_for, library_name, variants
 
 log = logging.getLogger("allmask")
 
@@ -96,6 +96,12 @@ def library(source: Path, *choices: Sequence[str]) -> Any:
 def _warn_once(reason: str) -> None:
     """Log what is slower if no kernel can be used; the reason is the same for all of them."""
     log.warning("no C kernels, so writing takes about twice as long, the rest a little longer: %s", reason)
+
+
+@cache
+def _say_once(program: str) -> None:
+    """Log why a command takes longer the first time: each of its C files takes a few seconds."""
+    log.info("compiling kernels for this processor with %s, once: that takes a few seconds …", program)
 
 
 def _lacking(instructions: Sequence[str]) -> str:
@@ -149,6 +155,7 @@ def _load(source: Path, instructions: tuple[str, ...]) -> ctypes.CDLL:
                 found = _load_bytes(name, code)
                 loaded[name] = Loaded(folder / name, instructions, "cached")
                 return found
+        _say_once(compiler())
         found = _load_bytes(name, _compile_into(folder, source, instructions))
         loaded[name] = Loaded(folder / name, instructions, "compiled")
         return found

@@ -74,20 +74,26 @@ def _with_headers(source: Path) -> bytes:
     return b"".join([text, *(_with_headers(source.parent / header.decode()) for header in headers)])
 
 
+def compiler() -> str:
+    """Return the path of the C compiler."""
+    found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        raise FileNotFoundError(NO_COMPILER)
+    return found
+
+
 def compiled(source: Path, instructions: Sequence[str], folder: Path) -> bytes:
     """Compile a C file in a temporary folder inside `folder`, and return the shared library."""
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise FileNotFoundError(NO_COMPILER)
+    program = compiler()
     with tempfile.TemporaryDirectory(dir=folder) as inner:
-        command = [compiler, *compiler_flags(instructions), "-o", f"{inner}/library.so", str(source), "-lm"]
+        command = [program, *compiler_flags(instructions), "-o", f"{inner}/library.so", str(source), "-lm"]
         ran = subprocess.run(
             command, env={**os.environ, "TMPDIR": inner}, timeout=60,
             capture_output=True, encoding="utf-8", errors="replace",
         )  # fmt: skip
         if ran.returncode:
             reasons = [line for line in ran.stderr.splitlines() if "error" in line] or ran.stderr.splitlines() or ["?"]
-            raise RuntimeError(f"{compiler} failed: {reasons[0]}")
+            raise RuntimeError(f"{program} failed: {reasons[0]}")
         return Path(inner, "library.so").read_bytes()
 
 

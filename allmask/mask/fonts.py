@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def candidates() -> Iterator[tuple[str, str]]:
 
     from matplotlib.font_manager import fontManager
 
+    logging.getLogger("matplotlib.font_manager").addFilter(_is_news)
     yield LATIN, str(fontManager.findfont(LATIN))
     specs = [spec for package in _FONT_PACKAGES if (spec := find_spec(package))]
     for folder in (folder for spec in specs for folder in spec.submodule_search_locations or []):
@@ -74,6 +76,11 @@ def candidates() -> Iterator[tuple[str, str]]:
     for family in _CJK_FAMILIES:
         if family in installed:
             yield family, str(fontManager.findfont(family))
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what nobody can act on: that a font such as WenQuanYi Zen Hei exists in another weight only."""
+    return "Failed to find font weight" not in record.msg
 
 
 @cache

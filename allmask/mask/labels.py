@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from allmask.terminal import text_width as text_width
+
 # Chinese characters, kana and full-width punctuation are tokens of their own; everything else is split at spaces.
 _ALONE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
-
-
-def text_width(text: str) -> int:
-    """The number of terminal columns of the text: two per Chinese character, none for a combining accent."""
-    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
 
 
 def pad(text: str, columns: int, centre: bool = False) -> str:

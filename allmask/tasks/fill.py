@@ -18,9 +18,9 @@ from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import Cache
 from allmask.options import FillOptions
-from allmask.tasks.common.evaluation import shortened
 from allmask.tasks.common.writing import tokenizer_of
 from allmask.tasks.task import ModelFolder, Predictor
+from allmask.terminal import shortened
 from allmask.text import Tokenizer
 
 GAP = "[MASK]"  # in texts, whatever the tokenizer calls it; its own word, such as <mask>, is understood, too

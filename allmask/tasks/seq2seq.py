@@ -82,6 +82,7 @@ class Seq2Seq(WritingTask):
     end_bias: float | None
     length_penalty: float | None
     no_repeat_ngram: int | None
+    usual_score: float | None
     usual_no_repeat: ClassVar[int] = 0  # if `no_repeat_ngram` is None
 
     def fitted(self, model: Model | Outline) -> Self:

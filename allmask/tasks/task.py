@@ -190,6 +190,7 @@ class Predictor(Protocol):
     hidden: ClassVar[frozenset[str]] = frozenset()  # fields that are not copied by `predict`, if there are no columns
     cut: int = 0  # how many texts were truncated so far
     max_tokens: int = 0  # the length to which they were truncated
+    doubtful: int = 0  # how many texts were written with less than the usual score of held-out records
 
     def __call__(self, *inputs: Any, **options: Any) -> Any: ...
 

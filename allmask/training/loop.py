@@ -323,7 +323,7 @@ class Trainer:
         started = time.monotonic()
         metrics = Metrics(self.run, self.step, self.settings.tensorboard, self.group.lead, self.sealed_metrics)
         self.metrics = metrics
-        bar = Progress(self.steps, "step", self.step, self.quiet)
+        bar = Progress(self.steps, "step", self.quiet)
         source = self.batches_from(self.step * self.settings.accumulate)
         try:
             patience = self.settings.patience

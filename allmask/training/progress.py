@@ -12,16 +12,22 @@ log = logging.getLogger("allmask")
 
 
 class Progress:
-    """`update` may be called often: a bar is redrawn a few times per second, a log gets a line every ten seconds."""
+    """`update` may be called often: a bar is redrawn a few times per second, a log gets a line every ten seconds.
 
-    def __init__(self, total: int, label: str, start: int = 0, quiet: bool = False):
-        self.total, self.label, self.first = total, label, start
+    The time that is left is estimated from the second update on: the first step may also compile kernels, and warm up.
+    """
+
+    def __init__(self, total: int, label: str, quiet: bool = False):
+        self.total, self.label = total, label
+        self.warm: tuple[float, int] | None = None  # when the first update came, and what was done then
         self.started = self.shown = time.monotonic()
         self.quiet = quiet
         self.terminal = sys.stderr.isatty()
 
     def update(self, done: int, text: str = "") -> None:
         now = time.monotonic()
+        if self.warm is None:
+            self.warm = now, done
         if self.quiet or (now - self.shown < (0.2 if self.terminal else 10.0) and done < self.total):
             return
         self.shown = now
@@ -29,11 +35,13 @@ class Progress:
         bar = ""
         if self.terminal:
             bar = f" {paint('█' * filled, 'blue', sys.stderr)}{paint('░' * (24 - filled), 'dim', sys.stderr)}"
-        made = done - self.first
-        if made <= 0 or done >= self.total:
+        since, made = now - self.warm[0], done - self.warm[1]
+        if done >= self.total:
             clock_text = f"{clock(now - self.started)} in all"
+        elif made <= 0:
+            clock_text = f"{clock(now - self.started)} so far"
         else:
-            clock_text = f"{clock((now - self.started) / made * (self.total - done))} left"
+            clock_text = f"{clock(since / made * (self.total - done))} left"
         line = f"{self.label} {done}/{self.total}{bar} {text} {clock_text}"
         end = "" if self.terminal else "\n"
         print(f"\r\x1b[K{line}" if self.terminal else line, end=end, file=sys.stderr, flush=True)

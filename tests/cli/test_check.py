@@ -31,7 +31,9 @@ def test_a_good_file(cli, bert: Path, tmp_path: Path, no_weights):
     words = ("check", file, bert, "--encoding", "cp1252", "--max-target", 8)
     ran = cli(*words)
     assert ran.code == 0 and ran.err == "", ran.err
-    assert "columns     Body → source, Subject → target" in ran.out and ran.out.endswith("it can be trained on\n")
+    assert "columns     Body → source, Subject → target" in ran.out
+    training = f"finetune {bert} --data {file} --encoding cp1252 --max-target 8 --out runs/title"
+    assert ran.out.endswith(f"\n\nit can be trained on: allmask {training}\n")
     assert "1 of 152 have more than 37 and are cut" in ran.out and "█" in ran.out  # 48 - 8 - [CLS], [SEP], [SEP]
     found = json.loads(cli(*words, "--json").out)
     assert found["trainable"] and found["records"] == 152 and found["train"] + found["held_out"] == 152

@@ -390,6 +390,31 @@ def test_if_all_are_shown_it_does_not_promise_more(cli, titles: Path, tmp_path: 
     assert last == f"to write a file: allmask predict {titles} {few} -o few-predictions.jsonl"
 
 
+def test_columns_with_chinese_names_stand_below_each_other(cli, titles: Path, tmp_path: Path):
+    file = tiny.write_jsonl(tmp_path / "a.jsonl", [{"编号": 7, "发件人": "北" * 99, "source": ROWS[0]["source"]}])
+    shown = cli("predict", titles, file).out.splitlines()
+    assert shown[1:3] == ["  编号        7", f"  发件人      {'北' * 42}…"]  # 100 columns
+    assert shown[4].startswith("  prediction  ")
+
+
+def test_texts_of_another_kind_than_those_in_training_are_counted(cli, titles: Path, file: Path, tmp_path: Path):
+    model = tmp_path / "model"
+    shutil.copytree(titles / "final", model)
+    (model / "manifest.json").unlink()  # allmask.json is changed on purpose
+    task = json.loads((model / "allmask.json").read_text())
+    assert task["usual_score"] is None  # fewer than 20 records were held out
+    scores = sorted(row["score"] for row in json.loads(cli("predict", model, file, "--json").out))
+    (model / "allmask.json").write_text(json.dumps({**task, "usual_score": (scores[4] + scores[5]) / 2}))
+    said = "5 of 40 have a lower score than 95 % of the held-out records: probably unlike the texts in training"
+    assert said in cli("predict", model, file, "-o", tmp_path / "out.csv", "--quiet").err
+    (model / "allmask.json").write_text(json.dumps({**task, "usual_score": (scores[2] + scores[3]) / 2}))
+    assert "lower score" not in cli("predict", model, file, "-o", tmp_path / "out.csv").err  # about as many as always
+    (model / "allmask.json").write_text(json.dumps({**task, "usual_score": 0.0}))
+    assert "10 of 10 have a lower score" in cli("predict", model, file).err
+    text = ROWS[0]["source"]
+    assert "it has a lower score than 95 % of the held-out records" in cli("generate", model, "--text", text).err
+
+
 def test_the_printed_command_can_be_typed_where_allmask_is_not_in_the_path(
     cli, titles: Path, tmp_path: Path, monkeypatch
 ):

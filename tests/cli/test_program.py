@@ -59,6 +59,10 @@ def test_as_a_module(started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     main = ROOT / "allmask" / "__main__.py"
     assert started(main) == started(main, tmp_path) == ".venv/bin/python -m allmask"
     assert started(main, bin, tmp_path) == "python -m allmask"
+    (bin / "python3.11").symlink_to(bin / "python")  # as torchrun calls it
+    monkeypatch.setattr(sys, "executable", str(bin / "python3.11"))
+    assert started(main, bin, tmp_path) == "python -m allmask"
+    assert started(main, tmp_path) == ".venv/bin/python3.11 -m allmask"
 
 
 def test_from_another_program(started):

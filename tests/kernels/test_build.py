@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,11 +26,13 @@ def source(tmp_path, monkeypatch):
     monkeypatch.delenv("ALLMASK_KERNELS", raising=False)
     build.library.cache_clear()
     build._warn_once.cache_clear()
+    build._say_once.cache_clear()
     path = tmp_path / "twice.c"
     path.write_text(CODE)
     yield path
     build.library.cache_clear()
     build._warn_once.cache_clear()
+    build._say_once.cache_clear()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -44,6 +47,19 @@ def test_built_once_and_again_when_the_source_changes(source, tmp_path):
     source.write_text(CODE.replace("2 * x", "3 * x"))
     build.library.cache_clear()
     assert build.library(source, ()).twice(2) == 6
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_that_it_takes_longer_the_first_time_is_said_once(source, caplog):
+    other = source.with_name("other.c")
+    other.write_text(CODE)
+    with caplog.at_level("INFO", logger="allmask"):
+        assert build.library(source, ()) and build.library(other, ())
+        (record,) = caplog.records
+        assert re.fullmatch("compiling kernels for this processor with .*cc, once: .*", record.getMessage())
+        build.library.cache_clear()
+        build._say_once.cache_clear()
+        assert build.library(source, ()) and len(caplog.records) == 1  # compiled before
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -66,14 +82,15 @@ def test_a_missing_header(source):
 SLOWER = "no C kernels, so writing takes about twice as long, the rest a little longer: "
 
 
-def none_and_why(source, caplog) -> str:
-    """Try to build two libraries, which gives one line; return its end."""
+def none_and_why(source, caplog, *before: str) -> str:
+    """Try to build two libraries, which gives one line in the end; return what it says after `SLOWER`."""
     other = source.with_name("other.c")
     other.write_text(CODE)
     with caplog.at_level("INFO", logger="allmask"):
         assert build.library(source, build.AVX512, build.AVX2, build.NEON) is None
         assert build.library(other, build.AVX2, build.NEON) is None
-    (line,) = (record.getMessage() for record in caplog.records)
+    *others, line = (record.getMessage() for record in caplog.records)
+    assert others == [*before]
     assert line.startswith(SLOWER) and "\n" not in line
     return line.removeprefix(SLOWER)
 
@@ -94,7 +111,8 @@ def test_a_compiler_that_fails(source, tmp_path, monkeypatch, caplog, avx2):
     compiler.write_text("#!/bin/sh\necho cc: note: well >&2\necho error: no stdio.h >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert none_and_why(source, caplog) == f"{compiler} failed: error: no stdio.h"
+    said = f"compiling kernels for this processor with {compiler}, once: that takes a few seconds …"
+    assert none_and_why(source, caplog, said) == f"{compiler} failed: error: no stdio.h"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,6 +139,16 @@ def test_the_same_mask_gives_the_same_file(tmp_path):
 
 def has_chinese_font() -> bool:
     return any(set(CHINESE) <= fonts.characters(path) for _, path in fonts.candidates())
+
+
+def test_a_font_of_another_weight_is_taken_without_a_word(monkeypatch, caplog):
+    """As WenQuanYi Zen Hei, of which there is only a medium weight."""
+    from matplotlib.font_manager import fontManager
+
+    entries = [replace(entry, name="SimHei", weight=500) for entry in fontManager.ttflist if entry.name == fonts.LATIN]
+    monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist, *entries])
+    assert "SimHei" in dict(fonts.candidates())
+    assert not caplog.records
 
 
 @pytest.mark.skipif(not has_chinese_font(), reason="no Chinese font here; pip install zhplot")

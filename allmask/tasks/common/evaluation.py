@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allmask.terminal import shortened
+
 WIDEST = 12  # most labels for which a table has a column each
 
 
@@ -97,9 +99,3 @@ class Worst:
 def sample_lines(**rows: str) -> list[str]:
     """Return lines to show during training: each value on one line, after its name."""
     return [*(f"  {name:9}  {shortened(value)}" for name, value in rows.items()), ""]
-
-
-def shortened(text: str, limit: int = 100) -> str:
-    """Return the text on one line, at most `limit` characters long."""
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

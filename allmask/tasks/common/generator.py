@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class TextGenerator(Predictor):
     precision: str | None = "auto"  # fp32, bf16, int8; auto: the fastest here; None: the model itself
     writer: Writer | None = field(default=None, repr=False)  # None: that of the task
     cut: int = field(default=0, init=False)
+    doubtful: int = field(default=0, init=False)
 
     does: ClassVar[str] = "writes"
     done: ClassVar[str] = "written"
@@ -74,6 +76,8 @@ class TextGenerator(Predictor):
         self.writer = self.writer or self.task.writer(self.model, self.precision)
         self.leftwards = getattr(self.writer, "leftwards", False)  # it writes from right to left
         self.max_tokens = self.task.max_source
+        usual = getattr(self.task, "usual_score", None)
+        self.usual_score = -math.inf if usual is None else usual
 
     def computes_in(self) -> str:
         return precision_of(getattr(self.writer, "model", self.model))
@@ -114,6 +118,7 @@ class TextGenerator(Predictor):
             for number, found in zip(numbers, generate(self.writer, prompts.ids, settings), strict=True):
                 step = -1 if self.leftwards else 1
                 result[number] = [(text_of(tokenizer, one.tokens[::step]), one) for one in found]
+                self.doubtful += not settings.sample and found[0].per_token < self.usual_score
             yield from result
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:

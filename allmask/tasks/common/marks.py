@@ -11,9 +11,10 @@ from torch import Tensor
 
 from allmask.data import Record
 from allmask.nn.heads import Labels
-from allmask.tasks.common.evaluation import Worst, shortened
+from allmask.tasks.common.evaluation import Worst
 from allmask.tasks.common.labelling import Label
 from allmask.tasks.metrics.classification import by_label, confusion, multi_scores, number_scores, single_scores
+from allmask.terminal import shortened
 
 
 @dataclass(frozen=True)

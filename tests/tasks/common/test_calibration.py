@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_titles_get_the_length_of_the_references(model: Model, length: int, monk
         written = task.predictor(model)([record.fields["source"] for record in others], **options)
         return score_texts(written, [record.fields["target"] for record in others])["length"]
 
+    best = [written[0][1] for written in found.predictor(model).write([record.fields["source"] for record in others])]
+    assert found.usual_score == pytest.approx(sorted(one.score for one in best)[1])  # of 24; divided by the length
     for options in ({}, {"beams": 4}):
         assert abs(mean(found, **options) - length) <= abs(mean(task, **options) - length)
     assert "people write" in caplog.text and "of the first sentence" in caplog.text
@@ -71,6 +74,8 @@ def test_titles_get_the_length_of_the_references(model: Model, length: int, monk
 
 def test_given_values_stay(model: Model):
     task = Title(max_source=9, max_target=8, end_bias=1.5, length_penalty=0.3, no_repeat_ngram=0)
+    assert replace(calibrated(task, model, records(3)), usual_score=None) == task
+    task = replace(task, usual_score=-9.0)
     assert calibrated(task, model, records(3)) == task
     assert task.decoding(model).end_bias == 1.5 and task.decoding(model, beams=2).end_bias == 0.0
     assert task.decoding(model, beams=2).length_penalty == 0.3
