@@ -101,7 +101,7 @@ def recipe_of(place: Path, objective: str = "mlm", **more: Any) -> dict[str, Any
 
 
 TASKS = ("title", "classify", "translate")
-COMPARED = {"copied": ("mlm", "mixture", "pairs", *TASKS), "sharded": ("mlm", "pairs", "translate")}
+COMPARED = {"copied": ("mlm", "mixture", "pairs", *TASKS), "sharded": ("mlm", "translate")}
 
 
 def task_of(place: Path, task: str) -> dict[str, Any]:
