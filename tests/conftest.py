@@ -79,8 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests that take longest, so that no worker is left with them at the end.
 
     Those that start processes are among them; as one worker gets the first tests, it alone has a server for them.
+    Those that fork this process do so while it is still small.
     """
-    longest = re.compile("test_process_group|test_packaging|test_guard|test_notebooks|test_pages|quality/")
+    longest = re.compile(
+        "test_process_group|test_packaging|test_guard|test_notebooks|test_pages|quality/|runs/test_faults|test_bombs"
+    )
     items.sort(key=lambda item: not longest.search(item.nodeid) and "python" not in getattr(item, "fixturenames", ()))
 
 
