@@ -469,7 +469,7 @@ def test_a_process_is_killed_in_a_step_or_while_saving(runs_of_all: Path, launch
     processes, jobs, out = launched[kind]
     said = end(*processes)
     assert_recovered(runs_of_all / "mlm-1", out, jobs, len(DISASTERS[kind]))
-    assert said.count("error[") == len(DISASTERS[kind])  # of the one that was left
+    assert said.count("error[") == len(DISASTERS[kind]), said  # of the one that was left
 
 
 def test_what_stops_one_process_is_said_once(launched: dict[str, Launched]):
