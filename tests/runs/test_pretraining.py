@@ -94,12 +94,12 @@ def fingerprint(run: Path) -> tuple[bytes, str]:
 @pytest.mark.parametrize("objective", [*SINGLE, "mlm:0.5,causal:0.25,permutation:0.25"])
 def test_each_objective_learns_and_leaves_a_run(plan: Plan, tmp_path: Path, objective: str):
     run = tmp_path / "run"
-    settings = replace(FAST, steps=30, eval_every=10, save_every=30, lr=1e-2, dropout=0.0, batch_tokens=512)
+    settings = replace(FAST, steps=48, eval_every=16, save_every=48, lr=1e-2, dropout=0.0, batch_tokens=512)
     told = start(changed(plan, objective=objective, held_out=0.3, settings=settings), run, quiet=True)
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == {
         "config.yaml", "corpus", "checkpoints", "metrics.jsonl", "loss.png", "result.json", "final",
     }  # fmt: skip
-    assert told == json.loads((run / "result.json").read_text()) and told["steps"] == 30
+    assert told == json.loads((run / "result.json").read_text()) and told["steps"] == 48
     evaluations = [line["eval_loss"] for line in tiny.read_jsonl(run / "metrics.jsonl") if "eval_loss" in line]
     assert len(evaluations) == 3 and evaluations[-1] < evaluations[0]
     model = load(run / "final")
