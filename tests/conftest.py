@@ -79,8 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests that take longest, so that no worker is left with them at the end.
 
     Those that start processes are among them; as one worker gets the first tests, it alone has a server for them.
+    Those that fork this process do so while it is still small.
     """
-    longest = re.compile("test_process_group|test_packaging|test_guard|test_notebooks|test_pages|quality/")
+    longest = re.compile(
+        "test_process_group|test_packaging|test_guard|test_notebooks|test_pages|quality/|runs/test_faults|test_bombs"
+    )
     items.sort(key=lambda item: not longest.search(item.nodeid) and "python" not in getattr(item, "fixturenames", ()))
 
 
@@ -89,7 +92,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -107,6 +110,7 @@ def one_plot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """
     from allmask.runs import plan
     from allmask.tasks import classify
+    from allmask.vision import training as vision
 
     drawn: dict[str, Path] = {}
 
@@ -114,15 +118,40 @@ def one_plot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if path.name in drawn:
             return Path(shutil.copy(drawn[path.name], path))
         draw(*what)
-        if path.stat().st_size:  # the guard leaves its pictures empty
-            drawn[path.name] = Path(shutil.copy(path, tmp_path_factory.mktemp("plot")))
+        drawn[path.name] = Path(shutil.copy(path, tmp_path_factory.mktemp("plot")))
         return path
 
     plot, confusion = plan.plot_run, classify.draw_confusion
     plan.plot_run = lambda run: once(plot, run / "loss.png", run)
-    classify.draw_confusion = lambda matrix, names, path: once(confusion, path, matrix, names, path)
+    classify.draw_confusion = vision.draw_confusion = lambda *what: once(confusion, what[-1], *what)
     yield
-    plan.plot_run, classify.draw_confusion = plot, confusion
+    plan.plot_run, classify.draw_confusion, vision.draw_confusion = plot, confusion, confusion
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Build each command once: typer takes 10 to 30 ms to prepare its options, and tests call a thousand commands.
+
+    It is built anew for --help and --config, for a shell that completes words, and where commands or tasks are added.
+    """
+    from allmask.cli import main
+    from allmask.cli._run import _task_in
+    from allmask.registry import TASKS
+
+    build, own, made = main.built, main.COMMANDS, dict[tuple[str, ...], Any]()
+
+    def once(argv: list[str]) -> Any:
+        other = {"--help", "-h"} & {*argv} or any(word.startswith("--config") for word in argv)
+        if other or main.COMMANDS is not own or main._COMPLETE in os.environ or TASKS.registered:
+            return build(argv)
+        key = (*(name for name in own if name in argv), _task_in(argv))
+        if key not in made:
+            made[key] = build(argv)
+        return made[key]
+
+    main.built = once
+    yield
+    main.built = build
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ import pytest
 
 import allmask
 from allmask.kernels import compiling
-from allmask.kernels.build import AVX2, has
+from allmask.kernels.build import AVX2, _cache_folder, has
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -80,11 +80,11 @@ def test_what_is_declared_is_pinned(group: str):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """The sdist, made from a copy of the sources, and the wheel, made from the sdist alone: it lacks nothing."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
-    (folder / "cc").write_text('#!/bin/sh\nexec cc "$@" -O0\n')  # how fast the kernels are does not matter here
+    (folder / "cc").write_text(f"#!{sys.executable} -IS\nCOMPILED = {compiled(request)}\n{COMPILER}")
     (folder / "cc").chmod(0o755)
     left_out = shutil.ignore_patterns(".*", "*-run*", "corpora", "__pycache__", "*.safetensors", "*.egg-info", "dist")
     shutil.copytree(ROOT, source, ignore=left_out)
@@ -92,6 +92,32 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     return sdist, folder / build(folder / sdist.name.removesuffix(".tar.gz"), "wheel", folder)
+
+
+COMPILER = """
+import os, shutil, subprocess, sys
+out, source = sys.argv[sys.argv.index("-o") + 1 :][:2]
+asked = " ".join([os.path.basename(source), *(word for word in sys.argv if word.startswith("-m"))])
+path = COMPILED[asked]
+if not os.path.exists(path):
+    fresh = f"{path}.{os.getpid()}"
+    code = subprocess.call(["cc", *[fresh if word == out else word for word in sys.argv[1:]], "-O0"])
+    if code:
+        sys.exit(code)
+    os.replace(fresh, path)
+shutil.copy(path, out)
+"""  # how fast the kernels are does not matter here
+
+
+def compiled(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Where compiled kernels are: those of other tests, and those kept for the next run, named by their sources."""
+    found, kept = {}, request.config.cache.mkdir("wheel_kernels")
+    for source, instructions in compiling.variants(list((ROOT / "allmask" / "kernels").glob("*.c"))):
+        name = compiling.library_name(source, instructions)
+        flags = [word for word in compiling.compiler_flags(instructions) if word.startswith("-m")]
+        used = _cache_folder()[0] / name
+        found[" ".join([source.name, *flags])] = str(used if used.exists() else kept / name)
+    return found
 
 
 def build(source: Path, kind: str, out: Path) -> str:

@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def titles(bert: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run: it has learnt that titles are short and made of such words."""
     job = FineTuning(str(data / "train.jsonl"), str(bert), str(data / "dev.jsonl"), task=Title(max_target=8))
-    settings = Settings(steps=120, lr=1e-2, batch_tokens=256, eval_every=60, precision="fp32")
+    settings = Settings(steps=80, lr=1e-2, batch_tokens=256, eval_every=40, precision="fp32")
     run = tmp_path_factory.mktemp("runs") / "titles"
     start(Plan(job, settings), run, quiet=True)
     return run

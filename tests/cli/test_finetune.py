@@ -239,12 +239,12 @@ def test_a_finished_run_stays_as_it_is(cli, titles: Path):
     before = {path: path.stat().st_mtime_ns for path in titles.rglob("*")}
     ran = cli("finetune", "--resume", "--out", titles, "--json")
     assert ran.code == 0 and "this run is finished" in ran.err
-    assert json.loads(ran.out)["steps"] == 120
+    assert json.loads(ran.out)["steps"] == 80
     assert {path: path.stat().st_mtime_ns for path in titles.rglob("*")} == before
 
 
 def test_a_resumed_run_keeps_its_settings(cli, titles: Path):
-    ran = cli("finetune", "--resume", "--out", titles, "--lr", 0.5, "--steps", 120, "--mask", "naive")
+    ran = cli("finetune", "--resume", "--out", titles, "--lr", 0.5, "--steps", 80, "--mask", "naive")
     assert ran.code == 2
     assert "lr is 0.01, not 0.5" in ran.err and "mask is prefix, not naive" in ran.err and "steps" not in ran.err
 

@@ -76,7 +76,7 @@ def learnt(text, tmp_path_factory):
     start(Plan(job, quick), place / "pre", quiet=True)
     tiny.write_jsonl(place / "train.jsonl", tiny.english(96))
     tiny.write_jsonl(place / "dev.jsonl", tiny.english(8, seed=1))
-    settings = Settings(steps=150, lr=5e-3, batch_tokens=512, eval_every=75, precision="fp32", dropout=0.0)
+    settings = Settings(steps=100, lr=5e-3, batch_tokens=512, eval_every=50, precision="fp32", dropout=0.0)
     files = (str(place / name) for name in ("train.jsonl", "pre/final", "dev.jsonl"))
     start(Plan(FineTuning(*files, task=Title(max_target=8)), settings), place / "run", quiet=True)
     return place

@@ -310,7 +310,7 @@ def test_a_whole_run(cli, titles: Path):
     ran = cli("verify", titles)
     assert ran.code == 0
     names = [line.split()[0].removeprefix(str(titles)) for line in ran.out.splitlines()]
-    assert names[-2:] == ["/final", "/metrics.jsonl"] and "/checkpoints/step-00000060" in names
+    assert names[-2:] == ["/final", "/metrics.jsonl"] and "/checkpoints/step-00000040" in names
     assert all(line.endswith("intact") for line in ran.out.splitlines())
 
 

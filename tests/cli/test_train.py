@@ -50,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def translator(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that has learnt most words."""
     settings = Settings(
-        steps=180, lr=5e-3, batch_tokens=400, eval_every=60, precision="fp32", schedule="inverse-root", warmup=20,
+        steps=120, lr=5e-3, batch_tokens=400, eval_every=40, precision="fp32", schedule="inverse-root", warmup=20,
         weight_decay=0.0, betas=(0.9, 0.98), dropout=0.0, keep=3,
     )  # fmt: skip
     fresh = Fresh(layers=1, width=32, heads=2, ffn_width=64, vocab_size=70)
@@ -256,8 +256,8 @@ def test_a_t5_folder_learns_to_translate(cli, corpus: Path, tmp_path: Path):
 def test_the_mean_is_a_model_like_any_other(cli, translator: Path, corpus: Path, tmp_path: Path):
     ran = cli("average", translator, "--last", 2, "--out", tmp_path / "mean", "--json")
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["steps"] == [120, 180]
-    states = [load_file(translator / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in (120, 180)]
+    assert json.loads(ran.out)["steps"] == [80, 120]
+    states = [load_file(translator / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in (80, 120)]
     for name, tensor in load_file(tmp_path / "mean" / "model.safetensors").items():
         assert torch.allclose(tensor, (states[0][name] + states[1][name]) / 2, atol=1e-6)
     assert cli("verify", tmp_path / "mean").code == 0

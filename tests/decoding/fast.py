@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,8 @@ from allmask.decoding import Decoding, generate
 from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import TorchEngine
 from allmask.decoding.fast.rows import CHUNK
-from allmask.kernels import decode_step
+from allmask.inference import freeze
+from allmask.kernels import build, decode_step
 from allmask.model import Model
 
 END = (3,)
@@ -36,6 +39,17 @@ AT_ONCE = {  # searches that are done in one call
 }
 ENGINES = ["torch", "compiled"]
 LESS = ["bf16", "int8"]
+
+
+def frozen(model: Model) -> Model:
+    """A model in fp32 as fast writers read prompts with it, made once."""
+    return _frozen(model, build.library, build.has)
+
+
+@cache
+def _frozen(model: Model, *kernels: Any) -> Model:
+    """`kernels`: weights are packed for those that are there, and tests replace them by others, or by none."""
+    return freeze(model, "fp32")
 
 
 def with_engine(kind, slow, model: Model, engine: str, precision: str):

@@ -158,7 +158,10 @@ def assert_same_at_any_time(writer, slow, prompts, data, steps, vocabulary=40, a
 
 
 class Forgetful:
-    """A writer that reads each row again at every step, alone; `logits(prompt, written)` does it."""
+    """A writer that reads each row again at every step; `logits(prompt, rows)` does it.
+
+    It reads rows of equal length that continue one prompt, so that nothing is padded: (rows, vocabulary).
+    """
 
     begins: Sequence[int] = ()  # what is written before the first step
 
@@ -175,17 +178,19 @@ class Forgetful:
         return self._logits_of(tuple((prompt, (*written, token)) for (prompt, written), token in rows))
 
     def _logits_of(self, rows):
-        for row in rows:
-            if row not in self.read:
-                self.read[row] = self.logits(*row)
+        fresh: dict[tuple, list[tuple[int, ...]]] = {}
+        for prompt, written in dict.fromkeys(row for row in rows if row not in self.read):
+            fresh.setdefault((prompt, len(written)), []).append(written)
+        for (prompt, _), together in fresh.items():
+            self.read.update(zip([(prompt, row) for row in together], self.logits(prompt, together), strict=True))
         return torch.stack([self.read[row] for row in rows]), Histories(rows)
 
-    def logits(self, prompt, written) -> Tensor:
+    def logits(self, prompt: Sequence[int], rows: Sequence[Sequence[int]]) -> Tensor:
         raise NotImplementedError
 
 
 class RecomputeWriter(Forgetful):
-    """No cache: reads the whole row at every step, alone, under the mask of the whole row."""
+    """No cache: reads the whole row at every step, under the mask of the whole row."""
 
     def __init__(self, model: Model, mask=None):
         self.model = model
@@ -194,13 +199,13 @@ class RecomputeWriter(Forgetful):
     def room(self, prompt: Sequence[int]) -> int:
         return self.model.config.max_positions - len(prompt) + 1
 
-    def logits(self, prompt, written):
+    def logits(self, prompt, rows):
+        ids = torch.tensor([[*prompt, *written] for written in rows])
         source = self.mask(torch.ones(1, len(prompt)).bool())
-        order = torch.cat([source.order[0], torch.arange(len(written)) + source.order.max() + 1])
-        whole = Mask(order[None], torch.zeros_like(order)[None], window=source.window)
-        segments = torch.tensor([[0] * len(prompt) + [min(1, self.model.config.segments)] * len(written)])
-        ids = torch.tensor([[*prompt, *written]])
-        return self.model(ids, whole, segments=segments).logits[0, -1]
+        order = torch.cat([source.order[0], torch.arange(ids.shape[1] - len(prompt)) + source.order.max() + 1])
+        whole = Mask(order.expand_as(ids), torch.zeros_like(ids), window=source.window)
+        segments = (torch.arange(ids.shape[1]) >= len(prompt)).long().clamp(max=self.model.config.segments)
+        return self.model(ids, whole, segments=segments.expand_as(ids)).logits[:, -1]
 
 
 def two_streams(model: Model, ids: Tensor, rank: Tensor, query: int) -> Tensor:
@@ -236,7 +241,10 @@ class RefillWriter(Forgetful):
     def room(self, prompt: Sequence[int]) -> int:
         return sum(token < 0 for token in prompt)
 
-    def logits(self, prompt, filled):
+    def logits(self, prompt, rows):
+        return torch.stack([self._logits_of_row(prompt, filled) for filled in rows])
+
+    def _logits_of_row(self, prompt, filled):
         rank = torch.tensor([max(0, -token) for token in prompt])
         content = [0, *filled, *[5] * len(prompt)]  # by rank
         ids = torch.tensor([token if token >= 0 else content[-token] for token in prompt])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -16,14 +16,13 @@ from allmask.decoding import Decoding, MaskWriter, generate
 from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastWriter, TorchEngine, writer_for
 from allmask.errors import CheckpointError, UsageError
-from allmask.inference import freeze
 from allmask.inference.compiled_layers import CompiledFeedForward
 from allmask.kernels import build
 from allmask.kernels.int8 import quantize, quantize_weight, smoothing_scale
 from allmask.mask import Mask
 from allmask.model import Model
 from allmask.nn.cache import BeamCache
-from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
+from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, frozen, with_engine
 from tests.decoding.references import assert_same, assert_same_at_any_time, scattered
 from tests.relatives import relatives
 
@@ -41,8 +40,11 @@ def tiny(family: str = "bert", seed: int = 0) -> Model:
     return scattered(CONFIGS[family], seed)
 
 
+shared = cache(tiny)  # models that no test changes
+
+
 def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastWriter:
-    slow = MaskWriter(freeze(model, "fp32"), mask)
+    slow = MaskWriter(frozen(model), mask)
     return with_engine(FastWriter, slow, model, engine, precision)
 
 
@@ -53,15 +55,20 @@ def fast(model: Model, engine: str, precision: str = "fp32", mask=None) -> FastW
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fp32_writes_what_the_mask_writer_writes(engine, family, rules):
-    model = tiny(family, seed=4)  # whose beams are further apart than fp32 rounds
-    found = generate(fast(model, engine), PROMPTS, RULES[rules])
-    assert_same(found, generate(MaskWriter(model), PROMPTS, RULES[rules]))
+    found = generate(fast(shared(family, 4), engine), PROMPTS, RULES[rules])
+    assert_same(found, slowly_written(family, rules))
+
+
+@cache
+def slowly_written(family, rules, mask=None):
+    """By a model whose beams are further apart than fp32 rounds."""
+    return generate(MaskWriter(shared(family, 4), mask), PROMPTS, RULES[rules])
 
 
 @pytest.mark.parametrize("rules", AT_ONCE)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_search_at_once_equals_step_by_step(family, rules, monkeypatch):
-    writer = fast(tiny(family, seed=4), "compiled", "int8")
+    writer = fast(shared(family, 4), "compiled", "int8")
     assert_at_once_equals_step_by_step(writer, AT_ONCE[rules], monkeypatch)
 
 
@@ -75,7 +82,7 @@ def test_search_at_once_with_damaged_weights(rules):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_embedding_in_c_is_that_of_torch(family):
-    writer, tokens = fast(tiny(family), "compiled", "int8"), torch.tensor([4, 69, 0])
+    writer, tokens = fast(shared(family), "compiled", "int8"), torch.tensor([4, 69, 0])
     positions = torch.tensor([0, 7, 199])
     expected = writer.body.embedding(tokens, positions, torch.full_like(tokens, writer.slow.segments[1]))
     torch.testing.assert_close(writer.embedding(tokens, positions), expected, atol=1e-5, rtol=0)
@@ -84,9 +91,8 @@ def test_embedding_in_c_is_that_of_torch(family):
 @pytest.mark.parametrize("mask", [Mask.causal, Mask.bidirectional, Mask.reverse])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_prompts_under_other_masks(engine, mask):
-    model = tiny(seed=4)
-    found = generate(fast(model, engine, mask=mask), PROMPTS, RULES["beams"])
-    assert_same(found, generate(MaskWriter(model, mask), PROMPTS, RULES["beams"]))
+    found = generate(fast(shared("bert", 4), engine, mask=mask), PROMPTS, RULES["beams"])
+    assert_same(found, slowly_written("bert", "beams", mask))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -98,7 +104,7 @@ def test_prompts_under_other_masks(engine, mask):
 )
 def test_any_rows_at_any_time(engine, family, prompts, data):
     """Rows repeated, dropped and reordered at will."""
-    model = tiny(family)
+    model = shared(family)
     writer, slow = fast(model, engine), MaskWriter(model)
     assert_same_at_any_time(writer, slow, prompts, data, steps=4, vocabulary=70, atol=1e-4, rtol=1e-5)
 
@@ -123,7 +129,7 @@ def test_a_state_may_be_continued_twice(engine, precision):
 @pytest.mark.parametrize("precision", LESS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_compiled_step_computes_what_torch_computes(family, precision):
-    model = tiny(family)
+    model = shared(family)
     ours, theirs = fast(model, "compiled", precision), fast(model, "torch", precision)
     (a, mine), (b, other) = ours.begin(PROMPTS), theirs.begin(PROMPTS)
     for token in range(4):
@@ -136,7 +142,7 @@ def test_the_compiled_step_computes_what_torch_computes(family, precision):
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_no_row_depends_on_the_others(family, precision):
     """To the bit, in the compiled step: one row, and the same row among many."""
-    writer = fast(tiny(family), "compiled", precision)
+    writer = fast(shared(family), "compiled", precision)
     _, state = writer.begin([PROMPTS[2]])
     for rows in (1, 2, 5, 6, 7, 13):
         several = state.select(torch.zeros(rows, dtype=torch.long))

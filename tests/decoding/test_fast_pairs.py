@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -15,11 +16,10 @@ from allmask.decoding import Decoding, PairWriter, generate, stream
 from allmask.decoding.fast import engines
 from allmask.decoding.fast.engines import FastPairWriter, TorchEngine, pair_writer_for
 from allmask.errors import UsageError
-from allmask.inference import freeze
 from allmask.kernels import build
 from allmask.mask import Mask
 from allmask.model import Model
-from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, with_engine
+from tests.decoding.fast import AT_ONCE, ENGINES, LESS, RULES, assert_at_once_equals_step_by_step, frozen, with_engine
 from tests.decoding.references import Histories, assert_same, scattered
 
 SMALL = {
@@ -45,8 +45,11 @@ def tiny(name: str = "2017", seed: int = 0) -> Model:
     return scattered(CONFIGS[name], seed)
 
 
+shared = cache(tiny)  # models that no test changes
+
+
 def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> FastPairWriter:
-    slow = PairWriter(freeze(model, "fp32"), start)
+    slow = PairWriter(frozen(model), start)
     return with_engine(FastPairWriter, slow, model, engine, precision)
 
 
@@ -57,15 +60,19 @@ def fast(model: Model, engine: str, precision: str = "fp32", start=None) -> Fast
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fp32_writes_what_the_pair_writer_writes(engine, name, rules):
-    model = tiny(name, seed=4)
-    found = generate(fast(model, engine), PROMPTS, RULES[rules])
-    assert_same(found, generate(PairWriter(model), PROMPTS, RULES[rules]))
+    found = generate(fast(shared(name, 4), engine), PROMPTS, RULES[rules])
+    assert_same(found, slowly_written(name, rules))
+
+
+@cache
+def slowly_written(name, rules):
+    return generate(PairWriter(shared(name, 4)), PROMPTS, RULES[rules])
 
 
 @pytest.mark.parametrize("rules", ["no pair twice", "beams"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_search_at_once_equals_step_by_step(name, rules, monkeypatch):
-    writer = fast(tiny(name, seed=4), "compiled", "int8", start=[1, 5])
+    writer = fast(shared(name, 4), "compiled", "int8", start=[1, 5])
     assert_at_once_equals_step_by_step(writer, AT_ONCE[rules], monkeypatch)
 
 
@@ -90,7 +97,7 @@ def read_again(model, start, rows):
 )
 def test_any_rows_at_any_time_equal_no_cache(engine, name, prompts, start, data):
     """Rows repeated, dropped and reordered at will, from any beginning."""
-    model = tiny(name)
+    model = shared(name)
     writer, histories = fast(model, engine, start=start), Histories(tuple((tuple(p), ()) for p in prompts))
     logits, state = writer.begin(prompts)
     for _ in range(3):
@@ -115,24 +122,25 @@ def test_a_stream_is_the_greedy_text():
 @pytest.mark.parametrize("precision", LESS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_less_precision_is_near_and_both_engines_agree(name, precision):
-    model = tiny(name)
+    model = shared(name)
     writers = fast(model, "compiled", precision), fast(model, "torch", precision), pair_writer_for(model, precision)
     begun = [writer.begin(PROMPTS) for writer in writers]
-    exact, slow = fast(model, "torch").begin(PROMPTS)
+    plain = fast(model, "torch")
+    exact, slow = plain.begin(PROMPTS)
     for token in range(4):
         logits = [logits.float() for logits, _ in begun]
         assert torch.cosine_similarity(logits[0], logits[1]).min() > 0.999
         assert all(torch.cosine_similarity(found, exact).min() > 0.98 for found in logits)
         tokens = torch.arange(5) + 10 * token
         begun = [writer.step(tokens, state) for writer, (_, state) in zip(writers, begun, strict=True)]
-        exact, slow = fast(model, "torch").step(tokens, slow)
+        exact, slow = plain.step(tokens, slow)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, name, monkeypatch):
     even, uneven = [], []
-    for seed in range(5):
+    for seed in range(3):
         model = tiny(name, seed)
         with torch.no_grad():
             for module in model.body.modules():
@@ -151,7 +159,7 @@ def test_a_large_feature_of_a_norm_costs_the_others_few_of_their_bytes(engine, n
 @pytest.mark.parametrize("name", ["2017", "T5 v1.1"])
 def test_no_row_depends_on_the_others(name, precision):
     """To the bit, in the compiled step: one row, and the same row among many."""
-    writer = fast(tiny(name), "compiled", precision)
+    writer = fast(shared(name), "compiled", precision)
     _, state = writer.begin([PROMPTS[2]])
     for rows in (1, 2, 5, 6, 7, 13):
         several = state.select(torch.zeros(rows, dtype=torch.long))
@@ -164,7 +172,7 @@ def test_no_row_depends_on_the_others(name, precision):
 @pytest.mark.parametrize("precision", ["auto", "fp32", *LESS])
 @pytest.mark.parametrize("name", ["2017", "T5 v1.1"])
 def test_a_text_does_not_depend_on_its_batch(name, precision):
-    writer = pair_writer_for(tiny(name), precision)
+    writer = pair_writer_for(shared(name), precision)
     together = generate(writer, PROMPTS, RULES["beams"])
     alone = [generate(writer, [prompt], RULES["beams"])[0] for prompt in PROMPTS]
     assert_same(alone, together, tolerance=1e-4 if precision == "fp32" else 0.05)

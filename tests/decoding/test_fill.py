@@ -114,8 +114,8 @@ def test_wide_beams_find_the_likeliest_filling_of_all():
     for order in permutations([1, 3]):
         row = [2, None, 7, None, 3]
         prompt = tuple(blanks(row, order))
-        first = slow.logits(prompt, ()).log_softmax(0)
-        second = [slow.logits(prompt, (token,)).log_softmax(0) for token in range(40)]
+        first = slow.logits(prompt, [()])[0].log_softmax(0)
+        second = slow.logits(prompt, [(token,) for token in range(40)]).log_softmax(1)
         scored = {(a, b): (first[a] + second[a][b]).item() for a, b in product(range(40), repeat=2)}
         best = max(scored, key=scored.get)
         [(filled, hypothesis)] = fill(model, row, order, Decoding(beams=40, length_penalty=0.0), QUERY)

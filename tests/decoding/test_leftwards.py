@@ -39,13 +39,13 @@ class RecomputeLeftwards(Forgetful):
     def room(self, prompt):
         return self.length - len(prompt) + 1
 
-    def logits(self, prompt, written):
-        ids = torch.tensor([[*reversed(written), *prompt]])
+    def logits(self, prompt, rows):
+        ids = torch.tensor([[*reversed(written), *prompt] for written in rows])
         second = int(self.model.config.segments == 2)
-        segments = torch.tensor([[second] * len(written) + [0] * len(prompt)])
+        segments = second * (torch.arange(ids.shape[1]) < ids.shape[1] - len(prompt)).long()
         positions = torch.arange(ids.shape[1]) + self.length - ids.shape[1]
         mask = self.mask(torch.ones_like(ids, dtype=torch.bool))
-        return self.model(ids, mask, segments=segments, positions=positions).logits[0, 0]
+        return self.model(ids, mask, segments=segments.expand_as(ids), positions=positions).logits[:, 0]
 
 
 CASES = {

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -135,8 +135,17 @@ def _alone() -> Iterator[None]:
     logger, threads = logging.getLogger("allmask"), torch.get_num_threads()
     before = logger.handlers, logger.level, logger.propagate
     torch.set_num_threads(1)
+    empty = {
+        "matplotlib.figure.Figure.savefig": lambda figure, path, **_: Path(path).touch(),
+        "allmask.runs.plan.plot_run": lambda run: (run / "loss.png").touch(),
+        "allmask.tasks.classify.draw_confusion": lambda matrix, names, path: path.touch(),
+        "allmask.vision.training.draw_confusion": lambda matrix, names, path: path.touch(),
+    }
     try:
-        with patch("os.fsync"), patch("matplotlib.figure.Figure.savefig", lambda figure, path, **_: Path(path).touch()):
+        with ExitStack() as stack:
+            stack.enter_context(patch("os.fsync"))
+            for name, draw in empty.items():
+                stack.enter_context(patch(name, draw))
             yield
     finally:
         torch.set_num_threads(threads)

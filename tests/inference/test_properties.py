@@ -24,8 +24,8 @@ from allmask.tasks.common.generator import TextGenerator
 from allmask.tasks.task import load_task
 
 ENGINES = ["plain", "fp32", "bf16", "int8"]
-BATCH, TOKENS = 3, 13
-LENGTHS = (13, 9, 4)
+BATCH, TOKENS = 3, 9
+LENGTHS = (9, 6, 3)
 TOLERANCE = {"plain": 1e-5, "fp32": 1e-5, "bf16": 0.1, "int8": 0.1}  # of hidden states with a deviation of 0.12
 
 
@@ -65,9 +65,9 @@ def drawn(model: Model, seed: int, *shape: int) -> Tensor:
 # ---- forbidden inputs ------------------------------------------------------------------------------------------------
 
 VALID = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
-TARGET = torch.arange(TOKENS) >= torch.tensor([6, 3, 2])[:, None]
+TARGET = torch.arange(TOKENS) >= torch.tensor([5, 3, 1])[:, None]
 RANK = torch.stack([torch.randperm(TOKENS, generator=torch.Generator().manual_seed(row)) for row in range(BATCH)])
-DOCUMENT = torch.tensor([0] * 5 + [1] * 8).expand(BATCH, TOKENS)
+DOCUMENT = torch.tensor([0] * 4 + [1] * 5).expand(BATCH, TOKENS)
 
 # mask, and whether query i of row r reads key j, by definition
 Reads = Callable[[int, int, int], bool]
@@ -100,7 +100,7 @@ def test_forbidden_inputs_never_matter(engine: tuple[str, Model], kind: str):
     ids, others = drawn(model, 0, BATCH, TOKENS), drawn(model, 1, BATCH, TOKENS)
     before, pairs = hidden(model, ids, mask), 0
     reach = [may_matter(reads, row, model.config.layers) for row in range(BATCH)]
-    for j in (0, 3, 5, 8, 12):
+    for j in (0, 2, 5, 8):  # the first, and the last of each length
         after = hidden(model, torch.where(torch.arange(TOKENS) == j, others, ids), mask)
         same = (before == after).all(-1)
         for row, length in enumerate(LENGTHS):

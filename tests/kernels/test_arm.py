@@ -107,8 +107,12 @@ def test_feed_forward_layers(oldest, activation):
 
 
 def test_the_self_check_passes(cpu, caplog):
-    """In each precision, a model with one stack and one with two: what is checked before the step is used."""
-    assert all(_compiled_is_right(precision, pair) for precision in CHOICES[1:] for pair in (False, True))
+    """A model with one stack and one with two: what is checked before the step is used.
+
+    In each precision on the oldest processor; what newer ones have for it are products of bytes.
+    """
+    precisions = CHOICES[1:] if cpu == "cortex-a72" else ("int8",)
+    assert all(_compiled_is_right(precision, pair) for precision in precisions for pair in (False, True))
     assert not caplog.records
 
 

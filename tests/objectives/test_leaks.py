@@ -60,7 +60,7 @@ def check_changed_labels(name: str, objective) -> int:
                 after = objective.batch(changed(texts, number, place), chance)
                 new_targets = (flat(before)[1] != flat(after)[1]).nonzero()[:, 0]
                 assert len(new_targets) <= 1
-                if name in MASKED and is_kept(before, after, new_targets):
+                if not len(new_targets) or (name in MASKED and is_kept(before, after, new_targets)):
                     continue
                 torch.testing.assert_close(logits_of(model, after)[new_targets], old[new_targets], rtol=0, atol=1e-12)
                 checked += len(new_targets)
@@ -71,7 +71,7 @@ def is_kept(before: Batch, after: Batch, targets: torch.Tensor) -> bool:
     """Whether this target is one of the 10 % that are shown as they are; otherwise nothing of it is in the input."""
     where = (before.labels[0] >= 0).nonzero()[:, 0][targets]
     kept = bool((before.ids[0, where] == before.labels[0, where]).any())
-    if len(targets) and not kept:
+    if not kept:
         assert torch.equal(before.ids, after.ids)
     return kept
 
@@ -157,7 +157,7 @@ def test_the_prover_finds_no_leak_of_two_streams(name: str):
 @pytest.mark.parametrize("name", MASKED)
 def test_the_prover_finds_only_the_masked_tokens_that_were_kept(name: str):
     objective, leaks, targets = ALL[name](small_vocabulary()), 0, 0
-    for epoch in range(40):
+    for epoch in range(20):
         for mask, labels, ids in documents(objective.batch(small_texts(), draw(NUMBERS, epoch))):
             scored, hidden = labels >= 0, labels != ids
             proof = prove(mask, scored=scored, hidden=hidden)

@@ -1,7 +1,9 @@
-"""The endpoints of OpenAI, with its own client against a server process."""
+"""The endpoints of OpenAI, with its own client against a server process; streams, errors and reloads in this one."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,3 +82,95 @@ def test_vectors_that_are_not_numbers_are_an_error(ask: Callable[..., Any], app:
     monkeypatch.setattr(predictor, "vectors_of", lambda texts, **options: broken[[0] * len(texts)])
     found = ask("/v1/embeddings", {"model": "writer", "input": "red cat", "encoding_format": form})
     assert found.status_code == 500 and found.json()["detail"] == "the result is not a number"
+
+
+# ---- in this process -----------------------------------------------------------------------------------------------
+
+
+def events_of(answer: Any) -> list[Any]:
+    """The contents of server-sent events."""
+    lines = answer.text.split("\n\n")
+    assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) if "[DONE]" not in line else None for line in lines]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "writer"])
+def test_a_stream_has_the_texts_reasons_and_counts_of_the_whole(ask: Callable[..., Any], model: str):
+    body = {"model": model, "prompt": TEXTS, "max_tokens": 6}
+    whole = ask("/v1/completions", body).json()
+    *pieces, counts, done = events_of(
+        ask("/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+    )
+    assert done is None and counts["usage"] == whole["usage"] and counts["choices"] == []
+    written, reasons = dict.fromkeys(range(3), ""), {}
+    for piece in pieces:
+        (choice,) = piece["choices"]
+        written[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            reasons[choice["index"]] = choice["finish_reason"]
+    choices = whole["choices"]
+    assert written == {choice["index"]: choice["text"] for choice in choices}
+    assert reasons == {choice["index"]: choice["finish_reason"] for choice in choices}
+    assert events_of(ask("/v1/completions", {**body, "stream": True}))[-1] is None  # no counts, if nobody asks
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [(MemoryError(), 503, "out of memory"), (KeyError("secret"), 500, "the server failed at this request")],
+)
+def test_an_error_within_a_stream_is_its_last_event(
+    ask: Callable[..., Any], app: Any, monkeypatch, error: Exception, status: int, says: str
+):
+    def failing(texts: Any, put: Callable[[int, str], None], **options: Any) -> Any:
+        put(0, "half a ")
+        raise error
+
+    monkeypatch.setattr(app.state.models["gpt2"].predictors["generate"], "stream_all", failing)
+    answer = ask("/v1/completions", {"model": "gpt2", "prompt": "red", "stream": True})
+    first, last = events_of(answer)
+    assert first["choices"][0]["text"] == "half a " and (last["status"], last["detail"]) == (status, says)
+    assert "secret" not in answer.text
+
+
+WRONG = {
+    "a stream that is no flag": ({"stream": "yes"}, 'stream is "yes"; expected true or false'),
+    "options that are no object": ({"stream_options": [1]}, "stream_options is not an object"),
+    "the best of several": ({"best_of": 4}, "best_of is not supported"),
+    "one thing twice": ({"max_tokens": 4, "max_new": 4}, "max_tokens and max_new are the same"),
+    "true for a temperature": ({"temperature": True}, "temperature"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_options_of_completions(ask: Callable[..., Any], case: str):
+    options, words = WRONG[case]
+    answer = ask("/v1/completions", {"model": "gpt2", "prompt": "red", **options})
+    assert answer.status_code == 422 and words in answer.json()["error"]["message"]
+
+
+def test_a_temperature_of_zero_is_greedy(ask: Callable[..., Any]):
+    body = {"model": "gpt2", "prompt": "red", "max_tokens": 4}
+    texts = [
+        ask("/v1/completions", {**body, **more}).json()["choices"][0]["text"]
+        for more in ({}, {"temperature": 0, "top_p": 0.5, "seed": 3}, {"n": 1, "best_of": 1})
+    ]
+    assert len(set(texts)) == 1 and texts[0]
+
+
+def test_an_unknown_form_of_vectors(ask: Callable[..., Any]):
+    answer = ask("/v1/embeddings", {"model": "writer", "input": "red", "encoding_format": "int8"})
+    assert answer.status_code == 422 and 'encoding_format is "int8"' in answer.json()["detail"]
+
+
+def test_models_are_replaced_if_all_of_them_can_be_loaded(folder: Path, tmp_path: Path):
+    from allmask.serve.models import load_models
+    from allmask.serve.settings import Settings
+
+    shutil.copytree(folder / "writer", tmp_path / "writer")
+    models = load_models([str(tmp_path / "writer")], Settings())
+    first = models["writer"]
+    assert models.reload() and models["writer"] is not first
+    second = models["writer"]
+    (tmp_path / "writer" / "config.json").write_text("{")
+    assert not models.reload() and models["writer"] is second  # the old one stays
+    models.close()

@@ -75,7 +75,7 @@ def same(a, b):
 def test_it_learns_to_copy(tmp_path):
     made = model(dropout=0.0)
     before = loss_of(made.eval(), pack(Copying().examples)).item()
-    train(made, Copying(), replace(FAST, steps=280, lr=1e-2, eval_every=140), tmp_path / "run", quiet=True)
+    train(made, Copying(), replace(FAST, steps=180, lr=1e-2, eval_every=90), tmp_path / "run", quiet=True)
     assert loss_of(made.eval(), pack(Copying().examples)).item() < 0.3 * before
 
 
