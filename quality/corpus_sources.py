@@ -52,6 +52,15 @@ class Source:
 # ---- readers -------------------------------------------------------------------------------------------------
 
 
+def wordnet(folders: list[Path]) -> Iterator[Document]:
+    """Definitions and examples of how words are used, fifty words a document."""
+    for path in files(folders[0], "usr/share/wordnet/data.*"):
+        glosses = [line.partition(" | ")[2] for line in read_text(path).split("\n") if not line.startswith("  ")]
+        for begin in range(0, len(glosses), 50):
+            lines = [part.strip(' ";') for gloss in glosses[begin : begin + 50] for part in re.split(r'; (?=")', gloss)]
+            yield Document(f"{path.suffix} {begin}", lines)
+
+
 def wikipedia_sample(folders: list[Path]) -> Iterator[Document]:
     for path in files(folders[0], "gensim/test/test_data/enwiki-*.bz2"):
         page = ""
@@ -360,6 +369,15 @@ SOURCES = [
         "public domain",
         dictionary("jargon", 12),
         "explanations of 12 words or more",
+    ),
+    Source(
+        "wordnet",
+        "en",
+        "text",
+        ["deb:wordnet-base"],
+        "WordNet 3.0 (permissive)",
+        wordnet,
+        "definitions and examples of use",
     ),
     Source(
         "gcide",

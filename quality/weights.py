@@ -75,7 +75,9 @@ class Config:
     dev_pairs: str  # its first records are for evaluations only
     teacher: str | None = None  # the model whose reading `keep` preserves; of the same layout as the start
     blend: Mapping[str, float] = field(default_factory=dict)  # how much of the teacher the start gets, see `blended`
+    keep_text: Sequence[tuple[str, int | None]] = ()  # files of sentences, a line each, that only `keep` reads
     keep_weight: float = 1.0  # of the loss
+    keep_layers: bool = False  # the hidden states of every layer, not only of the last
     take_last: bool = False  # keep the weights of the last step, not those of the best evaluation: it knows no `keep`
     freeze_tokens: bool = False  # the token embedding, and with it the tied output layer, stays as it is
     quote_until: float = 1.0  # share of the run: a model that quotes to the end quotes where a title is wanted
@@ -115,8 +117,9 @@ class Config:
         if unknown:
             raise SystemExit(f"{path}: unknown: {', '.join(sorted(unknown))}")
         values["lr"] = float(values.get("lr", cls.lr))  # YAML reads 1e-3 as a string
-        for name in ("text", "pairs"):
-            entries = (next(iter(one.items())) if isinstance(one, dict) else (one, None) for one in values[name])
+        for name in ("text", "pairs", "keep_text"):
+            given = values.get(name, ())
+            entries = (next(iter(one.items())) if isinstance(one, dict) else (one, None) for one in given)
             values[name] = [(str(file), limit) for pattern, limit in entries for file in _found(data, pattern)]
         values["dev_pairs"] = str(data / values["dev_pairs"])
         values["calibrate"] = [str(data / file) for file in values.get("calibrate", ())]
@@ -241,6 +244,7 @@ class Teacher(NamedTuple):
 
     model: Model
     weight: float  # of the loss
+    layers: bool = False  # whether every layer's states are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +269,7 @@ class Kept:
         """The squared distance between hidden states, as a share of the teacher's own square.
 
         Of all tokens, of the mean of each text, and of its first token, which classifiers read, with and without the
-        pooler.
+        pooler; perhaps also of all tokens after each earlier layer.
         """
         with torch.no_grad():
             wanted = self.states(self.teacher.model)
@@ -275,11 +279,16 @@ class Kept:
 
     def states(self, model: Model) -> list[Tensor]:
         row = self.row
+        layers: list[Tensor] = []
+        watched = model.body.layers[:-1] if self.teacher.layers else []
+        hooks = [one.register_forward_hook(lambda _, given, out: layers.append(out[0][0].float())) for one in watched]
         hidden = model.body(row.ids, row.mask, None, row.segments)[0].float()
+        for hook in hooks:
+            hook.remove()
         group = row.mask.group[0]
         sums = hidden.new_zeros(int(group.max()) + 1, hidden.shape[-1]).index_add(0, group, hidden)
         firsts = hidden[row.mask.position[0] == 0]
-        states = [hidden, F.normalize(sums, dim=-1), firsts]
+        states = [*layers, hidden, F.normalize(sums, dim=-1), firsts]
         return states if model.pooler is None else [*states, model.pooler(firsts)]
 
 
@@ -431,17 +440,24 @@ def row_part(name: str, config: Config, tokenizer: Tokenizer, rows: Windows) -> 
 
 
 def sentences_of(config: Config, tokenizer: Tokenizer, rows: Windows, records: Sequence[Record]) -> Sentences:
-    """All sentences of the rows of text, and the titles."""
+    """All sentences of the rows of text, those of other files, and the titles; Chinese rows as a whole, too."""
     if config.teacher is None:
         raise SystemExit("keep: name a teacher")
-    teacher = Teacher(allmask.load(config.teacher).requires_grad_(False).eval(), config.keep_weight)
+    model = allmask.load(config.teacher).requires_grad_(False).eval()
+    teacher = Teacher(model, config.keep_weight, config.keep_layers)
     begin, end = [tokenizer.begin_id], [tokenizer.end_id]
     inner = (np.split(rows[number], rows.sentences(number)[1:]) for number in range(len(rows)))
     texts = [sentence for parts in inner for sentence in parts if KEPT[0] <= len(sentence) <= KEPT[1]]
-    titles = tokenizer.encode_batch([record.fields["target"] for record in records], special=False)
-    texts += [np.array(one.ids[: config.max_target]) for one in titles]
-    pieces = tokenizer.backend.get_vocab().items()
-    words = [id for piece, id in pieces if piece.isascii() and piece.removeprefix("##").isalpha()]
+    titles = [record.fields["target"] for record in records]
+    texts += [np.array(one.ids[: config.max_target]) for one in tokenizer.encode_batch(titles, special=False)]
+    others = [line for file, _ in config.keep_text for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    found = [np.array(one.ids) for one in tokenizer.encode_batch(others, special=False)]
+    texts += [ids for ids in found if KEPT[0] <= len(ids) <= KEPT[1]]
+    chinese = is_chinese(titles)
+    if chinese:  # reviews are longer than sentences
+        texts += [rows[number] for number in range(len(rows))]
+    pieces = [(piece.removeprefix("##"), id) for piece, id in tokenizer.backend.get_vocab().items()]
+    words = [id for piece, id in pieces if piece.isalpha() and (is_chinese([piece]) if chinese else piece.isascii())]
     framed = [np.concatenate([begin, ids, end]) for ids in texts]
     print(f"keep: {len(texts):,} sentences and titles, {len(words):,} words", flush=True)
     return Sentences(framed, np.array(sorted(words)), teacher, config.seed)

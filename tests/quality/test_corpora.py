@@ -366,3 +366,12 @@ def test_command_goes_on_and_says_what_is_missing(
     assert (
         corpora.main(["--out", str(out), "--only", "cats"]) == 0 and (out / "en/text-cats.txt").read_text() == "kept\n"
     )
+
+
+def test_definitions_and_examples_of_wordnet(tmp_path: Path):
+    data = tmp_path / "usr" / "share" / "wordnet" / "data.adj"
+    data.parent.mkdir(parents=True)
+    entry = '00355611 00 s 01 same(p) 0 002 & 00355258 a | not changed; in nature; "it stayed the same"; "as ever"  \n'
+    data.write_text("  1 This software is free\n" + entry, encoding="utf-8")
+    (found,) = corpus_sources.wordnet([tmp_path])
+    assert [line for line in found.lines if line] == ["not changed; in nature", "it stayed the same", "as ever"]

@@ -74,6 +74,19 @@ def test_a_model_that_reads_like_its_teacher_loses_nothing(bert: Path, teacher: 
     assert torch.allclose(plain.states(teacher.model)[2], torch.stack([one[0] for one in alone]), atol=1e-5)
 
 
+def test_every_layer_may_be_kept(bert: Path, teacher: weights.Teacher):
+    ids = teacher.model.tokenizer.encode("the mask decides").ids
+    row = weights.pack([weights._read_only(ids)])
+    model = load(bert)
+    with torch.no_grad():
+        model.body.layers[0].feed_forward_norm.bias.add_(0.1)
+    last, layers = (weights.Kept(row, teacher._replace(layers=layers)).states(model) for layers in (False, True))
+    assert len(layers) == len(last) + len(model.body.layers) - 1 and not model.body.layers[0]._forward_hooks
+    assert all(map(torch.equal, layers[1:], last))
+    model.body.layers = model.body.layers[:1]
+    assert torch.allclose(layers[0], weights.Kept(row, teacher).states(model)[0], atol=1e-5)
+
+
 def test_tokens_are_replaced_but_not_the_frame(teacher: weights.Teacher):
     ids = np.array([1, *[5] * 200, 2])
     part = weights.Sentences([ids] * 50, np.array([7, 8]), teacher, seed=1)
@@ -116,7 +129,8 @@ def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path, monkeypa
         "max_target": 5, "embed_source": 9, "held_out": 0.2, "text": ["text.txt"], "pairs": ["pairs.jsonl"],
         "dev_pairs": "dev.jsonl", "save_every": 4, "evaluations": 1,
         "shares": dict.fromkeys(("title", "quote", "mlm", "causal", "prefix", "embed", "keep"), 1),
-        "teacher": str(bert), "blend": {"tokens": 0.5}, "freeze_tokens": True,
+        "teacher": str(bert), "blend": {"tokens": 0.5}, "freeze_tokens": True, "keep_layers": True,
+        "keep_text": ["text.txt"],
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     words = [str(tmp_path / "config.yaml"), "--data", str(tmp_path), "--precision", "fp32"]
