@@ -44,8 +44,8 @@ def _shortest(path: str, name: str) -> str:
         found, path = shutil.which(name), os.path.abspath(path)
         # In one folder, python and python3.11 are the same. The python of another environment is not, though it is a
         # link to the same file.
-        beside = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(path)
-        if beside and os.path.samefile(found, path):
+        folder = os.path.dirname
+        if found is not None and folder(os.path.abspath(found)) == folder(path) and os.path.samefile(found, path):
             return name
         below = os.path.relpath(path)
     except (OSError, ValueError):  # the working folder is gone, or on another drive
