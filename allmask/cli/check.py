@@ -71,7 +71,7 @@ def command(
     """
     from allmask.data.columns import read_options
     from allmask.data.source import check_file
-    from allmask.runs.options import run_of
+    from allmask.runs.options import TASKS_OF, run_of
 
     given = {name: value for name, value in limits.items() if value is not None}
     run_of("finetune", task).expect_own(given, "", given)  # refuses an unknown task, too
@@ -87,9 +87,8 @@ def command(
     show_log(quiet=True)
     report = check(task, file, eval and replace(file, path=eval), model, held_out, given)
     stops = bool(report.problems) and on_bad_record == "stop"
-    from_scratch = task == "translate" and model is None
-    words = [*program(), "train" if from_scratch else "finetune", *filter(None, [model])]
-    words += [] if task == "title" else ["--task", task]
+    verb = "train" if model is None and task == TASKS_OF["train"][0] else "finetune"
+    words = [*program(), verb, *filter(None, [model]), *([] if task == TASKS_OF["finetune"][0] else ["--task", task])]
     options = {
         "data": data, "eval": eval, "held_out": None if held_out == FinetuneOptions.held_out else held_out,
         "columns": columns, "encoding": encoding, "label_names": label_names, **given,

@@ -63,7 +63,7 @@ def test_a_run_leaves_all_it_promises(cli, bert: Path, data: Path, tmp_path: Pat
     task = json.loads((run / "final" / "allmask.json").read_text())
     assert task == {
         "task": "title", "max_source": 37, "max_target": 8, "truncate": "head", "mask": "prefix", "quote": 0,
-        "end_bias": None, "length_penalty": None, "no_repeat_ngram": None,
+        "end_bias": None, "length_penalty": None, "no_repeat_ngram": None, "usual_score": None,
     }  # fmt: skip
     assert load(run / "final").lm_head is not None
     for words in ("no language model head; one is made", "reference ", "written ", "step 6/6"):

@@ -93,6 +93,7 @@ def test_a_run_leaves_all_it_promises(cli, corpus: Path, tmp_path: Path):
     assert task == {
         "task": "translate", "max_source": 254, "max_target": 12, "truncate": "head", "mask": "encoder-decoder",
         "best": "bleu", "quote": 0, "end_bias": None, "length_penalty": None, "no_repeat_ngram": None,
+        "usual_score": None,
     }  # fmt: skip
     made = load(run / "final")
     assert made.tokenizer is not None and made.tokenizer.kind == "bpe"
