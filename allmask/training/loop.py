@@ -467,7 +467,9 @@ class Trainer:
             self.unseen = ()
         self.pausing, self.stopping = score.pause, score.stop
         if self.best is None:
-            because = "no later evaluation was better" if score.value > -math.inf else None
+            only = self.step == self.steps
+            because = "it is the only evaluation" if only else "no later evaluation was better"
+            because = because if score.value > -math.inf else None
         else:
             because = why_better(score, self.best)
             because = because and f"since step {self.best_step} {because}"

@@ -42,9 +42,12 @@ class Measured(NamedTuple):
 
 def calibrated(task: Any, model: Model, held_out: Sequence[Record]) -> Any:
     """Return the task with values for end_bias, no_repeat_ngram, length_penalty and usual_score if they are None."""
+    if not held_out:
+        return task
     if len(held_out) < FEWEST:
-        if held_out:
-            log.info("length and repetition are not calibrated: that takes %d held-out records", FEWEST)
+        log.info("length and repetition are not calibrated: that takes %d held-out records", FEWEST)
+        few = _Calibration(task, model, held_out)
+        few.compare(few.measure(0.0).rouge_l)
         return task
     log.info("calibrating length and repetition on %d held-out records …", len(held_out[:MOST]))
     return _Calibration(task, model, held_out[:MOST]).run()
