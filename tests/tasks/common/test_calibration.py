@@ -87,7 +87,7 @@ def test_too_few_records(model: Model, caplog):
     task = Title(max_source=9, max_target=8)
     assert calibrated(task, model, records(3)[:19]) == task
     assert "not calibrated" in caplog.text
-    assert "ROUGE-L of 19 held-out titles" in caplog.text  # whether it is better than the first sentence is said all the same
+    assert "ROUGE-L of 19 held-out titles" in caplog.text  # compared all the same
 
 
 def test_a_model_worse_than_the_first_sentence_is_called_so(model: Model, caplog):
