@@ -87,6 +87,7 @@ def command(
     show_log(quiet=True)
     report = check(task, file, eval and replace(file, path=eval), model, held_out, given)
     stops = bool(report.problems) and on_bad_record == "stop"
+    # without a model, the first task of `train` begins with a new one
     verb = "train" if model is None and task == TASKS_OF["train"][0] else "finetune"
     words = [*program(), verb, *filter(None, [model]), *([] if task == TASKS_OF["finetune"][0] else ["--task", task])]
     options = {
