@@ -38,6 +38,9 @@ import allmask.serve.app, allmask.serve.server, allmask.serve.models
 import rouge_score.rouge_scorer, sacrebleu
 from allmask.training.flops import measured_peak
 measured_peak(torch.float32)
+import ipykernel.ipkernel, ipykernel.zmqshell, matplotlib_inline.backend_inline
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+dynamic_rendezvous.get_method_name = lambda depth=2: ""  # for torchrun's log: it looks at all modules, for a second
 """  # done by processes that tests start, and therefore only once
 PYTHON = pytest.StashKey[str]()
 gc.disable()  # until all tests are collected: modules and tests stay
@@ -158,6 +161,15 @@ def commands_built_once() -> Iterator[None]:
 def python(pytestconfig: pytest.Config) -> str:
     """A program to start in place of sys.executable where a process matters and its imports do not."""
     return pytestconfig.stash[PYTHON]
+
+
+@pytest.fixture
+def warm_spawn(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let multiprocessing start that program, too."""
+    from multiprocessing import resource_tracker, spawn
+
+    resource_tracker.ensure_running()  # which outlives the test
+    monkeypatch.setattr(spawn, "_python_exe", os.fsencode(python))
 
 
 class Ran(NamedTuple):

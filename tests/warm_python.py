@@ -5,9 +5,9 @@
 
 The server runs that code when it is first asked for a process, so it costs next to nothing where no test asks.
 
-The program passes its arguments, environment, folder and standard streams to the server, forwards signals to the
-process forked for it, and ends as that does, by the same code or the same signal. A process is started anew, as by
-execution, but for one thing: the imports are done. What must be a real start is tested by one (tests/test_startup.py).
+The program passes its arguments, environment, folder and open files to the server, forwards signals to the process
+forked for it, and ends as that does, by the same code or the same signal. A process is started anew, as by execution,
+but for one thing: the imports are done. What must be a real start is tested by one (tests/test_startup.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import sys
 from contextlib import contextmanager, suppress
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MOST = 64  # open files of a process
+COUNTING = "PROMETHEUS_MULTIPROC_DIR"  # in the environment: what counts requests looks for it when it is imported
 NETWORK = "WARM_PYTHON_NETWORK"  # in the environment: the network namespace to run in, which a server is not in
 
 
@@ -28,11 +30,16 @@ NETWORK = "WARM_PYTHON_NETWORK"  # in the environment: the network namespace to 
 
 def ask(address: str, words: list[str]) -> None:
     """Have a process started, wait for it, and end as it did."""
+    inherited = [0, 1, 2]
+    for number in sorted(int(name) for name in os.listdir("/dev/fd")):
+        with suppress(OSError):  # it listed the folder itself
+            inherited += [number] if number > 2 and os.get_inheritable(number) else []
     with socket.socket(socket.AF_UNIX) as server:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         server.connect(address)
-        request = json.dumps({"words": words, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
-        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd(), "files": inherited}
+        request = json.dumps(asked).encode()
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], inherited)
         server.sendall(request)
         answers = server.makefile("rb")
         child = int(answers.readline())
@@ -85,14 +92,14 @@ def attend(client: socket.socket) -> list[str]:
         with suppress(OSError):  # it has ended
             client.recv(1) or os.kill(child, signal.SIGKILL)
 
-    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    size, files, _, _ = socket.recv_fds(client, 4, MOST)
     request = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
     child = os.fork()
     if not child:
         client.close()
-        return prepare(request, streams)
-    for stream in streams:
-        os.close(stream)
+        return prepare(request, files)
+    for file in files:
+        os.close(file)
     client.sendall(b"%d\n" % child)
     threading.Thread(target=end_unheard, daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -101,11 +108,16 @@ def attend(client: socket.socket) -> list[str]:
     os._exit(0)
 
 
-def prepare(request: dict, streams: list[int]) -> list[str]:
+def prepare(request: dict, files: list[int]) -> list[str]:
     """Become the process that was asked for."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    import fcntl
+
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, 4 * MOST) for file in files]  # where no number is wanted
+    for file in files:
+        os.close(file)
+    for number, file in zip(request["files"], high, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", 1 if request["words"][0] == "-u" or os.isatty(1) else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")  # noqa: SIM115
@@ -114,6 +126,9 @@ def prepare(request: dict, streams: list[int]) -> list[str]:
     os.chdir(request["folder"])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path and path not in sys.path]
+    if COUNTING in os.environ:
+        for name in [name for name in sys.modules if name.startswith(("prometheus_client", "allmask.serve"))]:
+            del sys.modules[name]
     if NETWORK in os.environ:
         import ctypes
 

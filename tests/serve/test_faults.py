@@ -1,9 +1,10 @@
-"""Faults against server processes; the long form is quality/serve_faults.py."""
+"""Faults against servers; the long form is quality/serve_faults.py."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import time
@@ -22,17 +23,17 @@ from allmask.serve.server import JoinedWrites
 TITLE = "/v1/tasks/title", {"input": "red cat runs here."}
 
 
-def test_fuzzed_requests_are_answered_without_5xx(server: Running):
-    found = asyncio.run(fuzz(server.url, 250))
+def test_fuzzed_requests_are_answered_without_5xx(server: str):
+    found = asyncio.run(fuzz(server, 250))
     assert found["failed"] == 0 and found["alive"], found
     assert {"200", "400", "404", "415", "422"} <= found["statuses"].keys()
 
 
-def test_a_body_that_is_too_large(server: Running):
+def test_a_body_that_is_too_large(server: str):
     async def trial() -> None:
-        client = Client(server.url)
+        client = Client(server)
         assert (await client.send("POST", TITLE[0], b'{"input": "' + b"a" * 200_000 + b'"}')).status == 413
-        huge = await Client(server.url).send("POST", TITLE[0], b"{", Content_Length="9000000000")
+        huge = await Client(server).send("POST", TITLE[0], b"{", Content_Length="9000000000")
         assert huge.status == 413
 
     asyncio.run(trial())
@@ -67,9 +68,9 @@ def test_a_body_that_never_comes(app: Any):
     asyncio.run(trial())
 
 
-def test_clients_that_leave_are_not_computed_for(server: Running):
+def test_clients_that_leave_are_not_computed_for(server: str):
     many = {"input": ["red cat."] * 4, "beams": 8}
-    found = asyncio.run(leave(server.url, TITLE[0], many, clients=20))
+    found = asyncio.run(leave(server, TITLE[0], many, clients=20))
     assert found["failed"] == 0
     assert found["tokens"] < 0.5 * 20 * 4 * 8 * 24, found  # what it would have cost to write all
 
@@ -85,10 +86,11 @@ def test_too_many_requests_and_sigterm(folder: Path, python: str):
         assert found["failed"] == 0 and found["outcomes"].get("200", 0) > 2, found
 
 
-def test_workers_share_their_metrics_and_lose_no_request(folder: Path, python: str):
-    with serving(folder / "writer", "--workers", 2, "--tasks", "title", python=python) as server:
+def test_workers_share_their_metrics_and_lose_no_request(folder: Path, serve_here: Callable, warm_spawn: None):
+    """The parent is this process."""
 
-        async def trial() -> None:
+    def trial(server: Running) -> None:
+        async def ask() -> None:
             for _ in range(8):
                 assert (await Client(server.url).post(*TITLE)).status == 200
             for _ in range(50):  # a request is counted just after it is answered
@@ -98,9 +100,11 @@ def test_workers_share_their_metrics_and_lose_no_request(folder: Path, python: s
             assert counted == 8
             assert await metric(server.url, "allmask_queue_limit") == 2 * 512
 
-        asyncio.run(trial())
+        asyncio.run(ask())
         found = asyncio.run(stop_under_load(server, *TITLE, clients=6, after=0.5))
         assert found["failed"] == 0 and found["outcomes"].get("200", 0) > 2, found
+
+    assert serve_here(trial, folder / "writer", "--workers", 2, "--tasks", "title").code == 0
 
 
 def test_keys(app: Any, monkeypatch: pytest.MonkeyPatch):
@@ -133,15 +137,16 @@ def test_other_origins(app: Any):
     assert allowed.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
 
 
-def test_a_replaced_model_is_used_after_a_reload(folder: Path, server: Running, tmp_path: Path):
+def test_a_replaced_model_is_used_after_a_reload(folder: Path, serve_here: Callable, tmp_path: Path):
     """The folder is written over in place, then broken, then good again; two models are served at once."""
-    weights = next((folder / "replaced").glob("*.safetensors"))
-    another = load(folder / "replaced")
+    shutil.copytree(folder / "writer", tmp_path / "replaced")
+    weights = next((tmp_path / "replaced").glob("*.safetensors"))
+    another = load(tmp_path / "replaced")
     another.body.embedding.tokens.weight.data.neg_()
     another.save(tmp_path / "another")
     changed = (tmp_path / "another" / weights.name).read_bytes()
 
-    async def trial() -> None:
+    async def ask(server: Running) -> None:
         client = Client(server.url)
 
         async def vector(name: str) -> list[float]:
@@ -167,7 +172,8 @@ def test_a_replaced_model_is_used_after_a_reload(folder: Path, server: Running, 
         await reloaded("failed")
         assert await vector("replaced") == after
 
-    asyncio.run(trial())
+    ran = serve_here(lambda server: asyncio.run(ask(server)), tmp_path / "replaced", folder / "writer")
+    assert ran.code == 0 and "reload: " in ran.err and "the old models stay" in ran.err
 
 
 def test_answers_are_sent_at_once():
@@ -233,8 +239,8 @@ def test_slow_heads_are_closed(monkeypatch: pytest.MonkeyPatch):
     asyncio.run(trial())
 
 
-def test_usage_errors(cli: Callable, folder: Path, server: Running):
-    taken = server.url.rpartition(":")[2]
+def test_usage_errors(cli: Callable, folder: Path, server: str):
+    taken = server.rpartition(":")[2]
     for words, code, said in (
         (["nowhere"], 4, "no such"),
         ([folder / "writer", folder / "writer"], 2, "two models are called 'writer'"),

@@ -1,16 +1,15 @@
-"""The endpoints of OpenAI, with its own client against a server process; streams, errors and reloads in this one."""
+"""The endpoints of OpenAI, with its own client; streams, errors and reloads."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serve_faults import Running
 
 import allmask
 
@@ -21,10 +20,11 @@ TEXTS = ["red cat runs here.", "北京欢迎你。", "blue bird sings there."]
 
 
 @pytest.fixture(scope="module")
-def client(server: Running) -> openai.OpenAI:
+def client(server: str) -> Iterator[openai.OpenAI]:
     import openai
 
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_models_and_vectors(client: openai.OpenAI, folder: Path):
@@ -84,7 +84,7 @@ def test_vectors_that_are_not_numbers_are_an_error(ask: Callable[..., Any], app:
     assert found.status_code == 500 and found.json()["detail"] == "the result is not a number"
 
 
-# ---- in this process -----------------------------------------------------------------------------------------------
+# ---- without a client ----------------------------------------------------------------------------------------------
 
 
 def events_of(answer: Any) -> list[Any]:

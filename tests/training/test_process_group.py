@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -71,6 +71,34 @@ def end(*started: subprocess.Popen[str], expect: int = 0, timeout: float = 600) 
             process.wait(30)
     assert [process.returncode for process in started] == [expect] * len(started), said
     return said
+
+
+@contextmanager
+def first_of_two() -> Iterator[dict[str, str]]:
+    """Let this process be the first of two, without torchrun; yields what the other one needs in its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**both, "RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}.items():
+            patch.setenv(name, value)
+        yield {**both, "RANK": "1"}
+
+
+def do_with_another(jobs: list[dict[str, Any]], file: Path, python: str) -> None:
+    """Do jobs in this process and in another one. Of several, one that is stopped keeps its handlers of signals."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with first_of_two() as others:
+        other = start([python, str(MEMBER), str(write_jobs(file, jobs))], **others)
+        try:
+            do_all(jobs)
+        except BaseException as error:
+            other.kill()
+            raise AssertionError(other.communicate()[0]) from error
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    end(other)
 
 
 def write_jobs(path: Path, jobs: Any) -> Path:
@@ -283,10 +311,8 @@ def launched(place: Path, python: str, hosts: dict[str, str] | str) -> Iterator[
     command = [*words_of(recipe_of(place), place / "stopped"), "--timeout", "0.2"]
     disasters = [{"attempt": 0, "rank": 0, "when": "save", "number": 4, "how": "stops"}]
     jobs = write_jobs(place / "stopped.json", {"command": command, "disasters": disasters})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    both = [start([python, str(MEMBER), str(jobs)], RANK=str(rank), **variables) for rank in (0, 1)]
+    with first_of_two() as others:
+        both = [start([python, str(MEMBER), str(jobs)], **(others | {"RANK": str(rank)})) for rank in (0, 1)]
     started["stopped"] = Launched(both, jobs, place / "stopped")
     disasters = [{"attempt": 0, "rank": 1, "when": "step", "number": 1, "how": "fails"}]
     command = {"command": words_of(recipe_of(place), place / "refused"), "disasters": disasters}
@@ -332,16 +358,15 @@ def runs_of_all(place: Path, python: str, launched: dict[str, Launched]) -> Path
             (f"{kind}-again", shaken, {"stop": 2, **how}),
         ]
     ]
-    two = start(torchrun(MEMBER, write_jobs(place / "first.json", jobs(*first)), nproc_per_node="2", python=python))
     do_all(jobs(*((f"{name}-1", recipe, {"log": True}) for name, recipe in named.items())))
-    end(two)
+    do_with_another(jobs(*first), place / "first.json", python)
     do_all(jobs(*((f"{kind}-1-other", None, {"stop": 3}) for kind in ("copied", "sharded"))))
     do_all(jobs(*((f"{kind}-title-other", None, {}) for kind in ("copied", "sharded"))))
     last = [
         ("copied-1-other", None, {"shard": True}), ("sharded-1-other", None, {"shard": False}),
         ("copied-again", None, {"shard": False}), ("sharded-again", None, {"shard": True}),
     ]  # fmt: skip
-    end(start(torchrun(MEMBER, write_jobs(place / "last.json", jobs(*last)), nproc_per_node="2", python=python)))
+    do_with_another(jobs(*last), place / "last.json", python)
     return place
 
 
