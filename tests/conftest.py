@@ -163,6 +163,19 @@ def python(pytestconfig: pytest.Config) -> str:
     return pytestconfig.stash[PYTHON]
 
 
+@pytest.fixture(scope="session")
+def kept_kernels(pytestconfig: pytest.Config) -> Path:
+    """Where kernels that only tests compile are kept, for the next run of any clone; their names have a hash."""
+    from allmask.kernels.build import _cache_folder
+
+    folder = _cache_folder()[0].with_name("allmask-tests")
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError:
+        return pytestconfig.cache.mkdir("kernels")
+    return folder if os.access(folder, os.W_OK) else pytestconfig.cache.mkdir("kernels")
+
+
 @pytest.fixture
 def warm_spawn(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let multiprocessing start that program, too."""

@@ -80,11 +80,11 @@ def test_what_is_declared_is_pinned(group: str):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory, kept_kernels: Path) -> tuple[Path, Path]:
     """The sdist, made from a copy of the sources, and the wheel, made from the sdist alone: it lacks nothing."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
-    (folder / "cc").write_text(f"#!{sys.executable} -IS\nCOMPILED = {compiled(request)}\n{COMPILER}")
+    (folder / "cc").write_text(f"#!{sys.executable} -IS\nCOMPILED = {compiled(kept_kernels)}\n{COMPILER}")
     (folder / "cc").chmod(0o755)
     left_out = shutil.ignore_patterns(".*", "*-run*", "corpora", "__pycache__", "*.safetensors", "*.egg-info", "dist")
     shutil.copytree(ROOT, source, ignore=left_out)
@@ -109,9 +109,9 @@ shutil.copy(path, out)
 """  # how fast the kernels are does not matter here
 
 
-def compiled(request: pytest.FixtureRequest) -> dict[str, str]:
+def compiled(kept: Path) -> dict[str, str]:
     """Where compiled kernels are: those of other tests, and those kept for the next run, named by their sources."""
-    found, kept = {}, request.config.cache.mkdir("wheel_kernels")
+    found = {}
     for source, instructions in compiling.variants(list((ROOT / "allmask" / "kernels").glob("*.c"))):
         name = compiling.library_name(source, instructions)
         flags = [word for word in compiling.compiler_flags(instructions) if word.startswith("-m")]

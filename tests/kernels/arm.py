@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import struct
@@ -53,7 +54,7 @@ def cross_compiled(source: Path, instructions: Sequence[str], folder: Path) -> P
 
 
 def driver(folder: Path) -> Path:
-    path = folder / f"driver-{DRIVER.stat().st_mtime_ns}"
+    path = folder / f"driver-{hashlib.sha256(DRIVER.read_bytes()).hexdigest()[:16]}"
     if not path.exists():
         made = folder / f"driver-{os.getpid()}"
         subprocess.run([COMPILER, "-O1", "-o", str(made), str(DRIVER), "-ldl"], check=True)

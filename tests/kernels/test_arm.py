@@ -43,9 +43,10 @@ INT8 = {"cortex-a72": compiling.NEON, "neoverse-n1": compiling.NEON_DOT, "max": 
 
 
 @pytest.fixture
-def folder(request):
-    """Keeps compiled kernels for the next run."""
-    return request.config.cache.mkdir("arm_kernels")
+def folder(kept_kernels):
+    kept = kept_kernels / "arm"
+    kept.mkdir(exist_ok=True)
+    return kept
 
 
 @pytest.fixture(params=arm.CPUS)
