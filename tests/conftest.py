@@ -9,7 +9,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -76,6 +77,16 @@ def _has_room(folder: Path) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["python"] = node.config.stash[PYTHON]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let every second worker import the tests from the last one on, so that each compiles half of them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if int(worker.removeprefix("gw")) % 2 and session.config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+        here = Path(__file__).parent
+        for path in sorted(here.rglob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # raised once more when it is collected
+                import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
