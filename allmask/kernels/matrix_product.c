@@ -10,8 +10,9 @@
 
    As in packed_attention.c, the unit of a product is 32 bits: one fp32 number, or two bf16 numbers adjacent along the depth.
    The second factor is copied to strips of SIDE columns, in which the units of one step lie side by side; so is a first
-   factor that is across, to panels of ROWS. Then ROWS rows by SIDE columns of sums stay in registers. A result does not
-   depend on the number of threads, and that of a row of a not on the other rows. */
+   factor that is across, to panels of ROWS. Rows of another one are copied, some at a time, if they would share a set of the
+   first cache. Then ROWS rows by SIDE columns of sums stay in registers. A result does not depend on the number of threads,
+   and that of a row of a not on the other rows. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -32,8 +33,10 @@
 #define ALL_ROWS _Pragma("GCC unroll 16")
 #define SIDE (VECTORS * LANES)
 #define DEPTH 384        /* units at a time, if the depth is the number of tokens */
+#define DEEP ((128 << 10) / (SIDE * 4)) /* the same, if it is not: so that a strip of them stays in the second cache */
 #define NEAR (256 << 10) /* bytes of the first factor that are multiplied by all strips, one after another */
 #define FEW (128 << 10)  /* the same, if they are copied to panels; these and the strips then stay in the second cache */
+#define PAGE 4096        /* bytes; what is so far apart shares a set of the first cache */
 #define PANEL (DEPTH * ROWS + LANES) /* units from one to the next: LANES of them are saved at a time */
 
 typedef struct {
@@ -48,12 +51,14 @@ typedef struct {
 
 typedef struct {
     Call call;
-    const unit *a;         /* [rows][a_row], if it is not across */
-    unit *strips, *panels; /* copies of b, and of a if it is across: those of one item of work for each thread */
-    float *sums;           /* [panels of all items][LANES] */
-    int64_t a_row, units;  /* units: of the depth, as many as are multiplied at a time */
-    int64_t start;         /* the first token of these */
+    unit *strips, *panels; /* copies of b, and of a: those of one item of work for each thread */
+    float *sums;           /* across: of a, [panels of all items][LANES]; else of c, [each][wide] for each thread, if not all
+                              of the depth is multiplied at a time */
+    int64_t units;         /* of the depth, as many as are copied at a time: all of them, if a is not across */
+    int64_t start;         /* across: the first token of these */
     int64_t each;          /* rows of an item of work */
+    int64_t wide;          /* columns of all strips */
+    int64_t room;          /* units of `panels` for each thread */
 } Job;
 
 static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -113,24 +118,44 @@ INLINE ints along(int half, int exact, const char *base, int64_t stride, int64_t
 
 /* ---- copies -------------------------------------------------------------------------------------------------------- */
 
-/* One strip of b: strips[number][units][SIDE] */
+/* Where unit number `at` of a strip of b is: strips[parts of DEEP units][number][units][SIDE] */
+INLINE unit *place_of(const Job *job, int64_t number, int64_t at) {
+    int64_t first = at / DEEP * DEEP, units = smaller(job->units - first, DEEP);
+    return job->strips + first * job->wide + (number * units + at - first) * SIDE;
+}
+
+/* One strip of a b that is across */
 INLINE void copy_strip(int half, int exact, const Job *job, int64_t number) {
     const Call *call = &job->call;
-    unit *to = job->strips + number * job->units * SIDE;
     for (int v = 0; v < VECTORS; v++) {
         int64_t column = number * SIDE + v * LANES;
         int64_t last = column < call->columns ? column : call->columns - LANES; /* beyond the end: copied, never used */
-        for (int64_t at = 0; at < job->units; at += call->b_across ? LANES : 1) {
-            unit *here = to + at * SIDE + v * LANES;
-            if (!call->b_across) {
-                save_ints(here, down(half, exact, call->b, call->b_row, (job->start >> half) + at, call->depth, last));
-                continue;
-            }
+        for (int64_t at = 0; at < job->units; at += LANES) {
+            unit *here = place_of(job, number, at) + v * LANES;
             ints block[LANES];
-            for (int i = 0; i < LANES; i++) block[i] = along(half, exact, call->b, call->b_row, last + i, at);
+            for (int i = 0; i < LANES; i++) {
+                const char *ahead = row_of(half && !exact, call->b, call->b_row, last + LANES + i) + (at << (exact ? 3 : 2));
+                __builtin_prefetch(ahead, 0, 2);
+                if (exact) __builtin_prefetch(ahead + LANES * sizeof(float), 0, 2);
+                block[i] = along(half, exact, call->b, call->b_row, last + i, at);
+            }
             transpose(block);
             for (int i = 0; i < LANES; i++) save_ints(here + i * SIDE, block[i]);
         }
+    }
+}
+
+/* LANES units of all strips of another b, row after row as it lies in memory */
+INLINE void copy_units(int half, int exact, const Job *job, int64_t number) {
+    const Call *call = &job->call;
+    for (int64_t at = number * LANES; at < smaller((number + 1) * LANES, job->units); at++) {
+        unit *to = place_of(job, 0, at);
+        int64_t apart = smaller(job->units - at / DEEP * DEEP, DEEP) * SIDE;
+        for (int64_t column = 0; column < job->wide; column += SIDE, to += apart)
+            UNROLLED for (int v = 0; v < VECTORS; v++) {
+                int64_t last = smaller(column + v * LANES, call->columns - LANES);
+                save_ints(to + v * LANES, down(half, exact, call->b, call->b_row, (job->start >> half) + at, call->depth, last));
+            }
     }
 }
 
@@ -177,15 +202,29 @@ INLINE void copy_panels(int half, const Job *job, int64_t row, int64_t end_row, 
 static void copy_item(const void *context, int64_t item, int64_t worker) {
     const Job *job = context;
     int half = job->call.half, exact = job->call.exact;
-    half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
+    if (job->call.b_across) half ? exact ? copy_strip(1, 1, job, item) : copy_strip(1, 0, job, item) : copy_strip(0, 0, job, item);
+    else half ? exact ? copy_units(1, 1, job, item) : copy_units(1, 0, job, item) : copy_units(0, 0, job, item);
+}
+
+/* `units` of each row from `row` to `end`, from number `start` on, to panels[each][units + LANES]; zeros after the last one */
+static void copy_rows(const Job *job, int64_t row, int64_t end, int64_t start, int64_t units, unit *to) {
+    const Call *call = &job->call;
+    int64_t after = row + round_up(end - row, ROWS);
+    for (; row < after; row++, to += units + LANES) {
+        const unit *from = (const unit *)row_of(call->half, call->a, call->a_row, row) + start;
+        if (row < end) memcpy(to, from, units * sizeof(unit));
+        else memset(to, 0, units * sizeof(unit));
+    }
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
-/* sums[ROWS][SIDE] of `units` steps */
-INLINE void multiply(int half, const unit *a, int64_t row, int64_t step, const unit *b, int64_t units, vec to[ROWS][VECTORS]) {
+/* sums[ROWS][SIDE] of `units` steps, added to those that are there if there are `more` */
+INLINE void multiply(int half, const unit *a, int64_t row, int64_t step, const unit *b, int64_t units, int more,
+                     vec to[ROWS][VECTORS]) {
     vec sum[ROWS][VECTORS];
     ALL_ROWS for (int r = 0; r < ROWS; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = zeros();
+    if (more) ALL_ROWS for (int r = 0; r < ROWS; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = to[r][v];
     for (int64_t d = 0; d < units; d++, b += SIDE) {
         ints across[VECTORS];
         UNROLLED for (int v = 0; v < VECTORS; v++) across[v] = load_ints(b + v * LANES);
@@ -204,11 +243,11 @@ INLINE void multiply(int half, const unit *a, int64_t row, int64_t step, const u
 }
 
 /* Not inline: with anything else in registers, gcc 12 keeps some of the sums in memory */
-typedef void Multiply(const unit *a, int64_t row, const unit *b, int64_t units, vec to[ROWS][VECTORS]);
+typedef void Multiply(const unit *a, int64_t row, const unit *b, int64_t units, int more, vec to[ROWS][VECTORS]);
 #define MULTIPLY(name, half, row, step)                                                                                  \
-    static __attribute__((noinline)) void name(const unit *a, int64_t a_row, const unit *b, int64_t units,               \
+    static __attribute__((noinline)) void name(const unit *a, int64_t a_row, const unit *b, int64_t units, int more,     \
                                                vec to[ROWS][VECTORS]) {                                                  \
-        multiply(half, a, row, step, b, units, to);                                                                      \
+        multiply(half, a, row, step, b, units, more, to);                                                                \
     }
 MULTIPLY(rows_fp32, 0, a_row, 1)
 MULTIPLY(rows_bf16, 1, a_row, 1)
@@ -257,31 +296,66 @@ INLINE void finish_as(int low, const Job *job, vec sum[ROWS][VECTORS], int64_t r
     else finish(low, ACTIVATE, call->activation - 1, call, sum, row, count, strip);
 }
 
-/* ROWS rows from `row` on, of which `count` exist, by one strip */
-INLINE void tile(int half, const Job *job, const unit *a, int64_t row, int64_t count, int64_t strip) {
-    const Call *call = &job->call;
-    int64_t rows = smaller(count, ROWS), size = call->low ? 2 : 4;
-    vec sum[ROWS][VECTORS];
+/* While sums are computed, fetch the places where they are saved */
+INLINE void prefetch_results(const Call *call, int64_t row, int64_t rows, int64_t strip) {
+    int64_t size = call->low ? 2 : 4;
     for (int64_t r = 0; r < rows; r++)
-        UNROLLED for (int v = 0; v < VECTORS; v++) { /* while this is computed */
+        UNROLLED for (int v = 0; v < VECTORS; v++) {
             int64_t place = ((row + r) * call->c_row + strip * SIDE + v * LANES) * size;
             __builtin_prefetch(call->c + place, 1);
             if (call->slope) __builtin_prefetch(call->slope + place, 1);
         }
-    Multiply *by = call->a_across ? half ? panel_bf16 : panel_fp32 : half ? rows_bf16 : rows_fp32;
-    by(a, job->a_row, job->strips + strip * job->units * SIDE, job->units, sum);
-    call->low ? finish_as(1, job, sum, row, rows, strip) : finish_as(0, job, sum, row, rows, strip);
+}
+
+INLINE void finish_tile(const Job *job, vec sum[ROWS][VECTORS], int64_t row, int64_t rows, int64_t strip) {
+    job->call.low ? finish_as(1, job, sum, row, rows, strip) : finish_as(0, job, sum, row, rows, strip);
+}
+
+/* Rows of a that is across */
+INLINE void multiply_panels(int half, const Job *job, int64_t first, int64_t end, unit *panels) {
+    copy_panels(half, job, first, end, panels);
+    for (int64_t strip = 0; strip * SIDE < job->call.columns; strip++)
+        for (int64_t row = first; row < end; row += ROWS) {
+            vec sum[ROWS][VECTORS];
+            int64_t rows = smaller(end - row, ROWS);
+            prefetch_results(&job->call, row, rows, strip);
+            Multiply *by = half ? panel_bf16 : panel_fp32;
+            by(panels + (row - first) / ROWS * PANEL, 0, place_of(job, strip, 0), job->units, 0, sum);
+            finish_tile(job, sum, row, rows, strip);
+        }
+}
+
+/* Rows of another a, DEEP units of its depth at a time; until the last of these, sums are kept in fp32. Rows are copied if
+   they are whole pages apart, and where fewer than ROWS are left. */
+INLINE void multiply_rows(int half, const Job *job, int64_t first, int64_t end, unit *panels, float *kept) {
+    const Call *call = &job->call;
+    int64_t a_row = call->a_row >> half, copied = a_row * sizeof(unit) % PAGE ? end - (end - first) % ROWS : first;
+    Multiply *by = half ? rows_bf16 : rows_fp32;
+    for (int64_t start = 0; start < job->units; start += DEEP) {
+        int64_t units = smaller(job->units - start, DEEP), apart = units + LANES;
+        int last = start + units == job->units;
+        copy_rows(job, copied, end, start, units, panels);
+        for (int64_t strip = 0; strip * SIDE < call->columns; strip++)
+            for (int64_t row = first; row < end; row += ROWS) {
+                vec sum[ROWS][VECTORS];
+                const unit *b = place_of(job, strip, start);
+                int64_t rows = smaller(end - row, ROWS);
+                float *these = kept + (row - first) * job->wide + strip * ROWS * SIDE;
+                if (last) prefetch_results(call, row, rows, strip);
+                if (start) memcpy(sum, these, sizeof sum);
+                if (row < copied) by((const unit *)call->a + row * a_row + start, a_row, b, units, start > 0, sum);
+                else by(panels + (row - copied) * apart, apart, b, units, start > 0, sum);
+                if (last) finish_tile(job, sum, row, rows, strip);
+                else memcpy(these, sum, sizeof sum);
+            }
+    }
 }
 
 INLINE void multiply_item(int half, const Job *job, int64_t item, int64_t worker) {
     int64_t first = item * job->each, end = smaller(first + job->each, job->call.rows);
-    unit *panels = job->panels + worker * (job->each / ROWS * PANEL);
-    if (job->call.a_across) copy_panels(half, job, first, end, panels);
-    for (int64_t strip = 0; strip * SIDE < job->call.columns; strip++)
-        for (int64_t row = first; row < end; row += ROWS) {
-            const unit *a = job->call.a_across ? panels + (row - first) / ROWS * PANEL : job->a + row * job->a_row;
-            tile(half, job, a, row, job->call.rows - row, strip);
-        }
+    unit *panels = job->panels + worker * job->room;
+    if (job->call.a_across) multiply_panels(half, job, first, end, panels);
+    else multiply_rows(half, job, first, end, panels, job->sums + worker * job->each * job->wide);
 }
 
 static void product_item(const void *context, int64_t item, int64_t worker) {
@@ -293,55 +367,32 @@ static void run(Work *work, const Job *job, int64_t items) {
     share_work(work, job, items, smaller(smaller(job->call.threads, MAX_THREADS), items));
 }
 
-/* a[rows][depth]: all of its depth at a time. The last rows, fewer than ROWS, are copied to `rest`, padded with zeros. */
-static void multiply_rows(Job *job, unit *rest) {
-    Job last = *job;
-    int half = job->call.half;
-    int64_t more = job->call.rows % ROWS, whole = job->call.rows - more, strips = (job->call.columns + SIDE - 1) / SIDE;
-    run(copy_item, job, strips);
-    job->call.rows = whole;
-    if (whole) run(product_item, job, (whole + job->each - 1) / job->each);
-    if (!more) return;
-    memset(rest, 0, ROWS * job->units * sizeof(unit));
-    for (int64_t r = 0; r < more; r++)
-        memcpy(rest + r * job->units, job->a + (whole + r) * job->a_row, job->units * sizeof(unit));
-    last.a_row = job->units;
-    for (int64_t strip = 0; strip < strips; strip++)
-        half ? tile(1, &last, rest, whole, more, strip) : tile(0, &last, rest, whole, more, strip);
-}
-
-/* a[depth][rows]: DEPTH units of its depth at a time are copied and multiplied. */
-static void multiply_columns(Job *job) {
-    const Call *call = &job->call;
-    for (job->start = 0; job->start < call->depth; job->start += DEPTH << call->half) {
-        int64_t left = (call->depth - job->start + call->half) >> call->half;
-        job->units = left < DEPTH ? round_up(left, LANES) : DEPTH;
-        run(copy_item, job, (call->columns + SIDE - 1) / SIDE);
-        run(product_item, job, (call->rows + job->each - 1) / job->each);
-    }
+static void copy_and_multiply(const Job *job) {
+    run(copy_item, job, job->call.b_across ? job->wide / SIDE : (job->units + LANES - 1) / LANES);
+    run(product_item, job, (job->call.rows + job->each - 1) / job->each);
 }
 
 /* Returns 1 if there is no memory. */
 int matrix_product(const Call *call) {
-    int64_t units = call->a_across ? DEPTH : call->depth >> call->half, panels = (call->rows + ROWS - 1) / ROWS;
-    int64_t each = round_up((call->a_across ? FEW : NEAR) / (units * (int64_t)sizeof(unit)) + 1, ROWS);
-    int64_t threads = smaller(call->threads, MAX_THREADS);
-    int64_t for_strips = round_up(call->columns, SIDE) * units;
-    int64_t for_a = call->a_across ? threads * (each / ROWS) * PANEL + panels * LANES : ROWS * units;
-    unit *scratch = aligned_alloc(64, round_up((for_strips + for_a) * sizeof(unit), 64));
+    int across = call->a_across, half = call->half;
+    int64_t units = across ? DEPTH : call->depth >> half, panels = (call->rows + ROWS - 1) / ROWS;
+    int64_t each = round_up((across ? FEW : NEAR) / (smaller(units, DEEP) * (int64_t)sizeof(unit)) + 1, ROWS);
+    int64_t threads = smaller(call->threads, MAX_THREADS), wide = round_up(call->columns, SIDE);
+    int64_t room = across ? each / ROWS * PANEL : each * (smaller(units, DEEP) + LANES);
+    int64_t for_sums = across ? panels * LANES : units > DEEP ? threads * each * wide : 0;
+    unit *scratch = aligned_alloc(64, round_up((wide * units + threads * room + for_sums) * sizeof(unit), 64));
     if (!scratch) return 1;
-    Job job = {.call = *call, .strips = scratch, .units = units, .each = each};
-    if (call->a_across) {
-        job.panels = scratch + for_strips;
-        job.sums = (float *)job.panels + threads * (each / ROWS) * PANEL;
-        memset(job.sums, 0, panels * LANES * sizeof(float));
-        multiply_columns(&job);
-        for (int64_t i = 0; call->sums && i < call->rows; i++) call->sums[i] = job.sums[i / ROWS * LANES + i % ROWS];
-    } else {
-        job.a = (const unit *)call->a;
-        job.a_row = call->a_row >> call->half;
-        multiply_rows(&job, scratch + for_strips);
+    Job job = {.call = *call, .strips = scratch, .panels = scratch + wide * units, .units = units, .each = each, .wide = wide,
+               .room = room};
+    job.sums = (float *)job.panels + threads * room;
+    if (!across) copy_and_multiply(&job);
+    if (across) memset(job.sums, 0, for_sums * sizeof(float));
+    for (job.start = 0; across && job.start < call->depth; job.start += DEPTH << half) { /* DEPTH units of tokens at a time */
+        int64_t left = (call->depth - job.start + half) >> half;
+        job.units = left < DEPTH ? round_up(left, LANES) : DEPTH;
+        copy_and_multiply(&job);
     }
+    for (int64_t i = 0; call->sums && i < call->rows; i++) call->sums[i] = job.sums[i / ROWS * LANES + i % ROWS];
     free(scratch);
     return 0;
 }

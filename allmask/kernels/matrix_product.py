@@ -91,12 +91,7 @@ def weight_grad(grad: Tensor, x: Tensor, out: Tensor | None = None, bias_grad: T
     """grad.T @ x in fp32, written to `out` if that is given. `bias_grad` becomes the sum of the rows of grad."""
     if out is None:
         out = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
-    if grad.dtype == torch.float32:  # torch's product is as fast; in bf16 it rounds the result
-        torch.mm(grad.t(), x, out=out)
-        if bias_grad is not None:
-            torch.sum(grad, 0, out=bias_grad)
-    else:
-        product(grad, x, out, a_across=True, sums=bias_grad)
+    product(grad, x, out, a_across=True, sums=bias_grad)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Memory of tensors: huge pages for packed weights, and reuse of freed memory."""
+"""Memory of tensors: huge pages for packed weights and for training, and reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MADV_HUGEPAGE = 14  # on Linux
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 MAPPED = 65536  # glibc's default of M_MMAP_MAX
 CACHE_LINE = 64
+HEAP = 1 << 30  # bytes of the heap for which huge pages are asked in advance
 
 
 def to_huge_pages(tensors: Sequence[Tensor]) -> None:
@@ -61,6 +62,27 @@ def large_blocks_from_the_heap() -> Iterator[None]:
         yield
     finally:
         mallopt(M_MMAP_MAX, MAPPED)
+
+
+def heap_in_huge_pages() -> None:
+    """Ask for huge pages in the next gigabyte of the C library's heap, from which blocks of any size then come.
+
+    Gradients, the optimizer's averages and activations are written and read from end to end in every step. Nothing is
+    used in advance: a page is there when it is first written.
+    """
+    if _mallopt() is None:
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    with large_blocks_from_the_heap():
+        block = library.malloc(ctypes.c_size_t(HEAP))
+    if not block:
+        return
+    start = block + -block % HUGE_PAGE
+    library.madvise(
+        ctypes.c_void_p(start), ctypes.c_size_t((block + HEAP - start) // HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE
+    )
+    library.free(ctypes.c_void_p(block))  # the heap keeps it
 
 
 @cache

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from allmask.data import Batch, Loader, plan_epoch
 from allmask.errors import CheckpointError, DivergedError, Interrupted, ResourceError, out_of_memory
 from allmask.files import Seal
-from allmask.kernels.memory import keep_freed_memory, large_blocks_from_the_heap
+from allmask.kernels.memory import heap_in_huge_pages, keep_freed_memory, large_blocks_from_the_heap
 from allmask.kernels.precision import resolve_precision
 from allmask.losses import Losses
 from allmask.model import Model
@@ -255,6 +255,10 @@ class Trainer:
 
     def __post_init__(self):
         self.step_spec: StepSpec = getattr(self.work, "step_spec", StepSpec())
+        self.device = next(self.model.parameters()).device.type
+        if self.device == "cpu":
+            keep_freed_memory()
+            heap_in_huge_pages()
         # Before anything else uses the weights: a strategy may replace them by other tensors
         self.strategy = strategy_for(self.model, self.group, getattr(self.work, "evaluates_shards", False))
         self.optimizer = optimizer_for(self.model, self.settings)
@@ -266,7 +270,6 @@ class Trainer:
             if self.settings.recompute and self.model.config.family in ("lstm", "elmo"):
                 log.warning("--recompute has no effect on recurrent layers; smaller batches need less memory")
         self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
-        self.device = next(self.model.parameters()).device.type
         saved = self.model.state_dict().keys()
         self.statistics = [buffer for name, buffer in self.model.named_buffers() if name in saved]  # of batch norm
         self.plans: dict[int, Sequence[list[int]]] = {}
@@ -275,8 +278,6 @@ class Trainer:
         self.save_every = self.settings.save_every or self.eval_every
         self.dtype = resolve_precision(self.settings.precision, self.device)
         self.peak = measured_peak(self.dtype, self.device)  # operations per second
-        if self.device == "cpu":
-            keep_freed_memory()
 
     def _steps_between_evaluations(self) -> int:
         """Allow at most ten evaluations, fewer in a short run, and no more tokens evaluated than trained on.

@@ -14,6 +14,7 @@ from allmask.kernels.cross_entropy import linear_cross_entropy
 from allmask.nn import fused
 
 SHAPES = [(1, 32, 32), (5, 64, 96), (12, 96, 64), (100, 384, 160), (301, 608, 384), (770, 32, 1152), (1540, 64, 64)]
+DEEP = [(50, 2048, 64), (75, 4160, 96), (31, 64, 6144)]  # rows whole pages apart, and more than is multiplied at a time
 
 
 def need(dtype: torch.dtype) -> None:
@@ -34,7 +35,7 @@ def threads(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows, inputs, outputs", SHAPES)
+@pytest.mark.parametrize("rows, inputs, outputs", SHAPES + DEEP)
 def test_values_and_gradients_are_those_of_double_precision(dtype, rows, inputs, outputs, threads):
     need(dtype)
     x, grad = drawn(rows, inputs).to(dtype).requires_grad_(), drawn(rows, outputs, seed=1).to(dtype)
@@ -63,10 +64,11 @@ def test_a_sum_over_any_number_of_tokens(dtype, rows, threads):
     torch.testing.assert_close(sums.double(), a.double().sum(0), rtol=1e-6, atol=1e-5 * math.sqrt(rows))
 
 
+@pytest.mark.parametrize("depth", [96, 2048, 6144])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others_nor_on_threads(dtype):
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(dtype, depth):
     need(dtype)
-    x, weight, before = drawn(257, 96).to(dtype), drawn(64, 96, seed=1), torch.get_num_threads()
+    x, weight, before = drawn(257, depth).to(dtype), drawn(64, depth, seed=1), torch.get_num_threads()
     whole = matrix_product.forward(x, weight)
     for start, stop in ((0, 1), (7, 20), (250, 257)):
         assert torch.equal(matrix_product.forward(x[start:stop], weight), whole[start:stop])

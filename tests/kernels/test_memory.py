@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,9 +55,35 @@ def test_large_blocks_come_from_the_heap_only_within():
     assert told == [(memory.M_MMAP_MAX, 0), (memory.M_MMAP_MAX, memory.MAPPED)] * 2
 
 
+def test_the_next_blocks_of_the_heap_are_in_huge_pages():
+    """In another process, whose heap is not yet fragmented; as far as the system gives any."""
+    if memory._mallopt() is None or "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("a C library without mallopt, or a system without huge pages")
+    program = """
+        import torch
+        from allmask.kernels import memory
+
+        def huge():
+            with open("/proc/self/smaps_rollup") as lines:
+                return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages")) >> 10
+
+        memory.heap_in_huge_pages()
+        before = huge()
+        with memory.large_blocks_from_the_heap():
+            kept = [torch.ones(16 << 20, dtype=torch.uint8) for _ in range(4)]
+        print(before, huge() - before)
+    """
+    written = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    ).stdout
+    before, after = map(int, written.split())
+    assert before < 64 and after >= 48  # MB: nothing in advance, and then nearly all of it
+
+
 def test_a_system_without_mallopt(monkeypatch):
     memory._mallopt.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     with memory.large_blocks_from_the_heap():
         assert torch.ones(3).sum() == 3
+    memory.heap_in_huge_pages()
     memory._mallopt.cache_clear()
