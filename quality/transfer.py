@@ -146,7 +146,7 @@ def titles(results: Results) -> None:
 
 
 def differences(curves: dict[str, list[float]], lead: float) -> list[str]:
-    """Say by how much the last start is better than each other and than the first sentence, for each number of pairs."""
+    """Say, by number of pairs, how much better the last start is than each other and than the first sentence."""
     *others, ours = curves.items()
     lines = []
     for place, pairs in enumerate(PAIRS):

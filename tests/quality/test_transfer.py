@@ -17,7 +17,8 @@ def test_differences_name_every_other_start_and_the_first_sentence():
     lines = transfer.differences(CURVES, 22.7)
     assert len(lines) == len(transfer.PAIRS)
     assert lines[-1] == (
-        "3,000 pairs, from allmask-en: +10.7 against minilm, unquoted, +5.0 against minilm, +8.7 against the first sentence"
+        "3,000 pairs, from allmask-en: +10.7 against minilm, unquoted, +5.0 against minilm, "
+        "+8.7 against the first sentence"
     )
 
 
