@@ -13,6 +13,7 @@ from allmask.data import Record
 from allmask.model import Model, load
 from allmask.tasks.classify import Classify
 from allmask.tasks.common.heads import USUAL_SPREAD, enlarge_states
+from allmask.tasks.common.writing import tokenizer_of
 from tests import tiny
 
 TEXTS = ["北京 欢迎 你", "the mask decides", "every role"]
@@ -37,14 +38,14 @@ def shrunk(folder: Path, share: float) -> Model:
 
 
 def states(model: Model, text: str) -> torch.Tensor:
-    ids = torch.tensor([model.tokenizer.encode(text).ids])
+    ids = torch.tensor([tokenizer_of(model).encode(text).ids])
     return model(ids, Mask.bidirectional(ids >= 0)).hidden[0].detach()
 
 
 @pytest.mark.parametrize(("share", "factor"), [(0.25, 4), (0.3, 4), (0.6, 2), (0.8, 1), (1, 1), (3, 1)])
 def test_small_states_are_enlarged_by_a_power_of_two(folder: Path, share: float, factor: float):
     model = shrunk(folder, share)
-    ids = torch.tensor([model.tokenizer.encode(TEXTS[1]).ids])
+    ids = torch.tensor([tokenizer_of(model).encode(TEXTS[1]).ids])
     mask = Mask.bidirectional(ids >= 0)
     before, logits = states(model, TEXTS[1]), model(ids, mask).logits
     assert enlarge_states(model, TEXTS) == factor
