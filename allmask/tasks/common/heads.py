@@ -116,7 +116,7 @@ class HeadTask(Task):
             log.info("the checkpoint has no pooler; a new one is made")
         unused = ("nsp",) if reads_pooler(model.config, labels) else ("nsp", "task", "pooler")
         made = model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
-        factor = enlarge_states(made, texts)
+        factor = enlarge_states(made, [*map(self.input_text, records[:SPREAD_TEXTS])])
         if factor > 1:
             log.info("its hidden states are small; times %g, a new head learns from them as usual", factor)
         return made
@@ -153,10 +153,14 @@ def enlarge_states(model: Model, texts: Sequence[str]) -> float:
     of any size. A new task head has not: it learns the more slowly the smaller they are. A language model head that is
     kept gets its matrix divided by the factor, so its logits stay as they are, bit for bit.
     """
-    if not model.config.is_bert or model.config.norm_place != "post":
+    config = model.config
+    plain = config.norm_place == "post" and config.parametrization == "standard" and not config.shared_layers
+    if not config.is_bert or not plain:
         return 1.0
-    found = _spread(model, texts[:SPREAD_TEXTS])
+    found = _spread(model, texts)
     factor = 2.0 ** max(0, round(math.log2(USUAL_SPREAD / found))) if found else 1.0
+    if factor == 1:
+        return factor
     norm = model.body.layers[-1].feed_forward_norm
     for weight in norm.parameters():
         weight.mul_(factor)

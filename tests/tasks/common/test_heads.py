@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,13 @@ def test_a_new_head_reads_enlarged_states_and_the_log_says_so(folder: Path, capl
     assert usual.labels is not None
 
 
-def test_models_that_read_from_left_to_right_stay_as_they_are(tmp_path: Path):
-    model = load(tiny.gpt2(tmp_path / "gpt2"))
+@pytest.mark.parametrize("kind", ["gpt2", "shared layers", "ntk"])
+def test_models_without_a_last_norm_of_their_own_stay_as_they_are(folder: Path, tmp_path: Path, kind: str):
+    model = load(tiny.gpt2(tmp_path / "gpt2")) if kind == "gpt2" else shrunk(folder, 0.25)
+    if kind == "shared layers":
+        model.config = replace(model.config, shared_layers=True)
+    elif kind == "ntk":
+        model.config = replace(model.config, parametrization="ntk")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert enlarge_states(model, TEXTS) == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
