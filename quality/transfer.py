@@ -4,7 +4,7 @@
     python quality/transfer.py reading --data FOLDER --out quality-runs/transfer # sst2, wnut17, chnsenticorp in FOLDER
 
 A model that has never written quotes its texts for two more epochs by default. Titles are also learnt without that
-(`--quote 0`), so that both starts can be compared after as many steps.
+(`--quote 0`), so that both starts can be compared after as many epochs. The differences of both are printed.
 
 Every run is `allmask finetune` with its defaults and 3 epochs, chosen on dev and scored on test. Docstrings are in none
 of the texts that the weights were trained on. Finished runs are in results.jsonl and are not repeated, so the command
@@ -141,7 +141,20 @@ def titles(results: Results) -> None:
             rows.append([f"{pairs:,}", start + how, rouge_l, length, str(found["seconds"])])
     print(common.table(["pairs", "start", "ROUGE-L", "words (people's)", "seconds"], rows))
     print(f"first sentence: {lead:.1f}")
+    print("\n".join(differences(curves, lead)))
     draw(curves, lead, results.out / "transfer.png")
+
+
+def differences(curves: dict[str, list[float]], lead: float) -> list[str]:
+    """Say, by number of pairs, how much better the last start is than each other and than the first sentence."""
+    *others, ours = curves.items()
+    lines = []
+    for place, pairs in enumerate(PAIRS):
+        found = ours[1][place]
+        beside = [*((name, values[place]) for name, values in others), ("the first sentence", lead)]
+        parts = [f"{found - value:+.1f} against {name.removeprefix('from ')}" for name, value in beside]
+        lines.append(f"{pairs:,} pairs, {ours[0]}: {', '.join(parts)}")
+    return lines
 
 
 def draw(curves: dict[str, list[float]], lead: float, file: Path) -> None:

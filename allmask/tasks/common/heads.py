@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -32,6 +33,8 @@ BATCH_TOKENS = 4096
 UNLIMITED = 1 << 40  # tokens of a row
 RATES = ((512, 1e-4), (1023, 3e-5))  # (largest width, learning rate): smaller bodies need larger steps
 LARGE_RATE = 2e-5
+USUAL_SPREAD = 0.36  # of hidden states, in MiniLM and bge; heads learn slowly from much smaller ones
+SPREAD_TEXTS, SPREAD_TOKENS = 64, 128  # of the data, that show it
 Input = TypeVar("Input")
 Result = TypeVar("Result")
 
@@ -112,7 +115,11 @@ class HeadTask(Task):
         if reads_pooler(model.config, labels) and model.pooler is None:
             log.info("the checkpoint has no pooler; a new one is made")
         unused = ("nsp",) if reads_pooler(model.config, labels) else ("nsp", "task", "pooler")
-        return model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
+        made = model.without(*unused).with_labels(labels, torch.Generator().manual_seed(seed))
+        factor = enlarge_states(made, [*map(self.input_text, records[:SPREAD_TEXTS])])
+        if factor > 1:
+            log.info("its hidden states are small; times %g, a new head learns from them as usual", factor)
+        return made
 
     def keeps(self, known: Labels, labels: Labels) -> bool:
         """Return whether a head for `known` can be trained further for `labels`."""
@@ -136,6 +143,42 @@ class HeadTask(Task):
     def default_for(cls, opened: ModelFolder) -> Self | None:
         labels = opened.model.labels
         return cls() if labels is not None and labels.kind in cls.kinds else None
+
+
+@torch.no_grad()
+def enlarge_states(model: Model, texts: Sequence[str]) -> float:
+    """Multiply the last hidden states of a BERT by a power of 2 if they are much smaller than usual; return it.
+
+    A language model head has a matrix of its own behind them, and cosines have no scale, so pretraining may leave them
+    of any size. A new task head has not: it learns the more slowly the smaller they are. A language model head that is
+    kept gets its matrix divided by the factor, so its logits stay as they are, bit for bit.
+    """
+    config = model.config
+    plain = config.norm_place == "post" and config.parametrization == "standard" and not config.shared_layers
+    if not config.is_bert or not plain:
+        return 1.0
+    found = _spread(model, texts)
+    factor = 2.0 ** max(0, round(math.log2(USUAL_SPREAD / found))) if found else 1.0
+    if factor == 1:
+        return factor
+    norm = model.body.layers[-1].feed_forward_norm
+    for weight in norm.parameters():
+        weight.mul_(factor)
+    if model.lm_head is not None:
+        model.lm_head.get_parameter("transform.weight").div_(factor)
+    return factor
+
+
+def _spread(model: Model, texts: Sequence[str]) -> float:
+    """Return the standard deviation of hidden states over the tokens of texts."""
+    reading = read(tokenizer_of(model), model.config, texts, min(SPREAD_TOKENS, model.config.max_length), "head")
+    if not reading.examples:
+        return 0.0
+    batch = pack(reading.examples).to(model.device)
+    training = model.training
+    hidden = model.eval().body(batch.ids, batch.mask, None, batch.segments)[batch.mask.valid].float()
+    model.train(training)
+    return (hidden - hidden.mean(0)).square().mean().sqrt().item()
 
 
 @dataclass
