@@ -4,10 +4,10 @@
 
 The texts are as long as the sentences of SST-2 (23 tokens on average, 3 to 67): pieces of docstrings, to be classified
 by their module. Fine-tuning: our training loop with its defaults (about 32 texts per step), against transformers'
-`Trainer` (32 texts per step, bf16, its default collator), dropout, clipping and AdamW on both sides; blocks of steps
-take turns. Prediction: from texts to labels, by the model that was fine-tuned before; each peer has its fastest batch
-size. One thread, CPU time; means over blocks, medians over rounds. Memory: the peak resident size of `allmask predict`
-in another process, with a small random model, by the number of lines.
+`Trainer` (32 texts per step, bf16, its default collator), dropout, clipping and AdamW on both sides; each has a
+process of its own, and blocks of steps take turns. Prediction: from texts to labels, by the model that was fine-tuned
+before; each peer has its fastest batch size. One thread, CPU time; means over blocks, medians over rounds. Memory: the
+peak resident size of `allmask predict` in another process, with a small random model, by the number of lines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,7 @@ PARTS = ("training", "predicting", "memory")
 REFERENCE = "transformers pipeline fp32"
 HALF = native_bf16("cpu")  # emulated bf16 is slower than fp32
 BEST = "bf16" if HALF else "fp32"
+OURS = f"allmask {BEST}"
 
 
 def main() -> None:
@@ -128,23 +132,30 @@ class Ours:
     """Complete steps of the training loop, one by one."""
 
     def __init__(self, start: Model, records: list[Record], folder: Path):
+        self.records = records
         self.task = Classify(kind="single").fitted(start)
         self.model = self.task.prepare(start, records)
         self.model.save(folder / "start")
-        work = self.task.workload(self.model, records)
-        settings = {"steps": 200, "eval_every": 10**6, "save_every": 10**6, "schedule": "constant", "precision": BEST}
-        chosen = Settings(**settings, **self.task.suggested_settings(self.model, records))
-        self.trainer = Trainer(self.model, work, chosen, folder, quiet=True)
-        self.source = self.trainer.batches_from(0)
-        self.metrics, self.bar = Metrics(folder, 0), Progress(0, "", quiet=True)
+        self.work = self.task.workload(self.model, records)
+        self.folder, self.mean = folder, statistics.mean(self.work.lengths)
         self.tokens = 0  # trained on so far
-        self.mean = statistics.mean(work.lengths)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Made when it is needed, since it changes how the process treats memory, see `timing.medians_apart`."""
+        settings = {"steps": 200, "eval_every": 10**6, "save_every": 10**6, "schedule": "constant", "precision": BEST}
+        chosen = Settings(**settings, **self.task.suggested_settings(self.model, self.records))
+        trainer = Trainer(self.model, self.work, chosen, self.folder, quiet=True)
+        self.source = trainer.batches_from(0)
+        self.metrics, self.bar = Metrics(self.folder, 0), Progress(0, "", quiet=True)
+        return trainer
 
     def block(self) -> float:
         """Train for a block of steps; return the seconds per text of the mean length, as batches differ in texts."""
+        trainer = self.trainer
         before, start = self.tokens, time.process_time()
         for _ in range(BLOCK):
-            self.trainer._one_step(self._counted(), self.metrics, self.bar)
+            trainer._one_step(self._counted(), self.metrics, self.bar)
         return (time.process_time() - start) / (self.tokens - before) * self.mean
 
     def _counted(self) -> Any:
@@ -163,42 +174,47 @@ class Ours:
 
 @dataclass
 class Turns(TrainerCallback):
-    """Runs a block of our steps between two blocks of theirs; both are timed."""
+    """Stops their trainer after each block of steps, until its next turn; the seconds per text go through the pipe."""
 
-    ours: Ours
-    blocks: int
-    theirs_took: list[float] = field(default_factory=list)  # seconds per text of each block
-    ours_took: list[float] = field(default_factory=list)
+    pipe: Connection
     start: float = 0.0
 
     def on_step_end(self, args, state, control, **_) -> None:
         if state.global_step % BLOCK:
             return
-        if state.global_step > BLOCK:  # the first one warms up
-            self.theirs_took.append((time.process_time() - self.start) / (BLOCK * BATCH))
-            self.ours_took.append(self.ours.block())
-        control.should_training_stop = len(self.theirs_took) == self.blocks
+        self.pipe.send((time.process_time() - self.start) / (BLOCK * BATCH))
+        control.should_training_stop = not self.pipe.recv()
         self.start = time.process_time()
 
 
 def training_rows(ours: Ours, records: list[Record], folder: Path, blocks: int) -> list[dict[str, object]]:
-    ours.block()  # warm up
-    rows, mine = [], []
-    for name, strategy in {"": "random", ", length groups": "group_by_length"}.items():
-        turns = Turns(ours, blocks)
-        their_trainer(folder, records, strategy, turns).train()
-        times = statistics.mean(turns.theirs_took) / statistics.mean(turns.ours_took)
-        rows.append(training_row(f"transformers Trainer {BEST}{name}", turns.theirs_took, f"{times:.2f}"))
-        mine += turns.ours_took
-    return [*rows, training_row(f"allmask {BEST}", mine, "")]
+    strategies = {"": "random", ", length groups": "group_by_length"}
+    with ExitStack() as stack:
+        peers = {
+            f"transformers Trainer {BEST}{name}": stack.enter_context(
+                timing.elsewhere(lambda pipe, chosen=chosen: their_trainer(folder, records, chosen, pipe).train())
+            )
+            for name, chosen in strategies.items()
+        }
+        took: dict[str, list[float]] = {name: [] for name in [*peers, OURS]}
+        for peer in peers.values():
+            peer.recv()  # the first block warms up
+        ours.block()
+        for _ in range(blocks):
+            for name, peer in peers.items():
+                peer.send(True)
+                took[name].append(peer.recv())
+                took[OURS].append(ours.block())
+    return [training_row(name, times, statistics.mean(took[OURS])) for name, times in took.items()]
 
 
-def training_row(who: str, took: list[float], times: str) -> dict[str, object]:
+def training_row(who: str, took: list[float], ours: float) -> dict[str, object]:
     one = statistics.mean(took)
+    times = "" if who == OURS else f"{one / ours:.2f}"
     return {"system": who, "texts/s": f"{1 / one:.0f}", "ms/text": f"{1000 * one:.1f}", "speed-up of allmask": times}
 
 
-def their_trainer(folder: Path, records: list[Record], strategy: str, turns: Turns) -> TheirTrainer:
+def their_trainer(folder: Path, records: list[Record], strategy: str, pipe: Connection) -> TheirTrainer:
     tokenizer = AutoTokenizer.from_pretrained(folder / "start")
     encoded = tokenizer(texts_of(records), truncation=True)
     names = list(encoded)
@@ -213,7 +229,7 @@ def their_trainer(folder: Path, records: list[Record], strategy: str, turns: Tur
     )  # fmt: skip
     model = AutoModelForSequenceClassification.from_pretrained(folder / "start")
     return TheirTrainer(
-        model, settings, DataCollatorWithPadding(tokenizer), rows, processing_class=tokenizer, callbacks=[turns]
+        model, settings, DataCollatorWithPadding(tokenizer), rows, processing_class=tokenizer, callbacks=[Turns(pipe)]
     )
 
 

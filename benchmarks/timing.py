@@ -7,11 +7,15 @@ import environment  # first: it sets what libraries read when they are loaded
 # isort: split
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -23,6 +27,8 @@ from allmask.training import Settings
 from allmask.training.loop import Trainer
 
 Case = Callable[[], object]
+
+WARM_UP = 2  # rounds that do not count: in its first two steps, our loop gets its memory
 
 
 def arguments(
@@ -56,6 +62,41 @@ def medians(cases: Mapping[str, Case], rounds: int, warm_up: bool = True) -> dic
         for name, case in cases.items():
             times[name].append(seconds(case))
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def medians_apart(makers: Mapping[str, Callable[[], Case]], rounds: int) -> dict[str, float]:
+    """Like `medians`, but each case is made and run in a process of its own, and they take turns.
+
+    Our training loop, and frozen models, make the C library keep freed memory; in one process this would serve the
+    peers, too. So call it before anything is frozen: the processes are copies of this one.
+    """
+    with ExitStack() as stack:
+        cases = [stack.enter_context(elsewhere(partial(_answer, make))) for make in makers.values()]
+        times: list[list[float]] = [[] for _ in cases]
+        for _ in range(WARM_UP + rounds):
+            for case, taken in zip(cases, times, strict=True):
+                case.send(True)
+                taken.append(case.recv())
+    return {name: statistics.median(taken[WARM_UP:]) for name, taken in zip(makers, times, strict=True)}
+
+
+@contextmanager
+def elsewhere(serve: Callable[[Connection], None]) -> Iterator[Connection]:
+    """Run a function in a copy of this process, with one end of a pipe; False through the other end is to end it."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    there.close()  # so that reading fails if the process ends
+    yield here
+    here.send(False)
+    process.join()
+
+
+def _answer(make: Callable[[], Case], pipe: Connection) -> None:
+    case = make()
+    while pipe.recv():
+        pipe.send(seconds(case))
 
 
 def fastest(make: Callable[[int], Case], choices: tuple[int, ...]) -> int:

@@ -6,8 +6,8 @@ Decoding: 256 source tokens, 32 new ones, greedy or four beams. The peer is `gen
 model (6 layers, 384 wide, 12 heads, the same vocabulary), with its cache; "no cache" computes the whole sequence for
 each token, as libraries without a cache for the prefix mask do. Fine-tuning: 32 texts of 128–256 source and 16–32
 target tokens, also attention dropout, forward, backward and fused AdamW, on our side in our training loop, with
-clipping; the peer pads to the longest and has a 4D mask and the same weights. One thread, CPU time, interleaved,
-medians.
+clipping; the peer pads to the longest and has a 4D mask and the same weights. Each system trains in a process of its
+own. One thread, CPU time, interleaved, medians.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import timing  # first: it sets the number of threads
 # isort: split
 import tempfile
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -48,13 +49,13 @@ def main() -> None:
         model.save(folder)
         theirs = BertForMaskedLM.from_pretrained(folder)
         theirs_bf16 = BertForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16) if HALF else None
+    training = training_rows(model, theirs, theirs_bf16, rng, options.quick) if options.only != "writing" else []
     precisions = ("fp32", "bf16", "int8") if HALF else ("fp32", "int8")
     writers = {f"allmask {name}": writer_for(model, name) for name in precisions}
     rows = []
     if options.only != "training":
         rows += decoding_rows(gpt2(model.config), theirs.eval(), writers, rng, options.quick)
-    if options.only != "writing":
-        rows += training_rows(model, theirs, theirs_bf16, rng, options.quick)
+    rows += training
     prompts = torch.randint(1000, VOCABULARY, (8, SOURCE), generator=rng).tolist()
     tokens = torch.randint(1000, VOCABULARY, (16, 8), generator=rng)
     cosines = timing.agreement({name.split()[-1]: writer for name, writer in writers.items()}, prompts, tokens)
@@ -140,16 +141,17 @@ def training_rows(
     if abs(plain[0] - plain[1]) > 1e-4:
         raise SystemExit(f"the two sides do not compute the same loss: {plain}")
 
-    def peer_step(side: nn.Module, autocast: bool) -> Callable[[], None]:
+    def peer_step(side: nn.Module, autocast: bool) -> timing.Case:
         fused = torch.optim.AdamW(side.parameters(), lr=1e-5, fused=True)
         return lambda: timing.train_step(side, fused, lambda: peer_loss(side, *padded), autocast)
 
     kind = "bf16 autocast" if HALF else "fp32"
-    cases = {f"transformers, {kind}": peer_step(theirs, HALF)}
+    makers = {f"transformers, {kind}": partial(peer_step, theirs, HALF)}
     if theirs_bf16 is not None:
-        cases["transformers, bf16 weights"] = peer_step(theirs_bf16, False)
-    cases[f"allmask, {kind}"] = timing.own_step(model, batch, lr=1e-5, precision="bf16" if HALF else "fp32")
-    times = timing.medians(cases, rounds=1 if quick else 7)
+        makers["transformers, bf16 weights"] = partial(peer_step, theirs_bf16, False)
+    precision = "bf16" if HALF else "fp32"
+    makers[f"allmask, {kind}"] = partial(timing.own_step, model, batch, lr=1e-5, precision=precision)
+    times = timing.medians_apart(makers, rounds=1 if quick else 3)
     best = min(taken for who, taken in times.items() if who.startswith("transformers"))
     return [
         {

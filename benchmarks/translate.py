@@ -6,8 +6,9 @@ Decoding: 64 source tokens, exactly 32 new ones, one text and sixteen, greedy an
 same for both peers: a Marian of the same shape (post-norm, 6 + 6 layers, 512 wide, ReLU, 37,000 tokens), decoded by
 transformers' `generate` and, converted, by CTranslate2 in int8. Training: pairs of 6 to 64 tokens, 20 on average, as
 sentences are, dropout, label smoothing, forward, backward and Adam in bf16, on our side in our training loop, with
-clipping. The peer pads these pairs or, in "length groups", as many pairs of about the mean length. One thread, CPU
-time, interleaved, medians. On processors without bf16 both train in fp32.
+clipping. The peer pads these pairs or, in "length groups", as many pairs of about the mean length; each system
+trains in a process of its own. One thread, CPU time, interleaved, medians. On processors without bf16 both train in
+fp32.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     model, marian = Model.fresh(CONFIG, ["lm"], rng), MarianMTModel(marian_config()).eval()
     about = timing.versions("transformers", "ctranslate2")
+    if options.only != "writing":
+        rows = training_rows(model, marian, rng, options.quick)
+        timing.show("Training transformer-base", rows, about, options.json)
+        print()
     if options.only != "training":
         writers = {precision: pair_writer_for(model.eval(), precision) for precision in PRECISIONS}
         rows = writing_rows(marian, writers, rng, options.quick)
@@ -60,10 +65,6 @@ def main() -> None:
         tokens = torch.randint(2, PAD, (8, 4), generator=rng)
         cosines = {"min cosine of logits to fp32": timing.agreement(writers, sources, tokens)}
         timing.show(f"Translation: {SOURCE} + {NEW} tokens, transformer-base", rows, about | cosines, options.json)
-        del writers
-    if options.only != "writing":
-        rows = training_rows(model, marian, rng, options.quick)
-        timing.show("\nTraining transformer-base", rows, about, options.json)
 
 
 def marian_config() -> MarianConfig:
@@ -157,17 +158,16 @@ def training_rows(model: Model, marian: MarianMTModel, rng: torch.Generator, qui
     grouped = like_lengths(pairs, rng)
     batch = pack([example(*pair) for pair in pairs])
     sides = {kind: MarianMTModel(marian.config).to(dtype) for kind, dtype in TRAINING.items()}
-    adam = {kind: torch.optim.Adam(side.parameters(), lr=1e-5, fused=True) for kind, side in sides.items()}
-    cases, real = {}, {}
+    makers, real = {}, {}
     for name, group in (("", pairs), (", length groups", grouped)):
         for kind, side in sides.items():
             who = f"transformers {kind}{name}"
-            cases[who] = partial(train_step, side, adam[kind], partial(peer_loss, side, *pad(group)))
+            makers[who] = partial(peer_step, side, group)
             real[who] = tokens_of(group)
     chosen = {"lr": 1e-5, "weight_decay": 0.0, "label_smoothing": SMOOTHING, "precision": "bf16" if HALF else "fp32"}
-    cases[OURS] = timing.own_step(model, batch, **chosen)
+    makers[OURS] = partial(timing.own_step, model, batch, **chosen)
     real[OURS] = tokens_of(pairs)
-    times = timing.medians(cases, rounds=1 if quick else 3)
+    times = timing.medians_apart(makers, rounds=1 if quick else 3)
     return [training_row(who, real[who] / taken, real[OURS] / times[OURS]) for who, taken in times.items()]
 
 
@@ -223,8 +223,10 @@ def peer_loss(model: nn.Module, sources: Tensor, real: Tensor, targets: Tensor, 
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
-    timing.train_step(model, optimizer, loss, autocast=HALF and next(model.parameters()).dtype == torch.float32)
+def peer_step(model: nn.Module, pairs: Pairs) -> timing.Case:
+    adam = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
+    autocast = HALF and next(model.parameters()).dtype == torch.float32
+    return partial(timing.train_step, model, adam, partial(peer_loss, model, *pad(pairs)), autocast)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,9 @@ from __future__ import annotations
 import timing  # first: it sets the number of threads
 
 # isort: split
-import multiprocessing
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -43,50 +39,17 @@ BEST = "bf16" if native_bf16("cpu") else "fp32"
 def main() -> None:
     options = timing.arguments(__doc__)
     torch.set_num_threads(1)
-    with ExitStack() as stack:
-        steps = {name: stack.enter_context(elsewhere(name)) for name in CASES}
-        times = medians(steps, rounds=2 if options.quick else 15)
+    makers = {name: partial(step_of, make) for name, make in CASES.items()}
+    times = timing.medians_apart(makers, rounds=2 if options.quick else 15)
     about = timing.versions()
     timing.show("A training step of ResNet-20, 128 images", table(times), about, options.json)
     print()
     timing.show("Data", data_rows(times[f"allmask {BEST}"], options.quick), about, options.json)
 
 
-@contextmanager
-def elsewhere(name: str) -> Iterator[Callable[[], float]]:
-    """Start a process for a case; the function makes a step in it and returns its CPU time."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(name, there))
-    process.start()
-
-    def step() -> float:
-        here.send(True)
-        return here.recv()
-
-    try:
-        yield step
-    finally:
-        here.send(False)
-        process.join()
-
-
-def serve(name: str, pipe: Connection) -> None:
-    torch.set_num_threads(1)
+def step_of(make: Callable[[ImageWorkload], Ours | Theirs]) -> timing.Case:
     data = work(1024)
-    batch = data.batch(range(BATCH), 0)
-    side = CASES[name](data)
-    while pipe.recv():
-        pipe.send(timing.seconds(partial(side.step, batch)))
-
-
-def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median time of each case; in each round all run in turn, after two rounds of warm-up."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 2):
-        for name, step in steps.items():
-            taken[name].append(step())
-    return {name: statistics.median(times[2:]) for name, times in taken.items()}
+    return partial(make(data).step, data.batch(range(BATCH), 0))
 
 
 def work(count: int) -> ImageWorkload:
