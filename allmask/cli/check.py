@@ -71,7 +71,7 @@ def command(
     """
     from allmask.data.columns import read_options
     from allmask.data.source import check_file
-    from allmask.runs.options import TASKS_OF, run_of
+    from allmask.runs.options import run_of
 
     given = {name: value for name, value in limits.items() if value is not None}
     run_of("finetune", task).expect_own(given, "", given)  # refuses an unknown task, too
@@ -87,18 +87,26 @@ def command(
     show_log(quiet=True)
     report = check(task, file, eval and replace(file, path=eval), model, held_out, given)
     stops = bool(report.problems) and on_bad_record == "stop"
-    # without a model, the first task of `train` begins with a new one
-    verb = "train" if model is None and task == TASKS_OF["train"][0] else "finetune"
-    words = [*program(), verb, *filter(None, [model]), *([] if task == TASKS_OF["finetune"][0] else ["--task", task])]
     options = {
         "data": data, "eval": eval, "held_out": None if held_out == FinetuneOptions.held_out else held_out,
         "columns": columns, "encoding": encoding, "label_names": label_names, **given,
         "on_bad_record": None if on_bad_record == "stop" else on_bad_record, "out": f"runs/{task}",
     }  # fmt: skip
+    text = _text(report, stops, _training_command(task, model, options))
+    emit(as_json, {"trainable": not stops, **report.to_dict()}, text)
+    return DataError.exit_code if stops else 0
+
+
+def _training_command(task: str, model: str | None, options: dict[str, Any]) -> str:
+    """Return the command that trains on the file that was checked; options that are None are left out."""
+    from allmask.runs.options import TASKS_OF
+
+    # without a model, the first task of `train` begins with a new one
+    verb = "train" if model is None and task == TASKS_OF["train"][0] else "finetune"
+    words = [*program(), verb, *filter(None, [model]), *([] if task == TASKS_OF["finetune"][0] else ["--task", task])]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    emit(as_json, {"trainable": not stops, **report.to_dict()}, _text(report, stops, shlex.join(words)))
-    return DataError.exit_code if stops else 0
+    return shlex.join(words)
 
 
 def _text(report: Report, stops: bool, training: str) -> str:

@@ -467,17 +467,20 @@ class Trainer:
                 bar.say(line)
             self.unseen = ()
         self.pausing, self.stopping = score.pause, score.stop
-        if self.best is None:
-            only = self.step == self.steps
-            because = "it is the only evaluation" if only else "no later evaluation was better"
-            because = because if score.value > -math.inf else None
-        else:
-            because = why_better(score, self.best)
-            because = because and f"since step {self.best_step} {because}"
+        because = self._why_best(score)
         if because is None:
             self.stale += 1
         else:
             self.best, self.best_step, self.stale, self.because = score, self.step, 0, because
+
+    def _why_best(self, score: Score) -> str | None:
+        """Explain why this step has the best weights so far; None if it has not."""
+        if self.best is None:
+            if score.value == -math.inf:
+                return None
+            return "it is the only evaluation" if self.step == self.steps else "no later evaluation was better"
+        better = why_better(score, self.best)
+        return better and f"since step {self.best_step} {better}"
 
     def averaged(self) -> AbstractContextManager[None]:
         """Give the model the weights to evaluate and keep, within this context."""
