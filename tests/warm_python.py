@@ -57,55 +57,65 @@ def ask(address: str, words: list[str]) -> None:
 
 
 def serve(address: str, code: str) -> list[str]:
-    """Fork for each request, until stdin ends. Returns only in a process that was asked for: the words it is to run."""
+    """Fork for each request, until stdin ends. Returns only in a process that was asked for: the words it is to run.
+
+    It tells the program of its process's end, and if the program listens no more, it ends that process.
+    """
     import gc
     import select
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    asked: dict[int, socket.socket] = {}  # by process; those that listen no more are left out
     print("ready", flush=True)
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        with suppress(ChildProcessError):  # none is left
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        ready, _, _ = select.select([listener, sys.stdin, woken, *asked.values()], [], [])
         if sys.stdin in ready:
             os._exit(0)
+        for child in [child for child, client in asked.items() if client in ready]:
+            asked.pop(child).close()  # nothing is said after a request: this is its end
+            os.kill(child, signal.SIGKILL)
+        if woken in ready:
+            woken.recv(4096)
+            report_ends(asked)
+        if listener not in ready:
+            continue
         client, _ = listener.accept()
         if code:
             exec(code, {})
             code = ""
             gc.collect()
             gc.freeze()  # so that no fork walks through what all of them share, and thereby copies it
-        if not os.fork():
-            listener.close()
-            return attend(client)
-        client.close()
+        size, files, _, _ = socket.recv_fds(client, 4, MOST)
+        request = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+        child = os.fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (listener, woken, wake, client, *asked.values()):
+                each.close()
+            return prepare(request, files)
+        for file in files:
+            os.close(file)
+        asked[child] = client
+        with suppress(OSError):  # nobody listens any more, which is seen next
+            client.sendall(b"%d\n" % child)
 
 
-def attend(client: socket.socket) -> list[str]:
-    """Fork the process asked for and tell of its end; if nobody listens any more, end it."""
-    import threading
-
-    def end_unheard() -> None:
-        with suppress(OSError):  # it has ended
-            client.recv(1) or os.kill(child, signal.SIGKILL)
-
-    size, files, _, _ = socket.recv_fds(client, 4, MOST)
-    request = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
-    child = os.fork()
-    if not child:
-        client.close()
-        return prepare(request, files)
-    for file in files:
-        os.close(file)
-    client.sendall(b"%d\n" % child)
-    threading.Thread(target=end_unheard, daemon=True).start()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(OSError):  # nobody listens any more
-        client.sendall(b"%d\n" % code)
-    os._exit(0)
+def report_ends(asked: dict[int, socket.socket]) -> None:
+    """Tell of the processes that have ended, and forget them."""
+    with suppress(ChildProcessError):  # none is left
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            client = asked.pop(ended[0], None)
+            if client is not None:
+                with client, suppress(OSError):  # nobody listens any more
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(ended[1]))
 
 
 def prepare(request: dict, files: list[int]) -> list[str]:
