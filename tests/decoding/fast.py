@@ -18,9 +18,9 @@ from allmask.model import Model
 
 END = (3,)
 RULES = {
-    "greedy": Decoding(end=END, max_new=10),
-    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
-    "samples": Decoding(end=END, max_new=10, sample=True, n_best=3, temperature=0.5),
+    "greedy": Decoding(end=END, max_new=7),
+    "beams": Decoding(end=END, max_new=7, beams=4, n_best=4, length_penalty=0.6),
+    "samples": Decoding(end=END, max_new=7, sample=True, n_best=3, temperature=0.5),
     "longer than a chunk": Decoding(max_new=CHUNK + 5, beams=2),
 }
 AT_ONCE = {  # searches that are done in one call

@@ -33,10 +33,10 @@ MASKS = {
     "NEZHA": ("nezha", None),
 }
 RULES = {
-    "greedy": Decoding(end=END, max_new=10),
-    "beams": Decoding(end=END, max_new=10, beams=4, n_best=4, length_penalty=0.6),
-    "beams without repetition": Decoding(end=END, max_new=10, beams=3, n_best=2, no_repeat_ngram=2, min_new=2),
-    "samples": Decoding(end=END, max_new=10, sample=True, n_best=2, temperature=0.5),
+    "greedy": Decoding(end=END, max_new=7),
+    "beams": Decoding(end=END, max_new=7, beams=4, n_best=4, length_penalty=0.6),
+    "beams without repetition": Decoding(end=END, max_new=7, beams=3, n_best=2, no_repeat_ngram=2, min_new=2),
+    "samples": Decoding(end=END, max_new=7, sample=True, n_best=2, temperature=0.5),
 }
 
 
