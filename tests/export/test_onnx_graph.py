@@ -81,8 +81,11 @@ def run(folder: Path, **given: torch.Tensor) -> dict[str, torch.Tensor]:
     return dict(zip(names, map(torch.from_numpy, session.run(None, feed)), strict=True))
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", CONFIGS)
+# All families give hidden states, and those of whole texts in their own ways; heads of tokens are one layer for all
+PAIRS = [(name, head) for name in CONFIGS for head in HEADS if head in ("none", "texts") or name in ("bert", "albert")]
+
+
+@pytest.mark.parametrize(("name", "head"), PAIRS)
 def test_onnx_runtime_computes_the_same(name: str, head: str, tmp_path: Path):
     model, labels = fresh(CONFIGS[name], HEADS[head]), HEADS[head]
     onnx_graph.write(model, tmp_path)
