@@ -30,8 +30,9 @@ def measure(trial: Trial, greedy: bool = True) -> Numbers:
     beginnings = list(BEGINNINGS[: 5 if trial.brief else None])
     sampled = [{"sample": True, "top_k": TOP, "seed": seed} for seed in range(1, 6)]
     found: Numbers = {}
-    top = [text for options in sampled for text in write(beginnings, max_new=TOKENS, **options)]
-    likeliest = write(beginnings, max_new=TOKENS) if greedy else top
+    tokens = TOKENS // 3 if trial.brief else TOKENS
+    top = [text for options in sampled for text in write(beginnings, max_new=tokens, **options)]
+    likeliest = write(beginnings, max_new=tokens) if greedy else top
     for name, texts in (("greedy", likeliest), (f"top-k {TOP}", top)):
         found[name] = [repeated(text) for text in texts]
         found[f"{name}, a sample"] = texts[0]
