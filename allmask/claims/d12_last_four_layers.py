@@ -30,7 +30,7 @@ PARAGRAPHS, WORDS, PENALTY = 300, 32, 1e-3
 
 def measure(trial: Trial, four: bool = True) -> Numbers:
     """`four`: otherwise the last layer stands for all four."""
-    layers, capital, paragraph = features(PARAGRAPHS // 10 if trial.brief else PARAGRAPHS, four)
+    layers, capital, paragraph = features(PARAGRAPHS // 5 if trial.brief else PARAGRAPHS, four)
     found: Numbers = {"last": [], "last four": []}
     for seed in trial.seeds(5):
         order = torch.randperm(int(paragraph.max()) + 1, generator=torch.Generator().manual_seed(seed))
