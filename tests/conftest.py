@@ -28,9 +28,7 @@ from tests.warm_python import warm_python
 MEMORY = Path("/dev/shm")  # files that are kept in memory, in Linux
 ROOM = 3 << 30  # bytes; all files of a run are less than half of that
 # A busy machine is not a bug: neither a slow example nor slow drawing is.
-settings.register_profile(
-    "allmask", max_examples=60, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("allmask", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("allmask")
 WARM = """
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.run

@@ -189,7 +189,7 @@ def test_absurd_sizes(bert_folder, name):
     refused(bert_folder, f"no {name}")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_value_of_any_setting_is_more_than_an_error(bert_folder, data):
     file = bert_folder / "config.json"

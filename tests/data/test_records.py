@@ -453,7 +453,7 @@ def damaged(draw) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "txt", "parquet", "jsonl.gz"])
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=80) | damaged())
 def test_any_bytes_give_records_or_a_data_error(kind: str, content: bytes, tmp_path: Path):
     path = tmp_path / f"data.{kind}"

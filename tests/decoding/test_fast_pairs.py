@@ -88,7 +88,7 @@ def read_again(model, start, rows):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(list(CONFIGS)),
     st.lists(st.lists(st.integers(0, 69), min_size=1, max_size=8), min_size=1, max_size=4),

@@ -179,10 +179,10 @@ def test_a_title_does_not_depend_on_the_other_texts(model: Model, kernels: str, 
 
     texts = ["A tool that makes small pictures of large ones.", "Sorts numbers, fast, in any order and any language."]
     others = ["A game that plays small parts of large songs.", "Draws letters, well, in any size and any colour."]
-    together = writer(texts, max_new=3)
-    assert all(together) and together == [writer(text, max_new=3) for text in texts]
-    assert together[0] == writer([texts[0], others[1]], max_new=3)[0]
-    assert together[1] == writer([others[0], texts[1]], max_new=3)[1]
+    together = writer(texts, max_new=5)
+    assert all(together) and together == [writer(text, max_new=5) for text in texts]
+    assert together[0] == writer([texts[0], others[1]], max_new=5)[0]
+    assert together[1] == writer([others[0], texts[1]], max_new=5)[1]
     if kernels == "compiled" and precision == "int8" and build.has(build.AVX2):
         assert found and all(found)  # each in one call
 

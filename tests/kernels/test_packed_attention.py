@@ -107,7 +107,7 @@ def draw_qkv(tokens: int, heads: int, width: int, dtype: torch.dtype, layout: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     packed_rows(), st.integers(1, 3), st.sampled_from([16, 32, 48, 64]),
     st.sampled_from(["plain", "one product", "heads first"]), st.integers(0, 2**31),
@@ -125,7 +125,7 @@ def test_values_and_gradients_equal_attention_written_out(dtype, blocks, heads, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(packed_rows(), st.floats(0.0, 1.0), st.integers(0, 2**31))
 def test_chosen_queries_read_what_they_read_among_all(dtype, p, blocks, share, seed):
     """Their results are those of all queries, and gradients as if the others had none."""
@@ -343,7 +343,7 @@ def draw_sides(queries: Mask, keys: Mask, heads: int, width: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=4), st.integers(1, 3),
     st.sampled_from([16, 32, 48, 64]), st.integers(0, 2**31),

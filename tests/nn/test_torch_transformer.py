@@ -143,7 +143,7 @@ def combinations(draw) -> dict[str, torch.Tensor]:
     return masks
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(masks=combinations(), norm_first=st.booleans(), batch_first=st.booleans(), seed=st.integers(0, 99))
 def test_any_combination_of_masks_equals_torch(masks, norm_first, batch_first, seed):
     compare(reference(seed, norm_first=norm_first, batch_first=batch_first), inputs(seed, batch_first), **masks)

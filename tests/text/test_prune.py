@@ -26,7 +26,7 @@ def wordpiece(folder: Path, *pieces: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(data=st.data(), text=any_text, pair=any_text)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_of_kept_tokens_is_cut_as_before(request, name: str, data: st.DataObject, text: str, pair: str):
@@ -42,7 +42,7 @@ def test_text_of_kept_tokens_is_cut_as_before(request, name: str, data: st.DataO
     assert new.decode(after.ids) == old.decode(before.ids)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(texts=st.lists(any_text, max_size=6), others=st.lists(any_text, max_size=3))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_proposal_cuts_the_corpus_as_before(request, name: str, texts: list[str], others: list[str]):
@@ -54,7 +54,7 @@ def test_the_proposal_cuts_the_corpus_as_before(request, name: str, texts: list[
         assert new.encode(text).tokens == old.encode(text).tokens
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(texts=st.lists(any_text, min_size=1, max_size=8), minimum=st.integers(2, 5))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rare_word_keeps_a_spelling(request, name: str, texts: list[str], minimum: int):
@@ -95,7 +95,7 @@ def test_keeping_all_changes_nothing(tokenizer: Tokenizer):
     assert tokenizer.keep(range(tokenizer.size)) == (tokenizer, list(range(tokenizer.size)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(corpus=st.lists(any_text, max_size=3), text=any_text)
 @pytest.mark.parametrize("name", NAMES)
 def test_with_all_characters_no_other_text_becomes_unknown(request, name: str, corpus: list[str], text: str):
