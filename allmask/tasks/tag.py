@@ -31,7 +31,7 @@ from allmask.tasks.common.evaluation import Evaluation, Worst, label_table, samp
 from allmask.tasks.common.heads import UNLIMITED, HeadPredictor, HeadTask, HeldOut, TokenWorkload, frozen, token_answers
 from allmask.tasks.common.labelling import one_of
 from allmask.tasks.common.reading import Frame, most_context, tokens_at, with_marks
-from allmask.tasks.common.writing import tokenizer_of
+from allmask.tasks.common.writing import log_frequencies, tokenizer_of
 from allmask.tasks.metrics.entities import OUTSIDE, TagSurvey, counting, entities, scheme_of, split_tag, steps
 from allmask.tasks.task import Lengths
 from allmask.text import Tokenizer
@@ -96,6 +96,12 @@ class Tag(TagOptions, HeadTask):
 
     def labels_of(self, records: Sequence[Record]) -> Labels:
         return Labels("chain" if self.crf else "tag", _surveyed(records).names())
+
+    def begin_head(self, model: Model, records: Sequence[Record]) -> None:
+        """Begin with how often each tag occurs: that most words have none takes long to learn."""
+        found, labels = _surveyed(records).tags, model.labels
+        assert labels is not None and model.task_head is not None
+        model.task_head.output.bias.data.copy_(log_frequencies(torch.tensor([found[name] for name in labels.names])))
 
     # ---- training ------------------------------------------------------------------------------------------
 

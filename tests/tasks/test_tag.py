@@ -281,6 +281,20 @@ def test_preparing_drops_what_is_not_used(tmp_path: Path):
     assert Tag().prepare(model, rows(), language=True).heads == {"task", "lm"}
 
 
+def test_a_new_head_expects_tags_as_often_as_they_occur(bert):
+    records = [
+        Record({"tokens": ["red", "cat"], "tags": ["O", "B-a"]}, ""),
+        Record({"tokens": ["a"], "tags": ["O"]}, ""),
+    ]
+    made = Tag().prepare(bert, records)
+    assert made.labels == Labels("tag", ("O", "B-a", "I-a"))
+    shares = torch.tensor([3 / 6, 2 / 6, 1 / 6])  # 2, 1 and 0 words, and one more of each so that none is impossible
+    assert torch.allclose(made.task_head.output.bias, shares.log())
+    learnt = torch.nn.Parameter(torch.zeros(3))
+    made.task_head.output.bias = learnt
+    assert Tag().prepare(made, records).task_head.output.bias is learnt  # trained further
+
+
 # ---- files -------------------------------------------------------------------------------------------------------
 
 GOOD = {"tokens": ["red", "cat"], "tags": ["O", "B-a"]}

@@ -119,7 +119,11 @@ class HeadTask(Task):
         factor = enlarge_states(made, [*map(self.input_text, records[:SPREAD_TEXTS])])
         if factor > 1:
             log.info("its hidden states are small; times %g, a new head learns from them as usual", factor)
+        self.begin_head(made, records)
         return made
+
+    def begin_head(self, model: Model, records: Sequence[Record]) -> None:
+        """Prepare a new head for how the labels of these records are distributed, where that saves many steps."""
 
     def keeps(self, known: Labels, labels: Labels) -> bool:
         """Return whether a head for `known` can be trained further for `labels`."""

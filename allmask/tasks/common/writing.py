@@ -35,8 +35,12 @@ def expect_frequencies(model: Model, counts: Tensor) -> None:
     """Set the output bias of a new language model head, if it has one, to the log-frequency of each token."""
     bias = getattr(model.lm_head, "bias", None)
     if bias is not None:
-        shares = (counts + 1.0) / (counts + 1.0).sum()
-        bias.data.copy_(shares.log())
+        bias.data.copy_(log_frequencies(counts))
+
+
+def log_frequencies(counts: Tensor) -> Tensor:
+    """Return the bias with which an output layer begins by predicting each token or label as often as it occurs."""
+    return ((counts + 1.0) / (counts + 1.0).sum()).log()
 
 
 # ---- writers: with a precision they use a copy of the weights that is packed for speed ---------------------------
