@@ -75,6 +75,7 @@ class Config:
     dev_pairs: str  # its first records are for evaluations only
     teacher: str | None = None  # the model whose reading `keep` preserves; of the same layout as the start
     blend: Mapping[str, float] = field(default_factory=dict)  # how much of the teacher the start gets, see `blended`
+    rare: int = 0  # tokens with fewer occurrences in the pairs start as the teacher's
     keep_text: Sequence[tuple[str, int | None]] = ()  # files of sentences, a line each, that only `keep` reads
     keep_weight: float = 1.0  # of the loss
     keep_layers: bool = False  # the hidden states of every layer, not only of the last
@@ -530,7 +531,10 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
         model = model.keep_tokens(propose_keep_tokens(tokenizer_of(model), texts, config.fewest))
         print(f"vocabulary: {model.config.vocab_size:,} tokens", flush=True)
     if config.blend:
-        blended(model, allmask.load(str(config.teacher)), config.blend)
+        sources = [record.fields["source"] for record in records]
+        encoded = [one.ids for one in tokenizer_of(model).encode_batch(sources, special=False)]
+        counts = torch.bincount(torch.tensor([id for ids in encoded for id in ids]), minlength=model.config.vocab_size)
+        blended(model, allmask.load(str(config.teacher)), config.blend, counts < config.rare, encoded[:100])
     if config.freeze_tokens:
         model.body.embedding.tokens.weight.requires_grad_(False)
     if model.lm_head is not None:
@@ -547,13 +551,26 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
 
 
 @torch.no_grad()
-def blended(model: Model, teacher: Model, shares: Mapping[str, float]) -> None:
-    """Interpolate the weights of the `tokens` and of the `layers`, with the other embeddings; 1 is the teacher."""
+def blended(
+    model: Model, teacher: Model, shares: Mapping[str, float], rare: Tensor, texts: Sequence[Sequence[int]]
+) -> None:
+    """Interpolate the weights of the `tokens` and of the `layers`, with the other embeddings; 1 is the teacher.
+
+    `rare` tokens (V,) become the teacher's. The output layer's bias makes up for the new token embedding: the mean logit
+    of each token, as `texts` are continued, stays.
+    """
     theirs = dict(teacher.named_parameters())
+    rows = [replace(_read_only(ids[: KEPT[1]]), order=np.arange(len(ids[: KEPT[1]]))) for ids in texts]
+    batch = pack(rows)
+    hidden = model.body(batch.ids, batch.mask, None, batch.segments)[0]
+    before = model.logits(hidden).mean(0)
     for name, weight in model.named_parameters():
-        if name.startswith("body."):
-            part = "tokens" if name.startswith("body.embedding.tokens.") else "layers"
-            weight.lerp_(theirs[name], shares.get(part, 0.0))
+        if name.startswith("body.embedding.tokens."):
+            weight.lerp_(theirs[name], shares.get("tokens", 0.0))
+            weight[rare] = theirs[name][rare]
+        elif name.startswith("body."):
+            weight.lerp_(theirs[name], shares.get("layers", 0.0))
+    model.lm_head.bias += before - model.logits(hidden).mean(0)
 
 
 def run(config: Config, out: Path, precision: str) -> None:
