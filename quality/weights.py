@@ -534,7 +534,8 @@ def first_model(config: Config, records: Sequence[Record]) -> Model:
         sources = [record.fields["source"] for record in records]
         encoded = [one.ids for one in tokenizer_of(model).encode_batch(sources, special=False)]
         counts = torch.bincount(torch.tensor([id for ids in encoded for id in ids]), minlength=model.config.vocab_size)
-        blended(model, allmask.load(str(config.teacher)), config.blend, counts < config.rare, encoded[:100])
+        texts = [ids[: KEPT[1]] for ids in encoded[:100]]
+        blended(model, allmask.load(str(config.teacher)), config.blend, counts < config.rare, texts)
     if config.freeze_tokens:
         model.body.embedding.tokens.weight.requires_grad_(False)
     if model.lm_head is not None:
@@ -556,21 +557,21 @@ def blended(
 ) -> None:
     """Interpolate the weights of the `tokens` and of the `layers`, with the other embeddings; 1 is the teacher.
 
-    `rare` tokens (V,) become the teacher's. The output layer's bias makes up for the new token embedding: the mean logit
-    of each token, as `texts` are continued, stays.
+    `rare` tokens (V,) become the teacher's. The bias of the output layer makes up for the new token embedding: each
+    token's mean logit where `texts` are continued stays.
     """
     theirs = dict(teacher.named_parameters())
-    rows = [replace(_read_only(ids[: KEPT[1]]), order=np.arange(len(ids[: KEPT[1]]))) for ids in texts]
-    batch = pack(rows)
+    batch = pack([replace(_read_only(ids), order=np.arange(len(ids))) for ids in texts])
     hidden = model.body(batch.ids, batch.mask, None, batch.segments)[0]
-    before = model.logits(hidden).mean(0)
+    before = None if model.lm_head is None else model.logits(hidden).mean(0)
     for name, weight in model.named_parameters():
         if name.startswith("body.embedding.tokens."):
             weight.lerp_(theirs[name], shares.get("tokens", 0.0))
             weight[rare] = theirs[name][rare]
         elif name.startswith("body."):
             weight.lerp_(theirs[name], shares.get("layers", 0.0))
-    model.lm_head.bias += before - model.logits(hidden).mean(0)
+    if model.lm_head is not None:
+        model.lm_head.bias += before - model.logits(hidden).mean(0)
 
 
 def run(config: Config, out: Path, precision: str) -> None:

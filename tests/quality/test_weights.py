@@ -98,18 +98,24 @@ def test_tokens_are_replaced_but_not_the_frame(teacher: weights.Teacher):
 
 
 def test_a_start_between_two_models(bert: Path):
-    model, other = load(bert), load(bert)
+    model, other = load(bert).with_language_model(torch.Generator().manual_seed(0)), load(bert)
     with torch.no_grad():
         for weight in other.parameters():
             weight.add_(1.0)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    weights.blended(model, other, {"tokens": 0.5, "layers": 0.25})
+    ids = torch.arange(5, 12)
+    hidden = model.body(ids[None], weights.allmask.Mask.causal(torch.ones(1, 7, dtype=torch.bool)))[0]
+    logits = model.logits(hidden).mean(0)
+    rare = torch.arange(model.config.vocab_size) >= 9
+    weights.blended(model, other, {"tokens": 0.5, "layers": 0.25}, rare, [ids.tolist()])
+    assert torch.allclose(model.logits(hidden).mean(0), logits, atol=1e-4)  # the new tokens are as likely as before
     moved = {name: (weight - before[name]).mean().item() for name, weight in model.named_parameters()}
-    assert moved["body.embedding.tokens.weight"] == pytest.approx(0.5)
+    tokens = (model.body.embedding.tokens.weight - before["body.embedding.tokens.weight"]).mean(1)
+    assert torch.allclose(tokens[:9], torch.tensor(0.5)) and torch.allclose(tokens[9:], torch.tensor(1.0))
     assert moved["body.embedding.positions.weight"] == pytest.approx(0.25)
     assert moved["body.layers.0.attention.query.weight"] == pytest.approx(0.25)
     assert moved["body.layers.1.attention.query.weight"] == pytest.approx(0.25)
-    assert all(value == 0 for name, value in moved.items() if not name.startswith("body."))
+    assert all(value == 0 for name, value in moved.items() if name.startswith("lm_head.") and name != "lm_head.bias")
 
 
 def test_reciprocal_rank():
