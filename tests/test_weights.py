@@ -78,7 +78,9 @@ def test_one_file_four_masks(cli, tmp_path: Path):
 
 def test_one_file_four_masks_in_chinese(cli):
     fill = allmask.pipeline("fill", "allmask-zh")
-    assert fill("中华人民[MASK]和国成立于1949年。").text == "中华人民共和国成立于1949年。"
+    gaps = {"北京欢[MASK]你。": "迎", "单击确[MASK]按钮。": "定", "我们提出了一种新的[MASK]法。": "方"}
+    for sentence, gap in gaps.items():
+        assert fill(sentence).text == sentence.replace("[MASK]", gap)
     text = (
         "本文提出了一种基于深度学习的图像识别方法，用于自动检测农作物病害。"
         "实验结果表明，该方法在多个数据集上优于传统方法。"
@@ -87,8 +89,9 @@ def test_one_file_four_masks_in_chinese(cli):
     title = ran.out.strip()
     assert ran.code == 0 and "model: allmask-zh" in ran.err
     assert 5 <= len(title) <= 30 and "识别" in title
-    ran = cli("generate", "allmask-zh", "--task", "continue", "--text", "床前明月", "--max-new", 8)
-    assert ran.code == 0 and ran.out.strip()
+    for start, more in {"点击确定按": "钮", "请打开文": "件"}.items():
+        ran = cli("generate", "allmask-zh", "--task", "continue", "--text", start, "--max-new", 1)
+        assert ran.code == 0 and ran.out.strip() == more
     vectors = torch.as_tensor(allmask.pipeline("embed", "allmask-zh")([text, title, "苹果蛋糕的做法"]))
     cosines = torch.nn.functional.normalize(vectors, dim=-1) @ torch.nn.functional.normalize(vectors[0], dim=-1)
     assert cosines[1] > cosines[2] + 0.2
