@@ -2,7 +2,7 @@
 
 export const SAMPLES = {
   en: "A tool that checks the links of a web site. It follows every page, reports the addresses that are broken, and writes a summary as a table.",
-  zh: "中国国家航天局今天宣布，嫦娥六号探测器成功从月球背面采集样本并返回地球，这是人类历史上首次。",
+  zh: "本文提出了一种基于深度学习的图像识别方法，用于自动检测农作物病害。实验结果表明，该方法在多个数据集上优于传统方法。",
 };
 
 export const LONG = {
