@@ -7,9 +7,12 @@ has accepted, and ends. Whoever has not been answered after --grace seconds is c
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +30,7 @@ HEADER_SECONDS = 10.0  # for the head of a request to arrive; then the connectio
 SETTLE = 0.1  # seconds until a connection that was just accepted is among the open ones
 LINGER = 1.0  # seconds after the last answer in which a request may still arrive on an open connection
 BACKLOG = 2048
+ATTACH_FILTER, RETURN = 26, 6  # SO_ATTACH_FILTER and BPF_RET of Linux
 
 
 class JoinedWrites:
@@ -96,9 +100,10 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """A server that drains before it stops."""
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, grace: float, ready: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, app: Starlette, settings: Settings, ready: Callable[[], None]):
         super().__init__(config)
-        self.app, self.grace, self.ready = app, grace, ready
+        self.app, self.grace, self.ready = app, settings.grace, ready
+        self.alone = settings.workers == 1  # nobody else listens to the same socket
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -137,6 +142,8 @@ class Server(uvicorn.Server):
         """Stop to listen; connections that were made, but not accepted yet, are accepted first, not reset."""
         loop, waiting = asyncio.get_running_loop(), []
         for listener in sockets:
+            if self.alone:
+                refuse_new(listener)
             with suppress(BlockingIOError, NotImplementedError):  # the second: Windows
                 loop.remove_reader(listener.fileno())
                 while True:
@@ -163,6 +170,18 @@ def bind(settings: Settings) -> socket.socket:
     return found
 
 
+def refuse_new(listener: socket.socket) -> None:
+    """Drop what arrives for a socket that listens (Linux), also for other processes that have it.
+
+    Closing it resets connections that wait to be accepted. Those can be accepted first, but more may be made meanwhile.
+    """
+    if sys.platform != "linux":
+        return
+    program = ctypes.create_string_buffer(struct.pack("HBBI", RETURN, 0, 0, 0))  # of a packet, 0 bytes are kept
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+
+
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -177,4 +196,4 @@ def serve(
         app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, int(settings.grace)), timeout_keep_alive=30, server_header=False,
     )  # fmt: skip
-    Server(config, app, settings.grace, ready).run([listener])
+    Server(config, app, settings, ready).run([listener])

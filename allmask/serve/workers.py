@@ -113,7 +113,11 @@ class Parent:
 
     def _forward(self, number: int, frame: Any = None) -> None:
         if number != getattr(signal, "SIGHUP", None):
+            from allmask.serve.server import refuse_new
+
             self.stopping = True
+            if self.listener.fileno() >= 0:  # else this is not the first signal
+                refuse_new(self.listener)
             self.listener.close()  # the workers have their own
         for worker in self.workers:
             if worker.pid is not None and worker.is_alive():

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -105,6 +106,28 @@ def test_workers_share_their_metrics_and_lose_no_request(folder: Path, serve_her
         assert found["failed"] == 0 and found["outcomes"].get("200", 0) > 2, found
 
     assert serve_here(trial, folder / "writer", "--workers", 2, "--tasks", "title").code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can drop what arrives for a socket")
+def test_what_waits_is_accepted_and_nothing_else_comes():
+    from allmask.serve.server import refuse_new
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
+        place = listener.getsockname()
+        with socket.create_connection(place) as early:
+            refuse_new(listener)
+            late.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                late.connect(place)
+            early.sendall(b"red")
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.recv(3) == b"red"
+                accepted.sendall(b"cat")
+            assert early.recv(3) == b"cat"
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
 
 def test_keys(app: Any, monkeypatch: pytest.MonkeyPatch):
