@@ -19,11 +19,11 @@ from allmask.tasks.metrics.text import lead_sentence, score_texts
 
 log = logging.getLogger("allmask")
 FEWEST, MOST = 20, 100  # held-out records
-NEAR = 0.05  # a mean length this close to that of the references is right
+NEAR = 0.1  # a mean length this close to that of the references is right; the mean of 100 people's titles is known to 3 %
 COST = 0.5  # ROUGE-L that the right length may cost
 TRIES = 4  # of a bisection
 BEAMS = 4
-BIASES = (-4.0, 4.0)  # on the end token
+BIASES = (-2.0, 2.0)  # on the end token; a larger one makes a model go on where it has nothing to say
 PENALTIES = (0.0, 2.0)  # on the length, in beam search
 REPEATS = (2, 0)  # tried beside the usual rule
 DOUBTFUL = 0.05  # share of held-out titles with less than the usual score

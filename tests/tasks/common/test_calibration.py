@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from allmask.data import Record
 from allmask.model import Model, load
 from allmask.tasks.common import calibration
-from allmask.tasks.common.calibration import COST, TRIES, Measured, calibrated, nearest
+from allmask.tasks.common.calibration import COST, NEAR, TRIES, Measured, calibrated, nearest
 from allmask.tasks.metrics.text import score_texts
 from allmask.tasks.seq2seq import Title
 from tests import tiny
@@ -30,7 +30,7 @@ def test_bisection_finds_the_value_with_the_wanted_length(answer: float, slope: 
     first = measure(0.0)
     found = nearest(measure, first, (-4.0, 4.0), 20.0, rising)
     assert len(calls) <= 1 + TRIES
-    assert abs(found.value - answer) <= max(4 / 2**TRIES, 1.0 / slope) + 1e-9  # halved each time, or near enough
+    assert abs(found.value - answer) <= max(4 / 2**TRIES, NEAR * 20 / slope) + 1e-9  # halved each time, or near enough
     assert abs(found.length - 20) <= abs(first.length - 20)
 
 
