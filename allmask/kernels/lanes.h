@@ -29,6 +29,7 @@ INLINE vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 INLINE vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec divide(vec a, vec b) { return _mm512_div_ps(a, b); }
+INLINE vec square_root(vec x) { return _mm512_sqrt_ps(x); }
 INLINE vec mul_add(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec mul_sub(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a · b */
 INLINE vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }            /* b, if either is NaN */
@@ -99,6 +100,7 @@ INLINE vec add(vec a, vec b) { return (vec){_mm256_add_ps(a.a, b.a), _mm256_add_
 INLINE vec sub(vec a, vec b) { return (vec){_mm256_sub_ps(a.a, b.a), _mm256_sub_ps(a.b, b.b)}; }
 INLINE vec mul(vec a, vec b) { return (vec){_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
 INLINE vec divide(vec a, vec b) { return (vec){_mm256_div_ps(a.a, b.a), _mm256_div_ps(a.b, b.b)}; }
+INLINE vec square_root(vec x) { return (vec){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 INLINE vec mul_add(vec a, vec b, vec c) {
     return (vec){_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)};
 }

@@ -35,7 +35,7 @@ from allmask.training import checkpoint
 from allmask.training.ema import Average
 from allmask.training.flops import measured_peak, operations
 from allmask.training.log import Metrics, read_metrics
-from allmask.training.optimizer import clip, embedding_gradient, optimizer_for
+from allmask.training.optimizer import ClippingAdamW, RowGradient, clip, embedding_gradient, optimizer_for
 from allmask.training.process_group import Group, SingleProcess, expect_alone
 from allmask.training.progress import Progress
 from allmask.training.schedule import SCHEDULES
@@ -263,6 +263,8 @@ class Trainer:
         self.strategy = strategy_for(self.model, self.group, getattr(self.work, "evaluates_shards", False))
         self.optimizer = optimizer_for(self.model, self.settings)
         self.embedding = embedding_gradient(self.model, self.group)
+        if isinstance(self.optimizer, ClippingAdamW) and isinstance(self.embedding, RowGradient):
+            self.optimizer.table = self.embedding
         if self.settings.dropout is not None:
             set_dropout(self.model, self.settings.dropout)
         if isinstance(self.model, Model):
@@ -403,7 +405,7 @@ class Trainer:
             with self.strategy.summing(last=number == len(micro)), self.embedding.collecting():
                 self._backward(share, counts, losses)
         losses = self._added(losses)
-        norm = clip(self.model, self.settings.clip)
+        norm = clip(self.model, self.settings.clip, self.optimizer)
         if math.isfinite(sum(losses.values())) and math.isfinite(norm):
             self.bad_steps = 0
             self.optimizer.step()

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw as torchs_adamw
 
 from allmask.errors import UsageError
+from allmask.kernels import adamw as kernel
 from allmask.model import Model
 from allmask.options import Settings
 from allmask.training.process_group import Group
@@ -46,9 +48,62 @@ def _scale(optimizer: torch.optim.Optimizer, back: bool) -> None:
 
 
 def adamw(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters() if p.requires_grad)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    fused = all(p.device.type in ("cpu", "cuda") for p in trained)
     how: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.adam_eps, "fused": fused}
-    return torch.optim.AdamW(_groups(model, settings), **how)
+    whole = all(p.device.type == "cpu" and type(p.data) is Tensor for p in trained)  # not sharded
+    return (ClippingAdamW if whole and kernel.library() is not None else torch.optim.AdamW)(
+        _groups(model, settings), **how
+    )
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """torch's fused AdamW, which also clips, and knows which rows of an embedding were ever read; the same bits.
+
+    Clipping sets `factor`, by which the next step multiplies gradients. `table` may be the embedding's `RowGradient`.
+    """
+
+    factor = 1.0
+    table: RowGradient | None = None
+    _read: Tensor | None = None  # uint8: whether each row of the table ever had a gradient
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+            self._init_group(group, *lists)  # type: ignore[call-arg]
+            ours, theirs = [], []
+            for weight, grad, mean, square, step in zip(*lists[:4], lists[5], strict=True):
+                if kernel.suits(weight, grad):  # the averages are like the weight
+                    count = step.add_(1).item()
+                    ours.append(kernel.Moving(weight, grad, mean, square, count, self._rows_of(weight)))
+                else:  # of a size that is no multiple of 16
+                    theirs.append((weight, grad.mul_(self.factor), mean, square, step))
+            first, second = group["betas"]
+            rates = {"lr": group["lr"], "eps": group["eps"], "weight_decay": group["weight_decay"]}
+            if ours:
+                kernel.update(ours, kernel.Rates(betas=(first, second), factor=self.factor, **rates))
+            if theirs:
+                weights, grads, means, squares, steps = map(list, zip(*theirs, strict=True))
+                how = {"fused": True, "amsgrad": False, "maximize": False, "beta1": first, "beta2": second}
+                torchs_adamw(weights, grads, means, squares, [], steps, **how, **rates)
+        self.factor = 1.0
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._read = None
+
+    def _rows_of(self, weight: Tensor) -> Tensor | None:
+        """Return which rows of the table ever had a gradient, this step's included; None for other weights."""
+        if self.table is None or weight is not self.table.embedding.weight or weight.shape[1] % kernel.LANES:
+            return None
+        read = self._read
+        if read is None:  # the first step, or the first one with a loaded state
+            state = self.state[weight]
+            self._read = read = (state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)).to(torch.uint8)
+        for rows in self.table.read:
+            read.index_fill_(0, rows, 1)
+        return read
 
 
 def sgd(model: nn.Module, settings: Settings) -> torch.optim.SGD:
@@ -119,6 +174,10 @@ class RowGradient:
             self.read.append(rows)
         self.embedding.weight.grad = self.table
 
+    def nonzero(self) -> Tensor:
+        """Return the rows that were read. Their norm has the bits of the table's: zeros add nothing to sums."""
+        return self.table[torch.cat(self.read).unique()] if self.read else self.table[:0]
+
     def clear(self) -> None:
         """Set the rows to zero again, after the optimizer's step."""
         while self.read:
@@ -175,11 +234,23 @@ def embedding_gradient(model: nn.Module, group: Group) -> RowGradient | TiedGrad
     return WholeGradient()
 
 
-def clip(model: nn.Module, most: float) -> float:
-    """Scale all gradients together to a norm of at most `most`, if it is finite. Return the norm before."""
+def clip(model: nn.Module, most: float, optimizer: torch.optim.Optimizer | None = None) -> float:
+    """Scale all gradients together to a norm of at most `most`, if it is finite. Return the norm before.
+
+    A `ClippingAdamW` is told to scale them in its step.
+    """
+    clipping = optimizer if isinstance(optimizer, ClippingAdamW) else None
+    table = None if clipping is None else clipping.table
     weights = [weight for weight in model.parameters() if weight.grad is not None]
-    norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    if clipping is not None:
+        clipping.factor = 1.0
+        grads = [grad if table is None or grad is not table.table else table.nonzero() for grad in grads]
+    norm = torch.nn.utils.get_total_norm(grads)
     length = whole_of(norm).item()
     if math.isfinite(length) and length + 1e-6 >= most:  # below that torch would multiply by 1
-        torch.nn.utils.clip_grads_with_norm_(weights, most, norm)
+        if clipping is None:
+            torch.nn.utils.clip_grads_with_norm_(weights, most, norm)
+        else:
+            clipping.factor = (most / (norm + 1e-6)).clamp(max=1.0).item()
     return length
