@@ -216,7 +216,7 @@ class TitleOptions(TaskOptions):
     reads: ClassVar[str] = "source, target"
     suggests: ClassVar[dict[str, str]] = {
         "lr": "by the model's width, 5e-4 up to 512", "layer_decay": "0.85, so that it does not forget how to read",
-        "batch_tokens": "4096, or fewer if pairs are few",
+        "batch_tokens": "4096, or fewer if pairs are few", "label_smoothing": "0.1, against learning by heart",
     }  # fmt: skip
     next_step: ClassVar[str] = 'write with it: allmask generate {} --text "…"'
 

@@ -317,7 +317,7 @@ class Title(TitleOptions, Seq2Seq):
         return replace(self, quote=0)
 
     def suggested_settings(self, model: Model, records: Sequence[Record]) -> dict[str, Any]:
-        """Few pairs come in smaller batches, so that there are enough steps to learn from."""
+        """Few pairs come in smaller batches, so that there are enough steps to learn from; labels are smoothed."""
         width, pairs, tokenizer = model.config.width, len(records), tokenizer_of(model)
         sample = records[:: max(1, pairs // SAMPLE)]
         tokens = 0.0
@@ -329,6 +329,7 @@ class Title(TitleOptions, Seq2Seq):
             "lr": next((rate for largest, rate in RATES if width <= largest), LARGE_RATE),
             "layer_decay": LAYER_DECAY if model.config.is_bert and not model.config.shared_layers else None,
             "batch_tokens": batch,
+            "label_smoothing": SMOOTHING,
         }
 
     def score(self, written: Sequence[str], records: Sequence[Record]) -> dict[str, dict[str, float]]:

@@ -345,7 +345,8 @@ def test_without_a_model_one_is_chosen_by_the_texts(cli, bert: Path, data: Path,
     ran = cli("finetune", "--data", data / "train.jsonl", "--max-target", 8, "--steps", 1, "--out", tmp_path / "run")
     assert ran.code == 0 and f"model: {bert}, by the script of the texts" in ran.err
     assert seen[:2] == list(tiny.english(1)[0].values()) and len(seen) == 2 * 64
-    assert "chosen for 64 records: batch_tokens 1024 (4096, or fewer if pairs are few), layer_decay 0.85" in ran.err
+    assert "chosen for 64 records: batch_tokens 1024 (4096, or fewer if pairs are few), label_smoothing 0.1" in ran.err
+    assert ", layer_decay 0.85 (so that it does not forget how to read), lr" in ran.err
     assert read_yaml(tmp_path / "run" / "config.yaml")["model"] == str(bert)
 
 

@@ -15,7 +15,8 @@ def steps(count: int, evaluations: int = 1) -> str:
 
 STEPS = steps(16)
 FINETUNE = f"finetune bert {STEPS} --batch-tokens 96"
-PLAIN = "--layer-decay 1 --end-bias 0 --length-penalty 1 --no-repeat-ngram 3"  # titles without what is chosen for them
+# titles without what is chosen for them
+PLAIN = "--layer-decay 1 --label-smoothing 0 --end-bias 0 --length-penalty 1 --no-repeat-ngram 3"
 LABELS = "--task classify --data single.jsonl --eval single-dev.jsonl"
 SHAPE = "--layers 1 --width 16 --heads 2 --inner 32"
 PRETRAIN = f"pretrain {STEPS} {SHAPE} --batch-tokens 160 --data corpus.txt --eval corpus-dev.txt --tokenizer tok"
@@ -23,7 +24,7 @@ PRETRAIN += " --max-positions 64 --length 24 --objective"
 
 
 def titles(lab: Lab) -> None:
-    line = f"{FINETUNE} --max-target 6 --task"
+    line = f"{FINETUNE} --max-target 6 --label-smoothing 0 --task"
     lab.train("title", f"{line} title --data write.jsonl --eval write-dev.jsonl {PLAIN} {steps(48)}")
     lab.train("naive", f"{line} title --data zh.jsonl --mask naive --layer-decay 0.8 --lm-weight 0.5")
     lab.train("translate", f"{line} translate --data write.jsonl --eval zh-dev.jsonl --label-smoothing 0.1")

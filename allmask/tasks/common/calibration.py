@@ -19,7 +19,7 @@ from allmask.tasks.metrics.text import lead_sentence, score_texts
 
 log = logging.getLogger("allmask")
 FEWEST, MOST = 20, 100  # held-out records
-NEAR = 0.1  # a mean length this close to that of the references is right; the mean of 100 people's titles is known to 3 %
+NEAR = 0.1  # a mean length this close to people's is right; that of 100 people's titles is known to 3 %
 COST = 0.5  # ROUGE-L that the right length may cost
 TRIES = 4  # of a bisection
 BEAMS = 4
