@@ -75,6 +75,7 @@ class Config:
     dev_pairs: str  # its first records are for evaluations only
     teacher: str | None = None  # the model whose reading `keep` preserves; of the same layout as the start
     blend: Mapping[str, float] = field(default_factory=dict)  # how much of the teacher the start gets, see `blended`
+    keep_start: float = 0.0  # how much of the start, as it was before it was blended, the result gets
     rare: int = 0  # tokens with fewer occurrences in the pairs start as the teacher's
     keep_text: Sequence[tuple[str, int | None]] = ()  # files of sentences, a line each, that only `keep` reads
     keep_weight: float = 1.0  # of the loss
@@ -574,6 +575,14 @@ def blended(
         model.lm_head.bias += before - model.logits(hidden).mean(0)
 
 
+@torch.no_grad()
+def mixed(model: Model, other: Model, share: float) -> None:
+    """Interpolate all weights; 1 is the other model."""
+    theirs = dict(other.named_parameters())
+    for name, weight in model.named_parameters():
+        weight.lerp_(theirs[name], share)
+
+
 def run(config: Config, out: Path, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     task = Title(
@@ -602,6 +611,8 @@ def run(config: Config, out: Path, precision: str) -> None:
     if not config.tied:
         print("not saved: BERT's layout has no untied output layer")
         return
+    if config.keep_start:
+        mixed(model, allmask.load(config.start), config.keep_start)
     if config.calibrate:
         files = [task.read(Path(file)) for file in config.calibrate]
         task = calibrated(task, model.eval(), [record for records in zip(*files, strict=False) for record in records])

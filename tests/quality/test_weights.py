@@ -118,6 +118,16 @@ def test_a_start_between_two_models(bert: Path):
     assert all(value == 0 for name, value in moved.items() if name.startswith("lm_head.") and name != "lm_head.bias")
 
 
+def test_a_result_between_two_models(bert: Path):
+    model, other = load(bert), load(bert)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(1.0)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    weights.mixed(model, other, 0.25)
+    assert all(torch.allclose(weight - before[name], torch.tensor(0.25)) for name, weight in model.named_parameters())
+
+
 def test_reciprocal_rank():
     texts, titles = torch.eye(3), torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0.9, 0.6, 0.1]])
     assert weights.mean_reciprocal_rank(texts, titles) == pytest.approx((1 + 1 / 2 + 1) / 3)
