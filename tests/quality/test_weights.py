@@ -160,5 +160,9 @@ def test_a_run_goes_on_where_it_was_stopped(bert: Path, tmp_path: Path, monkeypa
     weights.main([*words, "--out", str(tmp_path / "stopped")])
     whole, again = (load(tmp_path / name / "final").state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+    second = [*words, "--out", str(tmp_path / "second"), "--set", f"start={tmp_path}/whole/final", "keep_start=1.0"]
+    weights.main(second)  # trains, and then takes all of its start
+    kept = load(tmp_path / "second" / "final").state_dict()
+    assert all(torch.equal(whole[name], kept[name]) for name in whole)
     with pytest.raises(SystemExit, match="unknown: lrr"):
         weights.main([*words, "--out", str(tmp_path / "x"), "--set", "lrr=1"])
